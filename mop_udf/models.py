@@ -1,4 +1,4 @@
-"""Architecture JSON and compile parameters to a compiled Keras model, and its state. Runs in the trainer."""
+"""Keras models from architecture JSON: built, checked and described. Runs in the trainer."""
 
 import functools
 import json
@@ -13,24 +13,24 @@ from mop_udf.kernels.framework import framework
 
 
 class ConfigurationError(Exception):
-    """The configuration cannot be trained: the architecture, a parameter, or what comes of them is at fault."""
+    """The configuration cannot be trained, because of its architecture, a parameter or their result."""
 
 
 def initial_seed(seed, model_id, mst_key=None):
     """The Keras seed of the initial weights, from the run's seed (32 bits).
 
-    It depends on (seed, model_id) only, so that configurations of one architecture start equal; with `mst_key`, each
-    starts for itself.
+    It depends on (seed, model_id) only, so configurations of one architecture start equal. With `mst_key`, each
+    configuration has its own initial weights.
     """
     parts = [seed, model_id] if mst_key is None else [seed, model_id, mst_key]
     return int(np.random.SeedSequence([n & 0xFFFFFFFF for n in parts]).generate_state(1)[0])
 
 
 def build(architecture, seed):
-    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`. It
-    takes and gives lists where the architecture has dictionaries.
+    """A new Keras model from a normalised architecture (dict), with weights and random state drawn from `seed`.
 
-    Raises ConfigurationError, before anything is allocated where it is for the size.
+    The model takes and gives lists where the architecture has dictionaries. Raises ConfigurationError; for a model that
+    is too large, before any memory is allocated.
     """
     check_size(architecture)
     keras.utils.set_random_seed(seed)
@@ -48,10 +48,10 @@ def build(architecture, seed):
 
 
 def _normalise_by_variables(layer):
-    """Let an adapted Normalization compute with the values that its variables have now.
+    """Let an adapted Normalization compute with the present values of its variables.
 
-    Keras derives the mean and variance from the variables once, when a file is loaded, and holds them as constants.
-    Here variables change under compiled functions, so every call derives them.
+    Keras derives mean and variance from the variables once, when it loads a file, and keeps them as constants. Here the
+    variables change under compiled functions, so every call derives them.
     """
     call = layer.call
 
@@ -60,19 +60,19 @@ def _normalise_by_variables(layer):
         layer.finalize_state()
         try:
             return call(inputs)
-        finally:  # a tensor of a graph must not outlive it
+        finally:  # a tensor must not outlive its graph
             layer.mean, layer.variance = constants
 
     layer.call = current
 
 
 def output_shapes(model):
-    """Shapes of a model's outputs without the batch dimension, as lists; None for what is not known."""
+    """Shapes of a model's outputs without the batch dimension, as lists; None for unknown sizes."""
     return [list(output.shape[1:]) for output in model.outputs]
 
 
 def check_outputs(model, wanted):
-    """Raises ConfigurationError where a model does not output what the rows have (architecture_shapes.output_misfit)."""
+    """Raise ConfigurationError where a model's outputs do not fit the rows (architecture_shapes.output_misfit)."""
     shapes, count = output_shapes(model), len(wanted["widths"])
     if len(shapes) != count:
         raise ConfigurationError(f"the architecture has {len(shapes)} outputs, not {count}")
@@ -84,8 +84,10 @@ def check_outputs(model, wanted):
 
 
 def check_size(architecture, make_optimizer=None):
-    """Raises ConfigurationError where the model would be too large, or nobody knows how large; `make_optimizer` gives a
-    new optimizer of it."""
+    """Raise ConfigurationError where a model of the architecture would be too large, or its size is unknown.
+
+    `make_optimizer` makes a new optimizer for it.
+    """
     try:
         sizes.check(architecture, make_optimizer)
     except sizes.TooLarge as error:
@@ -95,7 +97,7 @@ def check_size(architecture, make_optimizer=None):
 
 
 def normalise(text, dropout=None):
-    """Architecture JSON text -> the checked dict that Keras may see; raises ConfigurationError.
+    """Architecture JSON text -> a checked dict that Keras may load; raises ConfigurationError.
 
     `dropout`: see architecture_dropout.with_dropout.
     """
@@ -107,9 +109,9 @@ def normalise(text, dropout=None):
 
 
 def set_zero_rates(model, dropout):
-    """Give the dropout layers of a new model the rates 0 of `dropout`, for which the architecture has NO_RATE.
+    """Set the rates of 0 in `dropout` in a new model, whose architecture has NO_RATE for them.
 
-    So the model has the same random state whatever the rates, and one state serves them all.
+    So the model has the same random state for all rates, and one model state serves them all.
     """
     for layer in model._flatten_layers() if dropout is not None else ():
         rate = dropout.get(layer.name) if isinstance(dropout, dict) else dropout
@@ -118,7 +120,7 @@ def set_zero_rates(model, dropout):
 
 
 def initial_state(model):
-    """The weights and random states of a new model, as `_assign` takes them."""
+    """The weights and random states of a new model, in groups of a model state."""
     return {"weights": state.values(model.weights), "seeds": state.values(seed_variables(model))}
 
 
@@ -129,7 +131,7 @@ def seed_variables(model):
 
 
 def parse(compile_text, fit_text, iteration=1):
-    """Parameter strings -> parsed dicts of one iteration, literals for sequences; raises ConfigurationError."""
+    """Parameter strings -> parsed dicts for one iteration, without sequences per iteration; raises ConfigurationError."""
     try:
         return _parsed(*parameter_resolver.resolve(compile_text, fit_text, iteration))
     except params.ParameterError as error:

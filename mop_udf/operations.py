@@ -1,14 +1,14 @@
-"""Keras' operations that a functional model may have as nodes: those that only compute. Standard library only.
+"""The operations of keras.ops that a functional model may have as nodes. Standard library only.
 
-`x + i`, `x * 2` or `keras.ops.mean(x)` on the tensors of a model are objects of their own in its JSON. Here is what of
-them may be loaded, with which arguments, and what may stand among the arguments of a call: plain data and arrays of
-numbers. Operations that take functions, read files, make tensors from nothing but a size, or hold random numbers that
-are not part of the model's state are not among them.
+In a model's JSON, `x + i`, `x * 2` or `keras.ops.mean(x)` on its tensors are objects. This module lists the operations
+that may be loaded, and checks their arguments and the arguments of calls: plain data and arrays of numbers. Operations
+are excluded if they take functions, read files, make tensors from just a size, or hold random numbers outside the
+model's state.
 """
 
 
 class OperationError(ValueError):
-    """The operation, or an argument of it, is none that may be loaded; the text says why."""
+    """The operation, or one of its arguments, may not be loaded; the text says why."""
 
 
 ALLOWED = {
@@ -32,7 +32,7 @@ ALLOWED = {
     "keras.src.ops.image": "CropImages PadImages RGBToGrayscale Resize",
 }
 ALLOWED = {module: frozenset(names.split()) for module, names in ALLOWED.items()}
-MOST_PIECES = 1000  # that an operation may cut a tensor into: each is an object
+MOST_PIECES = 1000  # pieces of a tensor that an operation may make: each is an object
 PIECES = {"Split": "indices_or_sections", "Unstack": "num"}
 NUMBERS = frozenset(
     """
@@ -42,12 +42,12 @@ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 
 
 
 def is_operation(module):
-    """True where a node of that module (text or None) is an operation, not a layer."""
+    """True where a node of this module (text or None) is an operation, not a layer."""
     return isinstance(module, str) and "ops" in module.split(".")
 
 
 def check(module, name, config):
-    """The config with which the operation may be made. Raises OperationError."""
+    """The config of an operation that may be loaded. Raises OperationError."""
     if name not in ALLOWED.get(module, ()):
         raise OperationError(
             f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
@@ -64,7 +64,7 @@ def check(module, name, config):
 
 
 def constant(kind, config):
-    """The checked config of an array of numbers within a call's arguments. Raises OperationError."""
+    """The checked config of an array of numbers in a call's arguments. Raises OperationError."""
     config = config if isinstance(config, dict) else {}
     value, dtype = config.get("value"), config.get("dtype")
     if not (isinstance(dtype, str) and dtype in NUMBERS and _is_numbers(value)):

@@ -12,16 +12,16 @@ from mop_udf.sequences import Sequence
 
 
 def make_optimizer(name, arguments):
-    """A Keras optimizer from parsed compile parameters.
+    """A Keras optimizer from parsed compile parameters. Raises ConfigurationError.
 
     `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t). A sequence per
-    batch is its first value here, unless it is the learning rate's.
+    batch is replaced by its first value, except for the learning rate.
     """
     arguments = {
         key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
         for key, value in dict(arguments).items()
     }
-    # (left to Keras it depends on how many there have been, and XLA's cache finds nothing by another)
+    # (Keras' default name has a counter in it, and XLA's cache would not find code with another name)
     arguments.setdefault("name", "optimizer")
     decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
     try:
@@ -40,13 +40,13 @@ def make_optimizer(name, arguments):
 
 
 def _keras_schedule(described):
-    """The Keras object that a description (keras_schedules.Schedule) is of; raises what Keras does."""
+    """The Keras schedule of a description (keras_schedules.Schedule); raises Keras' errors."""
     kind = getattr(keras.optimizers.schedules, described.name)
     return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
 
 
 class FastVariable:
-    """A scalar that Keras itself keeps in a variable, whose own `assign` takes ten times as long."""
+    """A scalar in a Keras variable, assigned ten times as fast as by the variable's own `assign`."""
 
     def __init__(self, variable):
         self._variables, self._dtype = framework.Variables([variable]), state.dtype(variable.dtype)
@@ -56,7 +56,7 @@ class FastVariable:
 
 
 def make_scalar_variables(optimizer, scalars):
-    """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
+    """Turn the `scalars` (of params.scalars) of a new optimizer into variables: {name: an object with `assign`}."""
     made, schedule = {}, optimizer._learning_rate
     if isinstance(schedule, framework.Rate):
         made["learning_rate"] = schedule

@@ -1,4 +1,4 @@
-"""Keras' names of optimizers, losses and metrics that parameter strings may have, in any spelling of theirs.
+"""Keras' names of optimizers, losses and metrics in parameter strings, and other spellings of them.
 
 Standard library only.
 """
@@ -8,7 +8,7 @@ import re
 from mop_udf.errors import abbreviated
 from mop_udf.parameter_text import ParameterError
 
-# an argument that the optimizer does not take is Keras' to refuse: that configuration fails, the others go on
+# Keras refuses unknown arguments of an optimizer: that configuration fails, and the others continue.
 OPTIMIZERS = (
     "SGD",
     "RMSprop",
@@ -37,11 +37,11 @@ MeanSquaredLogarithmicError Poisson SquaredHinge CTC Dice Tversky
 )
 
 
-# names of Keras 2 that Keras 3 has given up
+# names of Keras 2 without a counterpart of the same name in Keras 3
 OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
 
 
-# labels of another form than ours: numbers of classes; in Circle, of classes that the rows of a batch are compared by
+# losses for labels that are class numbers; Circle compares the classes of a batch's rows
 REFUSED_LOSSES = (
     "circle",
     "sparse_categorical_crossentropy",
@@ -81,17 +81,17 @@ REFUSED_METRICS = (
 
 
 def is_builtin_loss(name):
-    """True where Keras knows the loss `name`, in any case."""
+    """True where Keras has the loss `name`, in any case."""
     return name.lower() in OLD_LOSSES or canonical_name(name, LOSSES) is not None
 
 
 def is_builtin_metric(name):
-    """True where Keras knows the metric `name`, in any case."""
+    """True where Keras has the metric `name`, in any case."""
     return name.lower() in OLD_METRICS or canonical_name(name, METRICS) is not None
 
 
 def dense_name(name):
-    """The loss or metric of one-hot labels that is `name` for numbers of classes; None where it is none of those."""
+    """The loss or metric for one-hot labels that corresponds to a sparse one; None where `name` is not sparse."""
     dense = re.sub("^sparse_|^Sparse", "", name)
     return dense if dense != name else None
 
@@ -104,7 +104,7 @@ def canonical_name(name, known):
 
 
 def metric_name(name):
-    """Keras' spelling of a metric's name, or `name` itself where it is not Keras'."""
+    """Keras' spelling of a metric's name, or `name` itself for a custom metric. Raises ParameterError."""
     if not isinstance(name, str):
         raise ParameterError(f"metric {abbreviated(name)} is not a name")
     if name.lower() in [r.lower() for r in REFUSED_METRICS]:

@@ -21,15 +21,18 @@ from mop_udf.sequences import Sequence
 
 
 class Resolver:
-    """The parameter strings of one configuration in each iteration, with literals in the place of its sequences.
+    """The parameter strings of one configuration in each iteration, with values in place of its sequences.
 
-    They are canonical: equal for all that means the same in that iteration, and read by the same parsers. What changes
-    with mini-batches stays in them as its description; what has no effect is left out.
+    The strings are canonical: equal for equal meanings in that iteration, and readable by the same parsers. Sequences
+    per mini-batch stay in them as text. Parameters without effect are left out.
     """
 
     def __init__(self, compile_params, fit_params, classes=None):
-        """Parse both strings; raises ParameterError. `classes(weights)` makes of class weights that may name labels, or
-        be 'balanced', those of class numbers; not given: they are such."""
+        """Parse both strings; raises ParameterError.
+
+        `classes(weights)` turns class weights, possibly with labels or 'balanced', into {class number: weight}; without
+        it they have class numbers already.
+        """
         self.compile, self.fit = parse_compile_params(compile_params), parse_fit_params(fit_params)
         self._classes, weights = classes or (lambda weights: weights), self.fit["class_weight"]
         if weights is not None and not isinstance(weights, Sequence):
@@ -40,18 +43,17 @@ class Resolver:
             if isinstance(v, Sequence) and v.per == "iteration"
         ]
         self._fits = [(k, self.fit[k]) for k in SEQUENCE_KEYS if isinstance(self.fit[k], Sequence)]
-        self._last = self._texts = None  # the values of the last iteration that was asked for, and what they gave
+        self._last = self._texts = None  # the values and the strings of the last iteration requested
         if not self.varies:
             self._texts = (_compile_text(self.compile), _fit_text(self.fit))
 
     @property
     def varies(self):
-        """False where all iterations have the same parameters."""
+        """True where iterations differ in their parameters."""
         return bool(self._scalars or self._fits)
 
     def at(self, iteration):
-        """(compile_params, fit_params) of iteration 1, 2, ...; raises ParameterError where a value is none that may
-        be."""
+        """(compile_params, fit_params) of an iteration, from 1; raises ParameterError where a value is invalid."""
         if not self._scalars and not self._fits:
             return self._texts
         scalars, fits = self._values(iteration)
@@ -66,7 +68,7 @@ class Resolver:
         return self._texts
 
     def check(self, iterations):
-        """Raise ParameterError where one of so many iterations has a value that may not be."""
+        """Raise ParameterError where a value in the first `iterations` iterations is invalid."""
         for iteration in range(1, iterations + 1) if self.varies else ():
             self._values(iteration)
 
@@ -88,7 +90,7 @@ class Resolver:
 
     @functools.cached_property
     def _pieces(self):
-        """The compile string, cut where the values of the sequences are to stand."""
+        """The compile string, cut at the values of the sequences."""
         mark = "\0"
         return _compile_text(
             {
@@ -105,7 +107,7 @@ class Resolver:
 
 
 def resolve(compile_params, fit_params, iteration):
-    """The literal (compile_params, fit_params) of iteration 1, 2, ... of a configuration: see Resolver."""
+    """(compile_params, fit_params) of an iteration, from 1, without sequences per iteration: see Resolver."""
     return _resolver(compile_params, fit_params).at(iteration)
 
 
@@ -131,7 +133,7 @@ def _compile_text(parsed):
 
 
 def _fit_text(parsed):
-    """The canonical string of parsed fit parameters: what is given by default, or has no effect, is left out."""
+    """The canonical string of parsed fit parameters, without defaults and parameters without effect."""
     parts = []
     for key, value in sorted(parsed.items()):
         if key == "callbacks" and value:

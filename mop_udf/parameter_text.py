@@ -1,6 +1,7 @@
-"""The grammar of parameter strings: `key = value` pairs and literals, read and written.
+"""The grammar of parameter strings: reading and writing `key = value` pairs and literals.
 
-Grammar: docs/contract/fit_multiple.md, section 4. Standard library only.
+Grammar (docs/contract/fit_multiple.md, section 4): `key = value, key = value`. Commas and equals signs inside brackets
+do not separate; quotes do not protect them. Standard library only.
 """
 
 import ast
@@ -12,14 +13,14 @@ from mop_udf.errors import abbreviated
 
 
 class ParameterError(ValueError):
-    """A parameter string that says nothing usable; the text names the offending part."""
+    """A parameter string is invalid; the text names the offending part."""
 
 
 MOST_CHARACTERS = 100_000
 
 
 def split(text):
-    """'a = 1, b = [2, 3]' -> {'a': '1', 'b': '[2, 3]'}; a repeated key's last value wins. Raises ParameterError."""
+    """'a = 1, b = [2, 3]' -> {'a': '1', 'b': '[2, 3]'}; the last value of a repeated key wins. Raises ParameterError."""
     if len(text) > MOST_CHARACTERS:
         raise ParameterError(f"a parameter string of {len(text)} characters is longer than {MOST_CHARACTERS}")
     values, depth, start, key = {}, 0, 0, None
@@ -44,11 +45,11 @@ def split(text):
 
 
 class Verbatim(str):
-    """A text that stands for itself."""
+    """A text that is written as it is, without quotes."""
 
 
 def write_literal(value):
-    """A literal, in which no bracket or quote stands within a text, since those would count in `split`."""
+    """A literal as text, with brackets and quotes inside strings escaped: `split` would count them."""
     if isinstance(value, Verbatim):
         return str(value)
     if isinstance(value, str):
@@ -72,7 +73,7 @@ def strip_quotes(text):
 def evaluate_literal(key, text):
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            warnings.simplefilter("ignore")  # Python's warnings about odd literals
             value = ast.literal_eval(text)
         if not _is_plain(value):
             raise ValueError
@@ -82,7 +83,7 @@ def evaluate_literal(key, text):
 
 
 def _is_plain(value):
-    """True for None, booleans, texts, finite numbers of 64 bits, and lists, tuples and dictionaries of these."""
+    """True for None, booleans, strings, finite 64-bit numbers, and lists, tuples and dictionaries of these."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -91,7 +92,7 @@ def _is_plain(value):
 
 
 def literal_of(key, text, kinds):
-    """A literal of one of `kinds` or None."""
+    """A literal of one of the types `kinds`, or None. Raises ParameterError."""
     if text is None:
         return None
     value = evaluate_literal(key, text)

@@ -1,8 +1,7 @@
-"""Parameter strings of configurations, as literals. Standard library only: coordinator and trainer both read them.
+"""The meaning of parameter strings: compile and fit parameters. The coordinator and the trainer both read them.
 
-Grammar (docs/contract/fit_multiple.md, section 4): `key = value, key = value`; commas and equals signs inside brackets do not separate,
-quotes do not protect them. Nothing in a string is ever executed. Some values may be sequences (sequences.py), which
-have a value for each iteration: :class:`Resolver` writes the strings that hold in one.
+The grammar is in parameter_text.py. No part of a string is ever executed. Some values may be sequences (sequences.py),
+with a value for each iteration: parameter_resolver.py writes the strings of one iteration. Standard library only.
 """
 
 import json
@@ -34,7 +33,7 @@ from mop_udf.parameter_text import (
 )
 from mop_udf.sequences import Sequence
 
-# numbers of optimizers by which configurations may differ and yet share one compiled model
+# numbers of optimizers; configurations that differ only in these share one compiled model
 SCALARS = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "weight_decay")
 COMPILE_KEYS = ("loss", "optimizer", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode")
 FIT_KEYS = (
@@ -50,8 +49,8 @@ FIT_KEYS = (
     "stop",
     "keep",
 )
-SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # of the fit parameters: what may be a sequence
-WITHOUT_EFFECT = ("verbose", "stop", "keep")  # on what an iteration gives
+SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # fit parameters that may be sequences
+WITHOUT_EFFECT = ("verbose", "stop", "keep")  # on the result of an iteration
 STOP_KEYS = ("patience", "min_delta", "target", "metric", "mode")
 DEFAULTS = {
     "batch_size": 32,
@@ -80,8 +79,8 @@ TENSORBOARD_KEYS = (
 def parse_compile_params(text):
     """A compile_params string -> dict.
 
-    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be
-    a Sequence, the learning rate a Schedule), metrics (list of names, each once), loss_weights, weighted_metrics,
+    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be a
+    Sequence, the learning rate also a Schedule), metrics (list of distinct names), loss_weights, weighted_metrics,
     sample_weight_mode. Raises ParameterError.
     """
     if text is None or not text.strip():
@@ -122,10 +121,10 @@ def parse_compile_params(text):
 def parse_fit_params(text):
     """A fit_params string (or None) -> dict with every key of FIT_KEYS, defaults filled in.
 
-    `stop` is None or a dict with every key of STOP_KEYS: a configuration stops when its metric has not become better by
+    `stop` is None or a dict with every key of STOP_KEYS: a configuration stops when its metric has not improved by
     `min_delta` in `patience` evaluations, or has reached `target`. `keep`: 'last', or 'best' by that metric.
-    `callbacks` is None or the keyword arguments of the one TensorBoard callback; `dropout` None, a rate, or {layer:
-    rate}. Those of SEQUENCE_KEYS may be a Sequence, whose values :func:`fit_value` gives. Raises ParameterError.
+    `callbacks` is None or the keyword arguments of the TensorBoard callback; `dropout` None, a rate, or {layer: rate}.
+    Parameters of SEQUENCE_KEYS may be a Sequence; :func:`fit_value` gives the values. Raises ParameterError.
     """
     values = split(text) if text and text.strip() else {}
     for key in values:
@@ -182,7 +181,7 @@ def _stop(value):
 
 
 def parse_optimizer(text):
-    """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal})."""
+    """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal}). Raises ParameterError."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     name = match and canonical_name(match[1], OPTIMIZERS)
     if name is None:
@@ -202,7 +201,7 @@ def parse_optimizer(text):
             raise ParameterError(
                 f"optimizer argument {key} must be a number, True, False or None, not {abbreviated(value)}"
             )
-        # Keras refuses lr=1: it wants a float
+        # Keras refuses lr=1, an integer
         arguments[key] = float(literal) if key in SCALARS and is_integer(literal) else literal
     arguments = {key: value for key, value in arguments.items() if value is not None}
     rate = arguments.get("learning_rate")
@@ -215,11 +214,10 @@ def parse_optimizer(text):
 
 
 def without_scalars(compile_params):
-    """What of parsed compile parameters decides which compiled model serves them.
+    """The part of parsed compile parameters that decides which compiled model serves them.
 
-    Of the SCALARS it matters only whether they are given, and their sign; of the learning rate, where it is a variable
-    of Keras', not even that. Of a sequence per batch, how it is computed, but not its numbers. Of a schedule of Keras,
-    all.
+    SCALARS count by their presence and sign only. A learning rate that is a variable of Keras counts by its presence
+    only. A sequence per batch counts by its structure, without its numbers. A schedule of Keras counts in full.
     """
     arguments = dict(compile_params["optimizer_args"])
     for key, value in arguments.items():
@@ -234,7 +232,7 @@ def without_scalars(compile_params):
 
 
 def scalars(compile_params):
-    """{name: number, or Sequence per batch}: the scalars that the parsed compile parameters give."""
+    """{name: number, or Sequence per batch}: the scalars in parsed compile parameters."""
     return {
         k: v
         for k, v in compile_params["optimizer_args"].items()
@@ -243,12 +241,12 @@ def scalars(compile_params):
 
 
 def canonical_compile(text):
-    """A text that is equal for compile_params that mean the same, however they are spelt. Raises ParameterError."""
+    """Text that is equal for compile_params of equal meaning. Raises ParameterError."""
     return json.dumps(parse_compile_params(text), sort_keys=True, default=str)
 
 
 def canonical_fit(text):
-    """A text that is equal for fit_params that mean the same, however they are spelt. Raises ParameterError."""
+    """Text that is equal for fit_params of equal meaning. Raises ParameterError."""
     return json.dumps(parse_fit_params(text), sort_keys=True, default=str)
 
 
@@ -278,7 +276,7 @@ def _parsed_sequence(key, text):
 
 
 def _scalar_sequence(key, text):
-    """The Sequence or Schedule of an optimizer's argument, or the number where it has just one."""
+    """The Sequence or Schedule of an optimizer's argument, or a number where it has a single value."""
     value = _parsed_sequence(key, text)
     if isinstance(value, dict) or isinstance(value, Sequence) and any(isinstance(v, dict) for v in value.stated()):
         raise ParameterError(f"optimizer argument {key} must be numbers, not {abbreviated(text)}")
@@ -296,7 +294,7 @@ def _scalar_sequence(key, text):
 
 
 def _fit_sequence(key, text):
-    """The Sequence of a fit parameter, every value that its text names checked; or its value where it has just one."""
+    """The Sequence of a fit parameter, with all values in its text checked, or its value where it has a single one."""
     if key not in SEQUENCE_KEYS:
         raise ParameterError(f"{abbreviated(key)} cannot be a sequence, only {', '.join(SEQUENCE_KEYS)} can")
     value = _parsed_sequence(key, text)
@@ -316,7 +314,7 @@ def _fit_sequence(key, text):
 
 
 def _stated(key, value):
-    """A value that a sequence names, checked: of a batch size, rounded."""
+    """A checked value from a sequence's text; a batch size is rounded."""
     if key == "batch_size" and isinstance(value, float):
         if not value >= 1:
             raise ParameterError(f"batch_size must be at least 1, not {value:g}")
@@ -325,7 +323,7 @@ def _stated(key, value):
 
 
 def fit_value(key, value):
-    """What a fit parameter is where its sequence has this value: a batch size is a whole number, and at least 1."""
+    """The fit parameter for a sequence's value: a batch size is rounded, and at least 1."""
     return FIT_CHECKS[key](max(1, _rounded(value)) if key == "batch_size" else value)
 
 
@@ -339,9 +337,9 @@ def _checked_batch_size(value):
 
 
 def _checked_class_weight(weights):
-    """{class: weight}, by class: a number from 0, or a label. Weights are floats, so that 1 and 1.0 are the same.
+    """{class: weight}, sorted by class, a number from 0 or a label. Weights become floats, so that 1 equals 1.0.
 
-    Or 'balanced': :class:`Resolver` puts the weights in its place.
+    Also 'balanced': :class:`~mop_udf.parameter_resolver.Resolver` replaces it by weights.
     """
     if weights == "balanced":
         return weights
@@ -361,7 +359,7 @@ def _checked_class_weight(weights):
 
 
 def _checked_dropout(rates):
-    """A rate, or {layer: rate} by name."""
+    """A rate, or {layer name: rate}."""
     if isinstance(rates, dict):
         if not rates or not all(isinstance(k, str) and _is_rate(v) for k, v in rates.items()):
             raise ParameterError(f"dropout must name layers with rates from 0 to below 1, not {abbreviated(rates)}")
@@ -381,7 +379,7 @@ FIT_CHECKS = {"batch_size": _checked_batch_size, "class_weight": _checked_class_
 
 
 def _metrics(text):
-    """A list of names, or one name alone."""
+    """A list of names, or a single name."""
     if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*", text):
         return [metric_name(text)]
     metrics = literal_of("metrics", text, (list, tuple, str)) if text is not None else None
@@ -391,7 +389,7 @@ def _metrics(text):
 
 
 def _weighted_metrics(text):
-    # Keras would load a dictionary here as an object of any class, so only names pass
+    # only names may pass: Keras would load a dictionary as an object of any class
     names = literal_of("weighted_metrics", text, (list, tuple))
     if names is None:
         return None

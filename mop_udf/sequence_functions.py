@@ -1,6 +1,6 @@
-"""The functions that sequences of hyper-parameters are computed by.
+"""The functions that compute sequences of hyper-parameters.
 
-Each takes the operations to compute with (Python's, or a framework's on tensors), the step and its arguments. Standard
+Each function takes the operations (Python's, or a framework's on tensors), the step, and its arguments. Standard
 library only.
 """
 
@@ -8,7 +8,7 @@ import math
 
 
 class PYTHON:
-    """The operations that the functions below are written in, on floats."""
+    """The operations of the functions below, on floats."""
 
     cos, log, maximum = math.cos, math.log, max
 
@@ -22,12 +22,12 @@ class PYTHON:
 
     @staticmethod
     def reached(step, milestones):
-        """How many of the milestones `step` has reached."""
+        """The number of milestones that `step` has reached."""
         return float(sum(step >= m for m in milestones))
 
     @staticmethod
     def pick(values, step):
-        """The value of that number; the last one beyond."""
+        """The value at position `step`; beyond the end, the last value."""
         return values[min(int(step), len(values) - 1)]
 
 
@@ -62,7 +62,7 @@ def _cosine(ops, step, value, period, min, gamma):
         position = step / period - ops.floor(step / period)
     else:  # periods of lengths period, period * gamma, ...
         number = ops.floor(ops.log(1 + step * (gamma - 1) / period) / ops.log(gamma))
-        for _ in range(2):  # rounding may have given a neighbour
+        for _ in range(2):  # rounding may have given a neighboring period
             begin = period * (gamma**number - 1) / (gamma - 1)
             number = ops.where(
                 step < begin, number - 1, ops.where(step >= begin + period * gamma**number, number + 1, number)

@@ -1,6 +1,6 @@
-"""The parser of sequences: a text to a Sequence, a Schedule or a value.
+"""The parser of sequences: text to a Sequence, a Schedule or a value.
 
-Standard library only.
+Text is parsed by `ast`; nothing is executed. Standard library only.
 """
 
 import ast
@@ -16,7 +16,9 @@ COUNTS = ("step_size_up", "step_size_down", "period", "steps")  # arguments that
 
 
 def is_sequence_text(text):
-    """True where a text is written as a sequence: a list, a call of a name of KINDS, a Keras schedule's dictionary."""
+    """True for text in the form of a sequence: a list, a call of a name of KINDS, or the dictionary of a Keras
+    schedule.
+    """
     called = re.match(r"\s*(\w+)\s*\(", text)
     if called:
         return _kind(called[1]) is not None
@@ -24,14 +26,14 @@ def is_sequence_text(text):
 
 
 def parse(text):
-    """A text -> a Sequence or a Schedule or, where it has the same value at every step, that value.
+    """Text -> a Sequence or a Schedule, or a value where all steps have the same value.
 
-    Values are floats; those of a list may be dictionaries ({class: weight}, {layer: rate}) instead. Raises
+    Values are floats; the values of a list may be dictionaries ({class: weight}, {layer: rate}) instead. Raises
     SequenceError.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            warnings.simplefilter("ignore")  # Python's warnings about odd literals
             node = ast.parse(text.strip(), mode="eval").body
         return _sequence(node, 0)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, ArithmeticError) as error:
@@ -41,7 +43,7 @@ def parse(text):
 
 
 def _sequence(node, depth):
-    """The node of a list, a call or a Keras schedule -> as `parse`."""
+    """The node of a list, a call or a Keras schedule -> the result of `parse`."""
     if depth > MOST_NESTED:
         raise SequenceError(f"sequences are nested deeper than {MOST_NESTED}")
     if isinstance(node, ast.List):
@@ -58,11 +60,11 @@ def _sequence(node, depth):
 
 
 def _arguments(kind, node, depth):
-    """({name: value as it was written}, per) of a call."""
+    """({name: value as written}, per) of a call."""
     names, given, per = list(KINDS[kind]), {}, None
     nodes = list(node.args)
     if kind == "CyclicLR" and len(nodes) > 3 and isinstance(nodes[3], ast.Constant) and isinstance(nodes[3].value, str):
-        names.remove("step_size_down")  # a text in the fourth place is the mode
+        names.remove("step_size_down")  # a string as fourth argument is the mode
     if len(nodes) > len(names) or any(isinstance(n, ast.Starred) for n in nodes):
         raise SequenceError(f"{kind} takes {', '.join(KINDS[kind])}, not {len(nodes)} values")
     for name, value in (*zip(names, nodes), *((k.arg, k.value) for k in node.keywords)):
@@ -98,7 +100,7 @@ def _then(node, depth):
 
 
 def _made(kind, arguments, per):
-    """A Sequence of arguments as they were written; the value alone where there is but one."""
+    """A Sequence of arguments as written, or a value where all steps have the same value."""
     if kind == "Values":
         return _values(arguments["values"], per)
     if kind == "Constant":
@@ -144,7 +146,7 @@ def _made(kind, arguments, per):
                 f"gamma of {_signature(kind)} must be at least 1, not {abbreviated(arguments['gamma'])}"
             )
         if checked["gamma"] == 1:
-            checked["gamma"] = None  # computed otherwise
+            checked["gamma"] = None  # the formula without gamma applies
         if checked["value"] == checked["min"]:
             return checked["value"]
     if kind == "Warmup" and checked["then"].kind == "Constant" and checked["then"].at(0) == checked["start"]:
@@ -159,7 +161,7 @@ def _values(values, per):
         values = [_dictionary(v) for v in values]
     else:
         values = [checked_number("a list", "a value", v) for v in values]
-    while len(values) > 1 and values[-1] == values[-2]:  # the last one stays
+    while len(values) > 1 and values[-1] == values[-2]:  # the last value repeats anyway
         values.pop()
     return values[0] if len(values) == 1 else Sequence("Values", {"values": tuple(values)}, per)
 
@@ -177,7 +179,7 @@ def _milestones(values):
 
 
 def _plain(node):
-    """A literal as Python or JSON writes it, from its node."""
+    """A literal in Python's or JSON's form, from its node."""
     if isinstance(node, ast.List):
         return [_plain(n) for n in node.elts]
     if isinstance(node, ast.Dict) and None not in node.keys:
@@ -204,7 +206,7 @@ def _key(node):
 
 
 def _dictionary(value):
-    """A dictionary among a list's values, as it is; what it may hold is its parameter's to check."""
+    """A dictionary in a list of values, unchanged; the parameter checks its content."""
     if not isinstance(value, dict):
         raise SequenceError(f"a list holds numbers or dictionaries, not both: {abbreviated(value)}")
     return value
@@ -215,7 +217,7 @@ def _kind(name):
 
 
 def _signature(kind):
-    """The kind with its arguments in their order: for errors, since another order is what is often wrong."""
+    """The kind with its arguments in order, for errors: a wrong order is a frequent mistake."""
     return f"{kind}({', '.join(KINDS[kind])})"
 
 

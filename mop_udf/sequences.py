@@ -1,9 +1,9 @@
-"""Hyper-parameters that change while a configuration trains: sequences of values. Standard library only.
+"""Hyper-parameters that change in the course of training: sequences of values. Standard library only.
 
-The functions of TreeML (appendix A.1) and PyTorch's names for what they mean, as calls in a parameter string:
-`lr=MultiStep(0.1, [40, 60], gamma=0.1)`; a list holds the values themselves, of which the last one stays. Texts are
-parsed by `ast`, nothing is executed. A sequence is a function of the step, which is 0 in the first iteration or, with
-`per='batch'`, at the first mini-batch. Keras' LearningRateSchedule, as JSON, is one of mini-batches by nature.
+The functions are those of TreeML (appendix A.1) with PyTorch's names, as calls in a parameter string:
+`lr=MultiStep(0.1, [40, 60], gamma=0.1)`. A list holds the values themselves; its last value repeats. A sequence is a
+function of the step: 0 is the first iteration or, with `per='batch'`, the first mini-batch. The parser is in
+sequence_parser.py, Keras' own schedules are in keras_schedules.py.
 """
 
 import functools
@@ -15,7 +15,7 @@ from mop_udf.sequence_functions import FUNCTIONS, PYTHON
 MODES = ("triangular", "triangular2", "exp_range")
 REQUIRED = object()
 
-# the arguments of each kind in order, with what they are when left out
+# the arguments of each kind in order, with their defaults
 KINDS = {
     "Constant": {"value": REQUIRED},
     "Exponential": {"value": REQUIRED, "gamma": REQUIRED},
@@ -32,16 +32,18 @@ KINDS = {
     "Warmup": {"start": REQUIRED, "steps": REQUIRED, "then": REQUIRED},
     "Values": {"values": REQUIRED},
 }
-VALUES = ("value", "base", "max", "min", "start")  # arguments that are values of the sequence itself
+VALUES = ("value", "base", "max", "min", "start")  # arguments that are values of the sequence
 
 
 class SequenceError(ValueError):
-    """A text that is no sequence, or one that has no values; the text says why."""
+    """A text is not a sequence, or its values are not finite; the text says why."""
 
 
 class Sequence:
-    """A function of the step: `kind` of KINDS, its `arguments` {name: float, tuple, Sequence, text or None}, and `per`
-    ('iteration' or 'batch'). Immutable; equal where the text is."""
+    """A function of the step. Immutable; sequences with equal text are equal.
+
+    `kind`: a key of KINDS; `arguments`: {name: float, tuple, Sequence, text or None}; `per`: 'iteration' or 'batch'.
+    """
 
     def __init__(self, kind, arguments, per="iteration"):
         self.kind, self.arguments, self.per = kind, arguments, per
@@ -61,10 +63,9 @@ class Sequence:
         return hash(self.text)
 
     def at(self, step):
-        """The value at `step`, from 0: a float, or what the list of Values holds. Raises SequenceError where it is not
-        finite.
+        """The value at `step`, from 0: a float, or an element of Values. Raises SequenceError where it is not finite.
 
-        What is computed has 15 digits, and is a value that the text names where it comes that near: so 0.1 * 0.1 is
+        Computed values have 15 digits. A value within rounding of a value in the text becomes that value: 0.1 * 0.1 is
         0.01, and sequences that are equal on paper give equal values.
         """
         if self.kind == "Values":
@@ -82,7 +83,7 @@ class Sequence:
         return float(f"{value:.15g}")
 
     def stated(self):
-        """The values of the sequence that its text names: among them the first one."""
+        """The values in the text of the sequence, including its first value."""
         found = (
             list(self.arguments["values"])
             if self.kind == "Values"
@@ -92,19 +93,19 @@ class Sequence:
         return found + (then.stated() if then is not None else [])
 
     def signs(self):
-        """Which signs (-1, 0, 1) the values have, as far as a text says it."""
+        """The signs (-1, 0, 1) of the values, as far as the text determines them."""
         then = self.arguments.get("then")
         ends = self.stated() if then is None else [self.arguments["start"]]
-        if self.kind == "Cosine" and not self.arguments["min"]:  # which it never reaches
+        if self.kind == "Cosine" and not self.arguments["min"]:  # the sequence never reaches its minimum 0
             ends = [self.arguments["value"]]
         return {(v > 0) - (v < 0) for v in ends} | (then.signs() if then is not None else set())
 
     def mapped(self, function):
-        """These Values with `function` applied to each."""
+        """These Values with `function` applied to each value."""
         return Sequence(self.kind, {"values": tuple(map(function, self.arguments["values"]))}, self.per)
 
     def numbers(self):
-        """The numbers that may differ between sequences of one structure: floats, or tuples of floats, in order."""
+        """The numbers that differ between sequences of one structure: floats or tuples of floats, in order."""
         found = []
         for value in self.arguments.values():
             if isinstance(value, Sequence):
@@ -114,7 +115,7 @@ class Sequence:
         return found
 
     def structure(self):
-        """All the rest, as JSON has it: sequences of one structure are computed alike."""
+        """Everything but the numbers, as JSON data: sequences of equal structure share one computation."""
         return [
             self.kind,
             self.per,
@@ -131,7 +132,7 @@ class Sequence:
         ]
 
     def bind(self, numbers):
-        """The function (operations, step) -> value, of `numbers` in place of its own (as `numbers` gives them)."""
+        """The function (operations, step) -> value with `numbers`, in the form of `numbers()`, in place of its own."""
         return self._bind(iter(numbers))
 
     def _bind(self, numbers):
@@ -147,12 +148,12 @@ class Sequence:
 
 
 def constant(value):
-    """A Sequence of one value at every step."""
+    """A Sequence with one value at every step."""
     return Sequence("Constant", {"value": value})
 
 
 def _text(kind, arguments, per):
-    """The text from which a sequence is read again: canonical, since its arguments are."""
+    """Canonical text of a sequence; parsing it gives an equal sequence."""
     if kind == "Constant":
         return repr(arguments["value"])
     parts = [

@@ -1,6 +1,7 @@
-"""The folder in a database server's data directory that holds the files of its fork server and of its trainers.
+"""The folder in a database server's data directory for its fork server and the compile caches of its trainers.
 
-Standard library only.
+The folder belongs to the server's user alone, and backups leave it out. Greenplum's segments on one host can share the
+folder of one of them. Standard library only: backends import this module.
 """
 
 import errno
@@ -10,14 +11,15 @@ import os
 
 import mop_udf
 
-FOLDER = "pgsql_tmp.pg_mop"  # of the data directory: pg_basebackup and pg_rewind leave out what begins like this
-SHARES = "shares"  # names the data directory of the server whose folder is used instead
+FOLDER = "pgsql_tmp.pg_mop"  # in the data directory: pg_basebackup and pg_rewind skip names with this beginning
+SHARES = "shares"  # a file that names the data directory of another server whose folder is used instead
 
 
 def environment(keras_backend):
-    """That of every process that imports a framework; of its server's it has nothing.
+    """The environment of every process that imports a framework; it contains nothing of the server's environment.
 
-    (PyTorch's Keras would look for GPUs as it is imported, after which no fork could use one: a trainer does it.)
+    (With PyTorch, importing Keras must not touch a GPU, since no fork could use it afterwards; the trainer selects the
+    GPU.)
     """
     return {
         "PATH": "/usr/bin:/bin",
@@ -32,9 +34,11 @@ def environment(keras_backend):
 
 
 def share(directory):
-    """From now on this server uses what the one with that data directory has: its fork server, and what is kept beside
-    that. Greenplum's segments on a host are told so by the extension's owner (mop_share_host), so that one has it for
-    all. Where there is no folder to trust, or the disk is full, each has its own."""
+    """Let this server use the folder of the server with this data directory: its fork server and its compile caches.
+
+    On Greenplum, the extension's owner calls this (mop_share_host) for the segments of a host. Where the folder is not
+    safe, or the disk is full, each segment uses its own folder.
+    """
     try:
         folder, opened = _folder(os.getcwd())
         os.close(opened)
@@ -53,7 +57,7 @@ def share(directory):
 
 
 def _shares(folder):
-    """The data directory that a folder names, or None."""
+    """The data directory named in a folder's file SHARES, or None."""
     try:
         with open(os.path.join(folder, SHARES), "rb") as file:
             return os.fsdecode(file.read())
@@ -62,16 +66,19 @@ def _shares(folder):
 
 
 def own_folder():
-    """(path, descriptor, process id of the server) of the folder of the server whose backend this is, or of the one
-    that it shares that of, as long as it is up. Raises OSError where there is none to trust."""
-    directory = os.getcwd()  # a backend is in its server's data directory
+    """(path, descriptor, postmaster's process id) of the folder that this backend uses.
+
+    It is the folder of another server where the folders are shared and that server is running. Raises OSError where no
+    folder is safe.
+    """
+    directory = os.getcwd()  # a backend's working directory is its server's data directory
     if (server := _server(directory)) != os.getppid():
         raise FileNotFoundError(errno.ENOENT, "no server's own process")
     folder, opened = _folder(directory)
     try:
         if (other := _shares(folder)) not in (None, directory) and os.path.isabs(other):
             running = _server(other)
-            # (the number may be another process's by now; a server is in its data directory)
+            # (the process id may have been reused; a server's working directory is its data directory)
             if running != 1 and os.path.samefile(f"/proc/{running}/cwd", other):
                 shared = _folder(other)
                 os.close(opened)
@@ -82,13 +89,15 @@ def own_folder():
 
 
 def _server(directory):
-    """The process id of the server of a data directory, as that says. Raises OSError where it says none."""
+    """The postmaster's process id from a data directory. Raises OSError where no server is running."""
     with open(os.path.join(directory, "postmaster.pid"), "rb") as file:
         return int(file.readline())
 
 
 def _folder(directory):
-    """(path, descriptor) of the folder in a data directory: its user's alone. Raises OSError where it is not."""
+    """(path, descriptor) of the folder in a data directory, made if needed. Raises OSError where other users have
+    access.
+    """
     folder = os.path.join(directory, FOLDER)
     try:
         os.mkdir(folder, 0o700)
@@ -106,7 +115,7 @@ _versions = {}
 
 
 def version(home, keras_backend):
-    """Names the packages as they are on disk: what a fork server has imported is what this backend would."""
+    """A name for the installed packages: a fork server with this name has imported the same files as this backend."""
     if (home, keras_backend) not in _versions:
         own = os.path.dirname(os.path.abspath(mop_udf.__file__))
         digest = hashlib.sha256(f"{home} {own}".encode())

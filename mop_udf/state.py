@@ -1,10 +1,10 @@
-"""Model state <-> bytes, versioned; and the plain float32 weights that users see.
+r"""The format of model states in bytes, with a version, and of the plain float32 weights that users see.
 
-Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's,
-or one of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
-(seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All
-little-endian, row-major, unpadded. Where the optimizer keeps moving averages of weights (`use_ema`), the header lists
-them under "averages": [place among the weights, place among the optimizer's arrays].
+Layout: ``b"pg_mop\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's, or one
+of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
+(seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All arrays are
+little-endian, row-major and unpadded. If the optimizer keeps moving averages of weights (`use_ema`), the header lists
+them under "averages": [position in the weights, position in the optimizer's arrays].
 """
 
 import functools
@@ -16,18 +16,18 @@ import numpy as np
 
 MAGIC = b"pg_mop\0"
 VERSION = 1
-SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # that numpy knows from another package only
+SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # numpy needs the package ml_dtypes for these
 GROUPS = ("weights", "seeds", "optimizer")
 
 
 class StateError(ValueError):
-    """The bytes are no model state, or one of a version that this code does not know."""
+    """The bytes are not a model state, or have an unknown version."""
 
 
 def pack(groups, averages=()):
     """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order.
 
-    `averages`: [(place among the weights, place among the optimizer's arrays), ...] of moving averages of weights.
+    `averages`: [(position in the weights, position in the optimizer's arrays), ...] of moving averages of weights.
     """
     header = {name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS}
     if averages:
@@ -41,13 +41,13 @@ def pack(groups, averages=()):
 
 
 def values(variables):
-    """The values of Keras variables, as arrays of their own: they stay as they are when the variables change."""
-    # np.array(variable) would ask the variable itself for a copy, which it does not know how to make
+    """Copies of the values of Keras variables, as arrays."""
+    # np.array(variable) would ask the variable for a copy, and not every variable can make one
     return [np.array(np.asarray(v)) for v in variables]
 
 
 def parts(buffers, size):
-    """Buffers -> lists of buffers of together `size` bytes, the last list excepted; nothing is copied."""
+    """Buffers -> lists of buffers with `size` bytes in total, the last list excepted; nothing is copied."""
     part, room = [], size
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
@@ -68,15 +68,15 @@ def unpack(data):
 
 
 def weights(data):
-    """Bytes-like -> the weights with which training goes on: a list of arrays, views of `data`. Raises StateError."""
+    """Bytes-like -> the weights to continue training with: arrays, views of `data`. Raises StateError."""
     return unpack(data)["weights"]
 
 
 def output_weights(data):
-    """Bytes-like -> the weights that users get: a list of arrays, views of `data`. Raises StateError.
+    """Bytes-like -> the users' weights: arrays, views of `data`. Raises StateError.
 
-    Where the optimizer keeps moving averages of weights, these are the result of training, as at the end of Keras'
-    `fit`; training itself goes on with the weights.
+    If the optimizer keeps moving averages of weights, these are the result, as at the end of Keras' `fit`; training
+    continues with the weights.
     """
     groups, averages = _unpack(data)
     for weight, average_ in averages:
@@ -85,7 +85,7 @@ def output_weights(data):
 
 
 def _unpack(data):
-    """Bytes-like -> the groups of arrays, and the places of moving averages."""
+    """Bytes-like -> (the groups of arrays, the positions of moving averages)."""
     view = memoryview(data)
     fixed = len(MAGIC) + 5
     if len(view) < fixed or bytes(view[: len(MAGIC)]) != MAGIC:
@@ -120,13 +120,13 @@ def _unpack(data):
     return groups, averages
 
 
-@functools.lru_cache(100)  # (numpy takes its time to find a name)
+@functools.lru_cache(100)  # (numpy is slow to find a name)
 def _dtype_name(dtype):
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 
 
 def dtype(name):
-    """numpy's dtype of that name, which may also be Keras' or that of the header."""
+    """numpy's dtype with the name of Keras or of the header."""
     if name not in SHORT_FLOATS:
         return np.dtype(name)
     import ml_dtypes
@@ -152,9 +152,9 @@ def weights_from_bytes(data, shapes):
 
 
 def average(models, rows):
-    """Lists of arrays (an iterable of them, one for each model) -> their mean, weighted by `rows`, array by array.
+    """The mean of several models' arrays, weighted by `rows`. `models`: an iterable of lists of arrays.
 
-    Summed in float64; each array of the result has the dtype of its first.
+    Sums are in float64; each result has the dtype of the first model's array.
     """
     total, sums, kinds = sum(rows), None, None
     for arrays, count in zip(models, rows):

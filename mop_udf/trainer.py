@@ -1,7 +1,7 @@
 """The trainer process, with frames on stdin and stdout.
 
-`python -m mop_udf.trainer BACKEND LIFE THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`; MEMORY_MB and MODEL_MB are 0 for no
-limit. BACKEND, a process id, only shows in the list of processes; LIFE is a descriptor: see `live`. A fork of
+`python -m mop_udf.trainer BACKEND LIFE THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`; MEMORY_MB and MODEL_MB are 0 for
+no limit. BACKEND, a process id, is only for readers of the process list; LIFE is a descriptor: see `live`. A fork of
 mop_udf.fork_server becomes a trainer under the same name.
 
 Standard library only until `live` imports the framework.
@@ -18,8 +18,8 @@ from mop_udf.child_process import die_with_pipe, prefer_oom_kill, take_stdio
 def import_frameworks():
     """Import Keras and its framework (KERAS_BACKEND), without optional packages that a trainer does not use.
 
-    Keras and the frameworks import these packages if they are installed. Without them the import takes a third of the
-    time and 60 MB less. Custom functions may import the packages afterwards.
+    Keras and the frameworks import these packages if they are installed, which would cost a third of the import time
+    and 60 MB. Custom functions may import the packages afterwards.
     """
     gc.disable()  # imported objects stay: looking for garbage among them takes a fifth of the time
     framework = os.environ.get("KERAS_BACKEND", "tensorflow")
