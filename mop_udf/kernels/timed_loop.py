@@ -1,4 +1,4 @@
-"""What every compiled loop over mini-batches does alike: how many it trains on in a call, and what a batch takes."""
+"""The base of compiled loops over mini-batches: batches per call, and the time of a batch."""
 
 import time
 
@@ -7,30 +7,71 @@ import keras
 from mop_udf.kernels.batches import cached
 
 CALL_SECONDS = 0.5  # of one call of the loop
-PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
-PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
-ENOUGH = 0.05  # seconds after which a call has been timed well enough
+PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # rows for XLA: bytes of a piece, and its most batches
+PROBES = (2, 8, 64)  # batches of the first calls: a warm-up, then two timed calls
+ENOUGH = 0.05  # seconds after which a call is long enough to be timed
 
 
 class TimedLoop:
-    """A loop, of which a subclass says how it trains on batches: `_run(data, batch_size, start, stop)`, by `functions`,
-    which it makes by `_function(data, batch_size)` for what `_key(data, batch_size)` tells apart."""
+    """A compiled loop that trains one model on mini-batches; the class to extend for a new kernel.
+
+    A subclass implements `_key(data, batch_size)`, which tells compilations apart, `_function(data, batch_size)`, which
+    makes the loop for a key, and `_run(data, batch_size, start, stop)`, which trains on a range of batches by
+    `self.functions[key]`. Its public `compile(data, batch_size, waits)` calls `_compile` and returns the seconds that
+    it took. It also sets `jit_compile`, whether XLA compiles the loop, and `takes_short`, whether the loop can train
+    the short last batch.
+
+    A kernel in form, which adds rows up instead of training on them:
+
+        >>> import numpy as np
+        >>> class AddRows(TimedLoop):
+        ...     jit_compile, takes_short = False, False
+        ...
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.total = 0.0
+        ...
+        ...     def _key(self, data, batch_size):
+        ...         return batch_size, data.dtype, data.shape[1:]
+        ...
+        ...     def _function(self, data, batch_size):
+        ...         def loop(data, start, stop):
+        ...             return float(data[start * batch_size : stop * batch_size].sum())
+        ...
+        ...         return loop
+        ...
+        ...     def _run(self, data, batch_size, start, stop):
+        ...         self.total += self.functions[self._key(data, batch_size)](data, start, stop)
+        ...
+        ...     def compile(self, data, batch_size, waits=True):
+        ...         self._compile(data, batch_size)
+        ...         self.compilations += 1
+        ...         return 0.0
+        >>> kernel, rows = AddRows(), np.ones((12, 2))
+        >>> kernel.knows(rows, 4), kernel.compile(rows, 4), kernel.knows(rows, 4)
+        (False, 0.0, True)
+        >>> done, seconds = kernel.probe(rows, 4, 0, 3)
+        >>> done, kernel.total
+        (3, 24.0)
+    """
 
     def __init__(self):
-        self.functions = {}  # what it is compiled for -> the loop
-        self.warm = set()  # batch sizes that have run: libraries prepare themselves for each
+        self.functions = {}  # key of the compiled code -> the loop
+        self.warm = set()  # batch sizes that have run: libraries initialize for each
         self.compilations = 0
-        # the columns at hand, which may keep what is cut of them, and what the keys of that begin with
+        # data.Columns that may keep pieces cut from them, or None; the beginning of the pieces' keys
         self.kept, self.kept_as = None, None
-        self.hasty = False  # it is to run soon, rather than fast
+        self.hasty = False  # run soon rather than fast: skip optimizations of the code
 
     def knows(self, data, batch_size):
-        """True where the loop for such data has been compiled."""
+        """True where the loop for such data is compiled."""
         return self._key(data, batch_size) in self.functions
 
     def _pieces(self, data, rows, batch_size, start, stop):
-        """Batches `start` to `stop` of `data` in pieces of so many rows, `cut` by the subclass: each piece, and from
-        where to where in it to train."""
+        """Batches `start` to `stop` of `data` in pieces of `rows` rows, made by the subclass' `cut`.
+
+        Yields each piece with the first and the end of its batches to train.
+        """
         for first, begin, end in pieces(start, stop, rows // batch_size):
             at = first * batch_size
             yield (
@@ -44,7 +85,7 @@ class TimedLoop:
             )
 
     def _compile(self, data, batch_size):
-        """Make the loop for such data, without training. Raises whatever hinders it."""
+        """Compile the loop for such data, without training. Raises the framework's errors."""
         key = self._key(data, batch_size)
         self.functions[key] = self._function(data, batch_size)
         try:
@@ -54,9 +95,9 @@ class TimedLoop:
             raise
 
     def probe(self, data, batch_size, start, stop):
-        """Train on some of the batches `start` to `stop`: (batches done, seconds of one).
+        """Train on some of the batches `start` to `stop`: (batches done, seconds of a batch).
 
-        The seconds are None where there were too few to time one. Otherwise as `train`.
+        The seconds are None where too few batches were timed. Arguments as of `train`.
         """
         done, seconds = start, None
         for number, size in enumerate(PROBES):
@@ -74,7 +115,7 @@ class TimedLoop:
     def train(self, data, batch_size, start, stop, seconds):
         """Train on batches `start` to `stop` (numbers) of `data`, a nest of tensors with equal first dimension.
 
-        `seconds`: what one batch takes, about. Returns what it took now.
+        `seconds`: estimated time of a batch. Returns its measured time.
         """
         done = start
         size = max(1, int(CALL_SECONDS / max(seconds, 1e-7)))
@@ -87,13 +128,15 @@ class TimedLoop:
 
 
 def piece_rows(row_bytes, batch_size):
-    """The rows of a piece: a whole number of batches, whatever rows there are."""
+    """The rows of a piece: a whole number of batches, independent of the number of rows."""
     return batch_size * max(1, min(PIECE_BATCHES, PIECE_BYTES // max(1, batch_size * row_bytes)))
 
 
 def pieces(start, stop, length):
-    """Batches `start` to `stop` in pieces of `length`: the first batch of each piece, and from where to where in it to
-    train; one piece where there are none."""
+    """Batches `start` to `stop` in pieces of `length` batches; one empty piece where start equals stop.
+
+    Yields the first batch of each piece, and the first and the end of the batches to train, relative to the piece.
+    """
     while True:
         first = start // length * length
         end = min(stop, first + length)

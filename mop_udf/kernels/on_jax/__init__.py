@@ -1,4 +1,4 @@
-"""Keras on JAX; see on_tensorflow for what the names are."""
+"""Keras on JAX; on_tensorflow documents the names."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import numpy as np
 
 from mop_udf import compile_cache
 
-jax.config.update("jax_enable_x64", True)  # sums of many rows, and schedules, are in float64
+jax.config.update("jax_enable_x64", True)  # sums over many rows, and schedules, are in float64
 
 from mop_udf.kernels.on_jax.group import Group  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
@@ -41,11 +41,11 @@ __all__ = [
 VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
 make_variable = variable_maker(Scalar, SequencedScalar)
-PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
+PIECES = (512, 64, 8, 1)  # rows of the compiled functions; pieces of these sizes make up any number of rows
 
 
 def begin(threads):
-    """See on_tensorflow. JAX has computed nothing yet: it reads these when it first does."""
+    """See on_tensorflow. JAX reads these settings at its first computation, which is still to come."""
     os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
     if cache := compile_cache.current():
         for name, value in (
@@ -69,7 +69,7 @@ def begin(threads):
 
 
 def draw_from_state(model):
-    """See on_tensorflow: they do so here, too."""
+    """See on_tensorflow: nothing to do."""
 
 
 def has_gpu():
@@ -85,7 +85,7 @@ def loops(model, name, lasting):
 
 
 def refused(random, convolutional):
-    """{kernel: why it is of no use} for a model."""
+    """{kernel: reason} for the kernels that are useless for a model."""
     found = {"xla": "JAX compiles everything by XLA: it is the loop"}
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
@@ -93,12 +93,12 @@ def refused(random, convolutional):
 
 
 def tensors(data):
-    """Arrays as they are: JAX takes them to its device where they are computed with."""
+    """The arrays themselves: JAX moves them to its device when it computes."""
     return data
 
 
 def for_any_rows(step, data, variables, join, name):
-    """See on_tensorflow: compiled for pieces of few sizes."""
+    """See on_tensorflow: compiled for pieces of a few sizes."""
 
     @jax.jit
     def pure(values, data):
@@ -119,5 +119,5 @@ def for_any_rows(step, data, variables, join, name):
 
 
 def shapes_only():
-    """See on_tensorflow: Keras builds models on shapes alone here."""
+    """See on_tensorflow: with JAX, Keras builds models on shapes alone."""
     return contextlib.nullcontext()

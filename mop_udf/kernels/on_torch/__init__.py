@@ -1,4 +1,4 @@
-"""Keras on PyTorch, on which every operation is computed as it comes; see on_tensorflow for what the names are."""
+"""Keras on PyTorch, which runs every operation at once; on_tensorflow documents the names."""
 
 import os
 
@@ -35,10 +35,10 @@ NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to com
 
 
 def begin(threads):
-    """See on_tensorflow. Nothing of CUDA has started yet: it reads CUDA_VISIBLE_DEVICES when it does."""
+    """See on_tensorflow. CUDA reads CUDA_VISIBLE_DEVICES at its start, which is still to come."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-    # sums that several threads add to: in one order (a replay is to give the same bits)
+    # sums of several threads in a fixed order: a replay must give the same bits
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -50,14 +50,16 @@ def begin(threads):
             f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
             f"or the driver is not there (nvidia-smi)"
         )
-    # for the life of this process: Keras was imported for processors, so that a fork server does not touch a GPU
+    # for the life of this process: Keras was imported for processors, so that the fork server does not touch a GPU
     keras.device("gpu:0").__enter__()
     return None
 
 
 def draw_from_state(model):
-    """See on_tensorflow. Keras lets dropout layers that were given no seed draw from PyTorch's own generator, whose
-    state is not the model's: they are to draw as if they had been given the seed that Keras made for them."""
+    """See on_tensorflow. Dropout layers without a seed would draw from PyTorch's global generator.
+
+    Its state is not part of the model's, so these layers draw as if the seed that Keras made for them had been given.
+    """
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
             if generator._initial_seed is None:
@@ -77,7 +79,7 @@ def loops(model, name, lasting):
 
 
 def refused(random, convolutional):
-    """{kernel: why it is of no use} for a model."""
+    """{kernel: reason} for the kernels that are useless for a model."""
     return {"loop": NO_LOOP, "xla": NO_LOOP}
 
 
@@ -96,5 +98,5 @@ def for_any_rows(step, data, variables, join, name):
 
 
 def shapes_only():
-    """See on_tensorflow: PyTorch has a device of shapes alone."""
+    """See on_tensorflow: PyTorch's device `meta` has shapes alone."""
     return keras.device("meta")

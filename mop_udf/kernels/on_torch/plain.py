@@ -1,4 +1,4 @@
-"""The plain kernel on PyTorch: one Keras step per mini-batch, which is what `model.train_on_batch` does."""
+"""The plain kernel on PyTorch: one Keras step per mini-batch, as in `model.train_on_batch`."""
 
 from mop_udf.kernels import plain
 from mop_udf.kernels.on_torch.memory import memory_errors
