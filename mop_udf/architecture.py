@@ -82,7 +82,7 @@ class _Rewriter:
         """A Sequential or functional model."""
         name = self._class(node)
         if name not in MODELS:
-            raise ArchitectureError(f"class {name!r} is no Keras model that may be loaded ({', '.join(MODELS)})")
+            raise ArchitectureError(f"class {name!r} is not a Keras model that may be loaded ({', '.join(MODELS)})")
         config = node["config"]
         if name == "Sequential":
             config = {"layers": config} if isinstance(config, list) else config
@@ -175,7 +175,7 @@ class _Rewriter:
         made = [_tensor(t) for t in tensors]
         kwargs = tensors[-1][3] if len(tensors[-1]) > 3 else {}
         if not isinstance(kwargs, dict):
-            raise ArchitectureError(f"the keyword arguments of a call of {kind} are none")
+            raise ArchitectureError(f"the keyword arguments of a call of {kind} are not a dictionary")
         kwargs = {
             _text(key): _with_tensors(_from_zero(value, nested)) for key, value in kwargs.items() if value is not None
         }
@@ -187,7 +187,7 @@ class _Rewriter:
         """A layer, or a model in place of a layer."""
         self._count()
         if not isinstance(node, dict) or "class_name" not in node:
-            raise ArchitectureError(f"{str(node)[:100]!r} is no layer")
+            raise ArchitectureError(f"{str(node)[:100]!r} is not a layer")
         name = self._class(node)
         if operations.is_operation(node.get("module")):
             raise ArchitectureError(f"{name!r} of {node['module'][:100]!r} is an operation, not a layer")
@@ -195,7 +195,7 @@ class _Rewriter:
             return self.model(node)
         if name == "StochasticDepth":
             raise ArchitectureError(
-                "layer class 'StochasticDepth' may not be loaded: its random numbers are no part of the model's state"
+                "layer class 'StochasticDepth' may not be loaded: its random numbers are not part of the model's state"
             )
         if name not in LAYERS:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
@@ -204,8 +204,8 @@ class _Rewriter:
             raise ArchitectureError(f"layer {name} has no config")
         if config.get("stateful"):
             raise ArchitectureError(
-                f"layer {str(config.get('name', name))[:100]!r} is stateful: what it remembers of one batch would go "
-                f"to whatever rows come next (make the model with stateful=False, which has the same weights)"
+                f"layer {str(config.get('name', name))[:100]!r} is stateful: its memory of one batch would reach "
+                f"unrelated rows (make the model with stateful=False, which has the same weights)"
             )
         made = {}
         for key, value in config.items():
@@ -220,7 +220,7 @@ class _Rewriter:
             made[_text(key)] = _any_batch(value) if key == "batch_shape" else self._setting(name, key, value)
         made = self._object(OTHER_MODULES.get(name, "keras.layers"), name, made)
         if node.get("build_config") is not None and not self.old:
-            # initial weights are drawn in the order in which Keras builds the layers
+            # Keras draws initial weights as it builds the layers: keep their order
             made["build_config"] = _build_config(name, node["build_config"])
         return made
 
@@ -263,7 +263,7 @@ class _Rewriter:
             value = value.get("config") if name == "function" else name
         if value is None or isinstance(value, str) and value in ACTIVATIONS:
             return value
-        raise ArchitectureError(f"activation {str(value)[:100]!r} is none of Keras' own")
+        raise ArchitectureError(f"activation {str(value)[:100]!r} is not one of Keras' own")
 
     def _named(self, value, module, known, spellings):
         if value is None:
@@ -277,7 +277,7 @@ class _Rewriter:
         else:
             name, config = None, {}
         if name is None or name not in known or not isinstance(config, dict):
-            raise ArchitectureError(f"{str(value)[:100]!r} is none of {module}' own")
+            raise ArchitectureError(f"{str(value)[:100]!r} is not in {module}")
         config = {_text(k): _plain(v) for k, v in config.items() if k not in ("dtype", "input_axes", "output_axes")}
         if name == "VarianceScaling" and "distribution" in config:
             config["distribution"] = DISTRIBUTIONS.get(str(config["distribution"]))
@@ -310,7 +310,7 @@ class _Rewriter:
             config = value.get("config")
             ends = [config.get(end) if isinstance(config, dict) else "" for end in ("start", "stop", "step")]
             if not all(end is None or isinstance(end, int) for end in ends):
-                raise ArchitectureError("a slice of a tensor has an end that is no integer")
+                raise ArchitectureError("a slice of a tensor has an end that is not an integer")
             return {"class_name": kind, "config": dict(zip(("start", "stop", "step"), ends))}
         if kind in ("__numpy__", "__tensor__"):
             try:
@@ -363,7 +363,7 @@ def _build_config(name, value):
         return {"shapes_dict": dict(shapes)}
     if value == {}:
         return {}
-    raise ArchitectureError(f"build_config of layer {name} says no shapes: {str(value)[:100]}")
+    raise ArchitectureError(f"build_config of layer {name} states no shapes: {str(value)[:100]}")
 
 
 def _is_shape(value):

@@ -8,7 +8,7 @@ from mop_udf.architecture_classes import MODELS
 
 # Dense sets the last dimension of its output by `units`; layers of KEEP_SHAPE keep their input's shape.
 NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
-WHAT = {"input_layers": "inputs", "output_layers": "outputs"}
+END_NAMES = {"input_layers": "inputs", "output_layers": "outputs"}
 WITH_UNITS = ("Dense",)
 KEEP_SHAPE = frozenset(
     """
@@ -74,7 +74,7 @@ def named(architecture, key):
         return sorted(ends) if len(ends) > 1 else None
     if _has_dictionary(ends):
         raise ArchitectureError(
-            f"the architecture has its {WHAT[key]} in a dictionary together with lists: give it a "
+            f"the architecture has its {END_NAMES[key]} in a dictionary together with lists: give it a "
             f"dictionary, or a list, alone"
         )
     return None
@@ -83,7 +83,7 @@ def named(architecture, key):
 def by_position(architecture):
     """An architecture with lists in place of dictionaries of inputs and outputs, in Keras' order."""
     config = dict(architecture["config"])
-    for key in WHAT:
+    for key in END_NAMES:
         if isinstance(config.get(key), dict) and all(map(is_reference, config[key].values())):
             ends = [config[key][name] for name in sorted(config[key])]
             config[key] = ends if len(ends) > 1 else ends[0]
@@ -99,15 +99,15 @@ def name_misfit(architecture, key, columns):
     if names is None or names == list(columns):
         return None
     problem = (
-        f"the architecture has its {WHAT[key]} in a dictionary, which Keras reads in the order "
+        f"the architecture has its {END_NAMES[key]} in a dictionary, which Keras reads in the order "
         f"{', '.join(names)}, and the columns are {', '.join(columns)}"
     )
     if sorted(columns) == names:
         return problem, f"Give the columns in that order, when they are packed, too: ARRAY{names}."
-    end = WHAT[key][:-1]
+    end = END_NAMES[key][:-1]
     of = f"[model.{end}[name] for name in {names}]"
     made = f"{of}, model.output" if end == "input" else f"model.input, {of}"
-    return problem, f"A list is matched by place: keras.Model({made}), in the order of the columns."
+    return problem, f"A list is matched by position: keras.Model({made}), in the order of the columns."
 
 
 def _has_dictionary(value):

@@ -119,11 +119,11 @@ class CompileCache:
         """The bytes kept under a text; None where nothing is kept or the file is damaged."""
         try:
             with open(self._trace(text), "rb") as file:
-                told, data = file.read(32), file.read()
+                digest_read, data = file.read(32), file.read()
                 os.utime(file.fileno())  # the most recently used files stay longest
         except OSError:
             return None
-        return data if hashlib.sha256(data).digest() == told else None
+        return data if hashlib.sha256(data).digest() == digest_read else None
 
     def write(self, text, data):
         """Keep bytes under a text."""
@@ -132,7 +132,7 @@ class CompileCache:
 
     @contextlib.contextmanager
     def exclusive(self, text, waits):
-        """A context, true inside, in which no other trainer compiles the code with this name.
+        """A context, true inside, that keeps other trainers from compiling the code with this name.
 
         If another trainer compiles it, a caller that `waits` gets the context when the code can be read from the cache,
         or after WAIT_SECONDS; other callers get false at once. Where the directory is not writable, each trainer
@@ -204,8 +204,8 @@ def _remove(path):
 
 def processor():
     """A digest that names the kind of processor: code compiled for one kind may not run on another."""
-    told = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
+    relevant = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
     with open("/proc/cpuinfo") as file:
         first = file.read().split("\n\n")[0]
-    lines = [line for line in first.splitlines() if line.partition(":")[0].strip().lower() in told]
+    lines = [line for line in first.splitlines() if line.partition(":")[0].strip().lower() in relevant]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]

@@ -202,10 +202,10 @@ class CompiledModel:
         optimizer = self.model.optimizer
         if not optimizer.use_ema:
             return []
-        weights = {id(v): place for place, v in enumerate(self._groups["weights"])}
-        places = {id(v): place for place, v in enumerate(self._groups["optimizer"])}
+        weights = {id(v): position for position, v in enumerate(self._groups["weights"])}
+        positions = {id(v): position for position, v in enumerate(self._groups["optimizer"])}
         return [
-            (weights[id(v)], places[id(own)])
+            (weights[id(v)], positions[id(own)])
             for v, own in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average)
             if own is not None
         ]

@@ -52,7 +52,7 @@ class Cache:
     def __init__(self, limit):
         self.limit, self.segments = limit, {}
         self.features = {}  # (segment's key, digest of the prefix) -> array, in the order of their last use
-        self._used, self._asked = {}, 0  # key of features -> count of accesses at their last use; that count
+        self._last_access, self._accesses = {}, 0  # key of features -> count of accesses at their last use; that count
 
     def get(self, key):
         return self.segments.get(key)
@@ -67,19 +67,19 @@ class Cache:
         """True where `nbytes` more of features fit, after dropping stale features, then segments with keys not in
         `keep`.
         """
-        stale = [key for key in self.features if self._asked - self._used[key] > STALE * len(self.features)]
+        stale = [key for key in self.features if self._accesses - self._last_access[key] > STALE * len(self.features)]
         return self._make_capacity(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
 
     def features_of(self, key, digest):
         """The features of the segment `key` by the prefix that `digest` names; None where they are not cached."""
-        self._asked += 1
+        self._accesses += 1
         if (key, digest) in self.features:
             self.features[key, digest] = self.features.pop((key, digest))
-            self._used[key, digest] = self._asked
+            self._last_access[key, digest] = self._accesses
         return self.features.get((key, digest))
 
     def add_features(self, key, digest, array):
-        self.features[key, digest], self._used[key, digest] = array, self._asked
+        self.features[key, digest], self._last_access[key, digest] = array, self._accesses
 
     def used(self):
         return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))

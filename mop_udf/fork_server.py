@@ -93,7 +93,7 @@ class ForkServer:
         try:
             # continue only when the trainer has its own name, so the process list never shows two fork servers
             if not os.read(named, 1):
-                raise ChildProcessError("it has become no trainer")
+                raise ChildProcessError("the child did not become a trainer")
             file = os.pidfd_open(pid)
             self._events.register(file, selectors.EVENT_READ, self._ended)
             self._trainers[file] = pid, connection
@@ -114,7 +114,7 @@ class ForkServer:
             for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
                 (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
-            for other in (connection, *(told for _, told in self._trainers.values())):
+            for other in (connection, *(connected for _, connected in self._trainers.values())):
                 other.close()
             os.close(self._lock)
             os.setsid()

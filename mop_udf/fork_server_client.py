@@ -17,7 +17,7 @@ import time
 
 from mop_udf.server_folder import environment, own_folder, version
 
-ANSWER_SECONDS = 20  # time in which it imports Keras, even on a busy machine
+ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
 MOST_BYTES = 1 << 16  # size limit of a request
 
 
@@ -29,7 +29,7 @@ class ForkedTrainer:
 
     def __init__(self, connection, name, life):
         """`life`: the writing end of the pipe that the trainer dies with."""
-        self._connection, self._name, self._asked = connection, name, time.monotonic()
+        self._connection, self._name, self._requested = connection, name, time.monotonic()
         self.pid, self.code = None, None
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
@@ -38,7 +38,7 @@ class ForkedTrainer:
         """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
         if self.pid is None:  # (an earlier call may have read the report)
             self._read_reports(seconds)
-        if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
+        if self.pid is None and self._connection is not None and time.monotonic() - self._requested > ANSWER_SECONDS:
             self._name.end()
             self._close()
         return True if self.pid is not None else None if self._connection is not None else False
@@ -61,14 +61,14 @@ class ForkedTrainer:
         if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
             return
         try:
-            news = self._connection.recv(MOST_BYTES)
+            report = self._connection.recv(MOST_BYTES)
         except OSError:
-            news = b""
-        if not news:
+            report = b""
+        if not report:
             self._close()
             return
-        news = json.loads(news)
-        self.pid, self.code = news.get("pid", self.pid), news.get("code")
+        report = json.loads(report)
+        self.pid, self.code = report.get("pid", self.pid), report.get("code")
         if self.code is not None:
             self._close()
 

@@ -59,7 +59,7 @@ def load(data):
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             for name in file.namelist():
                 if name not in (CONFIG, WEIGHTS, "metadata.json"):
-                    raise FileError(f"it holds {name!r}, which is no part of a model")
+                    raise FileError(f"it holds {name!r}, which is not part of a model")
             text = _member(file, CONFIG, architecture.MOST_CHARACTERS).decode()
             json.loads(text)
             model = models.build(models.normalise(text), 0)
@@ -74,7 +74,7 @@ def load(data):
         EOFError,
         zlib.error,
     ) as error:
-        raise FileError(f"it is no .keras file: {error}") from error
+        raise FileError(f"it is not a .keras file: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, WEIGHTS)
         with open(path, "wb") as file:

@@ -85,14 +85,14 @@ def parse_schedule(value):
     """The dictionary of a Keras schedule's JSON -> Schedule. Raises SequenceError."""
     name, config = value.get("class_name"), value.get("config")
     if not isinstance(name, str) or name not in SCHEDULES:
-        raise SequenceError(f"{abbreviated(name)} is no learning rate schedule of Keras' own ({', '.join(SCHEDULES)})")
+        raise SequenceError(f"{abbreviated(name)} is not a learning rate schedule of Keras ({', '.join(SCHEDULES)})")
     module, registered = value.get("module"), value.get("registered_name")
     if (
         not value.keys() <= SERIALIZED_KEYS
         or not (module is None or isinstance(module, str) and SCHEDULE_MODULES.fullmatch(module))
         or registered not in (None, name)
     ):
-        raise SequenceError(f"schedule {name} is not of Keras' own form: {{'class_name': ..., 'config': {{...}}}}")
+        raise SequenceError(f"schedule {name} is not in Keras' form: {{'class_name': ..., 'config': {{...}}}}")
     if not isinstance(config, dict):
         raise SequenceError(f"schedule {name} has no config")
     known, checked = SCHEDULES[name], {}
@@ -100,7 +100,7 @@ def parse_schedule(value):
         if key == "name" and (given is None or isinstance(given, str)):
             continue
         if key not in known:
-            raise SequenceError(f"{abbreviated(key)} is no argument of schedule {name} ({', '.join(known)})")
+            raise SequenceError(f"{abbreviated(key)} is not an argument of schedule {name} ({', '.join(known)})")
         checked[key] = _config_value(name, key, given)
     for key, default in known.items():
         if key not in checked and default is REQUIRED:

@@ -46,10 +46,10 @@ class ModelCache:
         """`most_bytes`: limit for all models together; the model in use stays, however large."""
         self.most_bytes, self.models, self.memories = most_bytes, collections.OrderedDict(), collections.OrderedDict()
         # key -> number of the `get` that requested it last
-        self.used, self.asked, self.random = {}, 0, random.Random(0)
+        self.last_request, self.requests, self.random = {}, 0, random.Random(0)
         self.evaluators = {}  # evaluation key -> key of the model that evaluates
-        self.sizes, self.last = {}, None  # key -> bytes at its last use; the key of the model in use
-        self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
+        self.sizes, self.in_use = {}, None  # key -> bytes at its last use; the key of the model in use
+        self.accepted_optimizers = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
     def get(self, architecture, compile_params, objects, seed=None, watched=False, dropout=None):
         """The CompiledModel for architecture JSON text and parsed parameters; its scalars are not set.
@@ -63,10 +63,10 @@ class ModelCache:
             self.models[key] = CompiledModel(
                 architecture, compile_params, objects, self._autotuner_memory, key, seed, watched, dropout
             )
-        elif optimizer not in self.judged:
+        elif optimizer not in self.accepted_optimizers:
             make_optimizer(*optimizer)
-        if optimizer not in self.judged:
-            self.judged.append(optimizer)
+        if optimizer not in self.accepted_optimizers:
+            self.accepted_optimizers.append(optimizer)
         self.evaluators.setdefault(evaluation_key(architecture, compile_params, objects), key)
         return self._use(key)
 
@@ -90,11 +90,11 @@ class ModelCache:
 
     def _use(self, key):
         self.models.move_to_end(key)
-        self.asked += 1
-        self.used[key] = self.asked
-        for recent in {self.last, key} & self.models.keys():  # they may have compiled since
+        self.requests += 1
+        self.last_request[key] = self.requests
+        for recent in {self.in_use, key} & self.models.keys():  # they may have compiled since
             self.sizes[recent] = self.models[recent].nbytes
-        self.last = key
+        self.in_use = key
         self._make_capacity()
         return self.models[key]
 
@@ -113,10 +113,10 @@ class ModelCache:
         total = sum(self.sizes.values())
         while total > self.most_bytes and len(self.models) > 1:
             oldest, *others = list(self.models)[:-1]
-            stale = self.asked - self.used[oldest] > STALE * len(self.models)
+            stale = self.requests - self.last_request[oldest] > STALE * len(self.models)
             victim = oldest if stale else self.random.choice([oldest, *others])
             total -= self.sizes.pop(victim)
-            del self.models[victim], self.used[victim]
+            del self.models[victim], self.last_request[victim]
             self.evaluators = {of: key for of, key in self.evaluators.items() if key != victim}
 
 

@@ -39,7 +39,7 @@ def build(architecture, seed):
     except Exception as error:
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
     if not model.built:
-        raise ConfigurationError("the architecture does not say its input shape")
+        raise ConfigurationError("the architecture does not state its input shape")
     framework.draw_from_state(model)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:

@@ -23,7 +23,7 @@ def load(data):
     except Exception as error:
         raise ValueError(f"dill cannot load it: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise ValueError(f"it is no function but {type(function).__name__}")
+        raise ValueError(f"it is not a function but {type(function).__name__}")
     return function
 
 

@@ -50,13 +50,13 @@ def check(module, name, config):
     """The config of an operation that may be loaded. Raises OperationError."""
     if name not in ALLOWED.get(module, ()):
         raise OperationError(
-            f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
-            f"keras.ops that compute and nothing else may"
+            f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only "
+            f"operations of keras.ops that merely compute may"
         )
     if not isinstance(config, dict) or not all(
         isinstance(key, str) and _is_plain(value) for key, value in config.items()
     ):
-        raise OperationError(f"operation {name} has an argument that is no plain data")
+        raise OperationError(f"operation {name} has an argument that is not plain data")
     pieces = config.get(PIECES.get(name))
     if isinstance(pieces, (int, float)) and pieces > MOST_PIECES:
         raise OperationError(f"operation {name} makes {pieces} pieces, at most {MOST_PIECES}")

@@ -108,7 +108,5 @@ def metric_name(name):
     if not isinstance(name, str):
         raise ParameterError(f"metric {abbreviated(name)} is not a name")
     if name.lower() in [r.lower() for r in REFUSED_METRICS]:
-        raise ParameterError(
-            f"metric {name!r} is not supported: labels are packed one-hot, for which it is {dense_name(name)!r}"
-        )
+        raise ParameterError(f"metric {name!r} is not supported: labels are packed one-hot, use {dense_name(name)!r}")
     return OLD_METRICS.get(name.lower()) or canonical_name(name, METRICS) or name

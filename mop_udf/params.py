@@ -100,8 +100,7 @@ def parse_compile_params(text):
     if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
         dense = dense_name(loss)
         raise ParameterError(
-            f"loss {loss!r} is not supported"
-            + (f": labels are packed one-hot, for which it is {dense!r}" if dense else "")
+            f"loss {loss!r} is not supported" + (f": labels are packed one-hot, use {dense!r}" if dense else "")
         )
     name, arguments = parse_optimizer(values["optimizer"])
     mode = values.get("sample_weight_mode")
@@ -174,7 +173,7 @@ def _stop(value):
     if stop["min_delta"] < 0:
         raise ParameterError(f"min_delta of stop must not be below 0, not {stop['min_delta']}")
     if not isinstance(stop["metric"], str):
-        raise ParameterError(f"metric of stop must be the name of one, not {abbreviated(stop['metric'])}")
+        raise ParameterError(f"metric of stop must be the name of a metric, not {abbreviated(stop['metric'])}")
     if stop["mode"] not in (None, "min", "max"):
         raise ParameterError(f"mode of stop must be 'min' or 'max', not {abbreviated(stop['mode'])}")
     return stop
@@ -190,7 +189,7 @@ def parse_optimizer(text):
     for key, value in (split(match[2]) if match[2] and match[2].strip() else {}).items():
         key = "learning_rate" if key == "lr" else key
         if not re.fullmatch(r"[A-Za-z_]\w{0,62}", key):
-            raise ParameterError(f"{abbreviated(key)} is no name of an argument of optimizer {name}")
+            raise ParameterError(f"{abbreviated(key)} is not an argument name of optimizer {name}")
         if key in arguments:
             raise ParameterError(f"optimizer {name} is given both lr and learning_rate")
         if sequence_parser.is_sequence_text(value):
@@ -251,8 +250,8 @@ def canonical_fit(text):
 
 
 SIGN_CHANGED = (
-    "{0} must not change between zero and other signs while a configuration trains, since Keras then keeps other "
-    "variables: {1} is not of the first value's sign"
+    "{0} must not change between zero and other signs while a configuration trains, since Keras would then keep other "
+    "variables: {1} does not have the sign of the first value"
 )
 
 
@@ -396,7 +395,7 @@ def _weighted_metrics(text):
     for name in names:
         metric_name(name)
         if not is_builtin_metric(name):
-            raise ParameterError(f"weighted metric {abbreviated(name)} is none of Keras' own")
+            raise ParameterError(f"weighted metric {abbreviated(name)} is not one of Keras' own")
     return [metric_name(name) for name in names]
 
 

@@ -11,7 +11,7 @@ from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031  # Linux; Python's fcntl defines it from 3.10 on
 PIPE_BYTES = 1 << 20  # the limit for unprivileged users
-LAST_BYTES = 2000  # of a trainer's last output that error messages quote
+QUOTED_BYTES = 2000  # of a trainer's last output that error messages quote
 UNANSWERED = ("unit", "state", "states_end", "rows")  # operations without an answer
 
 
@@ -133,7 +133,7 @@ class Trainer:
     def _begin(self, fork=None):
         """Make the pipes, and start the process at their other ends, by `fork` if it gives a process, else by exec."""
         self._process, self._life, self._child_ends, own = None, None, [], []
-        self._log, self._last_words = tempfile.TemporaryFile(), ""
+        self._log, self._last_output = tempfile.TemporaryFile(), ""
         try:
             for _ in range(3):
                 own += os.pipe()
@@ -224,12 +224,12 @@ class Trainer:
                 self._process.wait()
             self._close([self._requests, self._answers])
             self._close(self._child_ends)
-            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * LAST_BYTES))
-            said = self._log.read()
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * QUOTED_BYTES))
+            output = self._log.read()
             # (the first line of a long stack names the error)
-            fatal, rest = said[:-LAST_BYTES].rfind(b"Fatal Python error"), said[-LAST_BYTES:]
-            first = b"" if fatal < 0 else said[fatal:].split(b"\n", 1)[0] + b" ... "
-            self._last_words = (first + rest).decode("utf-8", "replace").strip()
+            fatal, rest = output[:-QUOTED_BYTES].rfind(b"Fatal Python error"), output[-QUOTED_BYTES:]
+            first = b"" if fatal < 0 else output[fatal:].split(b"\n", 1)[0] + b" ... "
+            self._last_output = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
     def _guard(self, operation, *args, **more):
@@ -252,4 +252,4 @@ class Trainer:
             if code < 0
             else f"ended with exit status {code}"
         )
-        return f"the trainer process {self._process.pid} {how}{self._last_words and '; its last words: '}{self._last_words}"
+        return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"

@@ -5,7 +5,7 @@ arguments of mop_udf.trainer. An actor that holds the GPUs starts the trainer fr
 trainer's stdin and stdout are a connection to the relay, so frames, including rows, pass unchanged, and Ray's object
 store is not used. If the actor, its node or the relay ends, the trainer ends, too.
 
-`python -m mop_udf.relay room ADDRESS GPUS CPUS` prints the number of such trainers that the cluster can hold.
+`python -m mop_udf.relay capacity ADDRESS GPUS CPUS` prints the number of such trainers that the cluster can hold.
 """
 
 import io
@@ -157,12 +157,12 @@ def connect(address, gpus, cpus, seconds, arguments):
     token = secrets.token_bytes(32)
     try:
         actor = ray.remote(Host).options(num_gpus=gpus, num_cpus=cpus).remote()
-        place = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
-        connection = socket.create_connection(place, CONNECT_SECONDS)
+        target = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
+        connection = socket.create_connection(target, CONNECT_SECONDS)
     except ray.exceptions.GetTimeoutError:
-        end(f"Ray at {address} has had no room for {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
+        end(f"Ray at {address} has had no capacity for {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
     except OSError as error:
-        end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}", True)
+        end(f"the node {target[0]} of Ray at {address} cannot be reached: {error}", True)
     except Exception as error:
         end(f"Ray at {address} cannot start a trainer: {type(error).__name__}: {str(error)[:500]}", True)
     connection.settimeout(None)
@@ -215,6 +215,6 @@ def main(backend, life, address, gpus, cpus, seconds, *arguments):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "room":
+    if sys.argv[1] == "capacity":
         capacity(sys.argv[2], *map(float, sys.argv[3:]))
     main(*sys.argv[1:])

@@ -39,7 +39,7 @@ def parse(text):
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, ArithmeticError) as error:
         if isinstance(error, SequenceError):
             raise
-        raise SequenceError(f"{abbreviated(text)} is no sequence") from None
+        raise SequenceError(f"{abbreviated(text)} is not a sequence") from None
 
 
 def _sequence(node, depth):
@@ -51,7 +51,7 @@ def _sequence(node, depth):
     if isinstance(node, ast.Dict):
         return parse_schedule(_plain(node))
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise SequenceError(f"{_code(node)} is no sequence")
+        raise SequenceError(f"{_code(node)} is not a sequence")
     kind = _kind(node.func.id)
     if kind is None:
         raise SequenceError(f"unknown sequence {node.func.id!r} ({', '.join(KINDS)})")
@@ -77,7 +77,7 @@ def _arguments(kind, node, depth):
             if depth:
                 raise SequenceError("per belongs to the outermost sequence alone")
         elif name not in KINDS[kind]:
-            raise SequenceError(f"{abbreviated(name)} is no argument of {kind} ({', '.join(KINDS[kind])}, per)")
+            raise SequenceError(f"{abbreviated(name)} is not an argument of {kind} ({', '.join(KINDS[kind])}, per)")
         elif name in given:
             raise SequenceError(f"{kind} is given {name} twice")
         else:
@@ -172,7 +172,7 @@ def _milestones(values):
     )
     if not good or values != sorted(values):
         raise SequenceError(
-            f"milestones of {_signature('MultiStep')} must be a rising list of integers of at least 1, "
+            f"milestones of {_signature('MultiStep')} must be an ascending list of integers of at least 1, "
             f"not {abbreviated(values)}"
         )
     return tuple(map(float, values))
@@ -195,13 +195,13 @@ def _plain(node):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, int, float, str))):
         return node.value
-    raise SequenceError(f"{_code(node)} is no literal")
+    raise SequenceError(f"{_code(node)} is not a literal")
 
 
 def _key(node):
     key = _plain(node)
     if isinstance(key, (list, dict)):
-        raise SequenceError(f"{abbreviated(key)} is no key")
+        raise SequenceError(f"{abbreviated(key)} is not a key")
     return key
 
 

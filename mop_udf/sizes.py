@@ -108,7 +108,7 @@ def _bytes(shape, dtype):
 
 @contextlib.contextmanager
 def _unallocated():
-    """A context in which new variables get no values: the list of these variables.
+    """A context that gives new variables no values: the list of these variables.
 
     Layers compute on shapes alone in it.
     """

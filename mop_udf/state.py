@@ -48,16 +48,16 @@ def values(variables):
 
 def parts(buffers, size):
     """Buffers -> lists of buffers with `size` bytes in total, the last list excepted; nothing is copied."""
-    part, room = [], size
+    part, free = [], size
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
         while view.nbytes:
-            piece = view[:room]
+            piece = view[:free]
             part.append(piece)
-            view, room = view[piece.nbytes :], room - piece.nbytes
-            if not room:
+            view, free = view[piece.nbytes :], free - piece.nbytes
+            if not free:
                 yield part
-                part, room = [], size
+                part, free = [], size
     if part:
         yield part
 

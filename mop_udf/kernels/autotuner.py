@@ -29,7 +29,7 @@ CACHED_SHARE = 0.3  # of the compile time: to read compiled code from the cache,
 SLOWER_THAN_HISTORY = 2.0  # times as slow as in earlier runs: such a kernel is compared anew
 MOST_TIMINGS = 2  # timings of a slow kernel before it is given up: other work may have disturbed the first
 RETIME_SECONDS = 0.002  # a kernel whose batch is slower than the best kernel's by less than this is timed once more
-MARGIN = 1.5  # by which an estimated gain must exceed the cost, unless later runs gain as well
+MARGIN = 1.5  # least ratio of an estimated gain to the cost, unless later runs gain as well
 
 VMAP = "vmap"  # the kernel that trains several models at once; its seconds are divided by their number
 
@@ -162,7 +162,7 @@ class Autotuner:
 
     @property
     def _margin(self) -> float:
-        """The factor by which a gain estimated from other nets of the architecture must exceed the cost."""
+        """The least ratio of a gain, estimated from other nets of the architecture, to the cost."""
         return 1.0 if self.memory.persistent else MARGIN
 
     def _compile_cost(self, kernel: str) -> float:

@@ -158,7 +158,7 @@ def _graph(model):
 
 
 def _nodes(graph):
-    """The computing nodes of a Functional model, in an order in which they can be computed."""
+    """The computing nodes of a Functional model, each after the nodes that it depends on."""
     return [
         node
         for depth in sorted(graph._nodes_by_depth, reverse=True)
@@ -268,7 +268,7 @@ def _described(inputs, nodes, outputs):
     The description leaves out the weights' values and the names; the layers are in the order of the description.
     """
     numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
-    layers, told = [], [[str(tensor.dtype), tensor.shape[1:]] for tensor in inputs]
+    layers, description = [], [[str(tensor.dtype), tensor.shape[1:]] for tensor in inputs]
 
     def named(value):
         return {"tensor": numbers[id(value)]} if isinstance(value, keras.KerasTensor) else value
@@ -276,10 +276,10 @@ def _described(inputs, nodes, outputs):
     for node in nodes:
         operation, within = _operation(node.operation)
         layers += within
-        told.append([operation, *node.arguments.convert(named)])
+        description.append([operation, *node.arguments.convert(named)])
         for tensor in node.outputs:
             numbers[id(tensor)] = len(numbers)
-    return [told, [numbers[id(tensor)] for tensor in outputs]], layers
+    return [description, [numbers[id(tensor)] for tensor in outputs]], layers
 
 
 def _operation(operation):
@@ -287,8 +287,8 @@ def _operation(operation):
     kind = type(operation).__name__
     if isinstance(operation, keras.Model):
         inner = _graph(operation)
-        told, layers = _described(inner.inputs, _nodes(inner), inner.outputs)
-        return [kind, told], layers
+        description, layers = _described(inner.inputs, _nodes(inner), inner.outputs)
+        return [kind, description], layers
     if not isinstance(operation, keras.layers.Layer):
         return [
             kind,

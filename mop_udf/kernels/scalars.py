@@ -33,8 +33,8 @@ class Scalar:
 
     def _apply(self, operation, other, swapped=False):
         if not isinstance(other, (int, float, Scalar)):
-            here = self.cast(self.compute(), getattr(other, "dtype", "float32"))
-            return operation(other, here) if swapped else operation(here, other)
+            number = self.cast(self.compute(), getattr(other, "dtype", "float32"))
+            return operation(other, number) if swapped else operation(number, other)
 
         def compute():
             that = other.compute() if isinstance(other, Scalar) else self.cast(other, "float64")

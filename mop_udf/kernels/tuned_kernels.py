@@ -9,7 +9,7 @@ from mop_udf.kernels.batches import cached, weighted
 from mop_udf.kernels.framework import framework
 from mop_udf.kernels.training_metrics import TrainingMetrics
 
-TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after the batch in which its step compiles
+TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after its first batch compiled the step
 
 
 class TunedKernels:

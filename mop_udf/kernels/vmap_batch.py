@@ -18,7 +18,7 @@ COPIES = 4  # of a state, and of the layers' outputs for a batch: old and new va
 
 
 def is_possible(kernel):
-    """True where models for which the setting names this kernel (or "auto") may train as a vmap batch."""
+    """True where models may train as a vmap batch; `kernel`: the setting's kernel, or "auto"."""
     return framework.Group is not None and (kernel == VMAP or kernel == "auto" and framework.has_gpu())
 
 

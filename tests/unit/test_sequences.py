@@ -86,14 +86,14 @@ def test_a_value_that_the_text_names_is_that_value():
         ("Exponential(0.1, gamma=0)", "gamma of Exponential(value, gamma) must be above 0, not 0"),
         ("Exponential(0.1, 0.9, gamma=1)", "given gamma twice"),
         ("Exponential(*[1, 2])", "Exponential takes"),
-        ("Exponential(**{'a': 1})", "None is no argument"),
-        ("Exponential(0.1, rate=1)", "'rate' is no argument of Exponential (value, gamma, per)"),
+        ("Exponential(**{'a': 1})", "None is not an argument"),
+        ("Exponential(0.1, rate=1)", "'rate' is not an argument of Exponential (value, gamma, per)"),
         ("Exponential('a', 0.9)", "value of Exponential(value, gamma) must be a number, not 'a'"),
         ("Exponential(1e999, 0.9)", "value of Exponential(value, gamma) must be a number, not inf"),
-        ("Exponential(0.1, __import__('os'))", "__import__('os') is no literal"),
+        ("Exponential(0.1, __import__('os'))", "__import__('os') is not a literal"),
         (
             "MultiStep(0.1, 4)",
-            "milestones of MultiStep(value, milestones, gamma) must be a rising list of integers of at least 1, not 4",
+            "milestones of MultiStep(value, milestones, gamma) must be an ascending list of integers of at least 1, not 4",
         ),
         ("MultiStep(0.1, [4, 2])", "rising"),
         ("MultiStep(0.1, [0])", "rising"),
@@ -116,14 +116,14 @@ def test_a_value_that_the_text_names_is_that_value():
         ("[1, {0: 1}]", "not both"),
         ("[True]", "number"),
         ("Exponential(0.1, 0.9, per='epoch')", "per of Exponential must be 'iteration' or 'batch', not 'epoch'"),
-        ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is no learning rate schedule of Keras' own"),
-        ("{'class_name': ['x'], 'config': {}}", "is no learning rate schedule"),
+        ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is not a learning rate schedule of Keras"),
+        ("{'class_name': ['x'], 'config': {}}", "is not a learning rate schedule"),
         ("{'class_name': 'CosineDecay'}", "schedule CosineDecay has no config"),
         ("{'class_name': 'CosineDecay', 'config': {'decay_steps': 3}}", "CosineDecay needs initial_learning_rate"),
-        ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is no argument of schedule CosineDecay"),
+        ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is not an argument of schedule CosineDecay"),
         ("{'class_name': 'CosineDecay', 'config': {'alpha': {'class_name': 'x'}}}", "alpha of CosineDecay must be a"),
-        ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not of Keras' own form"),
-        ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not of Keras' own form"),
+        ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not in Keras' form"),
+        ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not in Keras' form"),
         (
             "{'class_name': 'ExponentialDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 0, 'decay_rate': 1}}",
             "decay_steps of ExponentialDecay must be above 0",
@@ -160,7 +160,7 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
         return
     with pytest.raises(sequences.SequenceError) as error:
         sequence_parser.parse(text.format(count))
-    assert name in str(error.value) or "is no literal" in str(error.value)
+    assert name in str(error.value) or "is not a literal" in str(error.value)
     assert sequence_parser.parse(text.format("4.0")) == sequence_parser.parse(text.format("4"))
 
 
@@ -174,7 +174,7 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
         ("MultiStep([3, 5], 0.1)", "value of MultiStep(value, milestones, gamma) must be a number, not [3, 5]"),
         ("MultiStep(0.1, 0.1, [3])", "gamma of MultiStep(value, milestones, gamma) must be a number, not [3]"),
         ("Warmup(0.1, 0.01, 5)", "steps of Warmup(start, steps, then) must be an integer of at least 1, not 0.01"),
-        ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is no literal"),
+        ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is not a literal"),
         (
             "CyclicLR(10, 0.1, 0.01)",
             "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma) must",

@@ -62,8 +62,8 @@ def begin(threads):
         None
         if has_gpu()
         else (
-            f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
-            f"is not there (nvidia-smi)"
+            f"JAX {jax.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only, or the GPU driver "
+            f"is missing (nvidia-smi)"
         )
     )
 
@@ -86,7 +86,7 @@ def loops(model, name, lasting):
 
 def refused(random, convolutional):
     """{kernel: reason} for the kernels that are useless for a model."""
-    found = {"xla": "JAX compiles everything by XLA: it is the loop"}
+    found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found

@@ -43,7 +43,7 @@ def numbers(optimizer):
 
 @contextlib.contextmanager
 def given(numbers, values):
-    """A context in which the numbers have other values, for a step that is being compiled."""
+    """A context that gives the numbers other values, for a step that is being compiled."""
     before = [number.value for number in numbers]
     for number, value in zip(numbers, values):
         number.value = value

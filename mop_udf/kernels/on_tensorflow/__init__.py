@@ -63,8 +63,8 @@ def begin(threads):
         None
         if gpus or wanted in ("", "-1")
         else (
-            f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
-            f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)"
+            f"TensorFlow {tf.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only (make "
+            f"install FRAMEWORK=cuda), or the GPU driver is missing (nvidia-smi)"
         )
     )
 
@@ -115,5 +115,5 @@ def for_any_rows(step, data, variables, join, name):
 
 
 def shapes_only():
-    """A context in which computations only extend a graph that is thrown away."""
+    """A context that turns computations into parts of a graph, which is thrown away."""
     return tf.Graph().as_default()

@@ -48,7 +48,7 @@ class Loop(TimedLoop):
         """`name`: equal for models with equal compiled code, in all trainers; `lasting`: keep traces under this name."""
         super().__init__()
         self.model, self.jit_compile, self.name, self.lasting = model, jit_compile, name, lasting
-        self.named = True  # traces get names that depend on `name`, by which XLA's cache finds them
+        self.named = True  # traces get names that depend on `name`, so that XLA's cache finds them
 
     def compile(self, data, batch_size, waits=True):
         """Compile the loop for such data, without training: seconds that it took. Raises the framework's errors.
@@ -113,11 +113,11 @@ class Loop(TimedLoop):
             count = tf.shape(tf.nest.flatten(data)[0])[0]
 
             def body(i):
-                here = tf.minimum(size, count - i * size) if fixed is None else fixed
+                rows = tf.minimum(size, count - i * size) if fixed is None else fixed
                 self.model.train_step(
                     tf.nest.map_structure(
                         lambda t: tf.ensure_shape(
-                            tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)], [here, *t.shape[1:]]),
+                            tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)], [rows, *t.shape[1:]]),
                             (fixed, *t.shape[1:]),
                         ),
                         data,

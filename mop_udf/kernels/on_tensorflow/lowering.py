@@ -6,7 +6,7 @@ read compiled code from the cache. Equivalent operations take some microseconds:
 0.5, which processors compute as the root. (It differs for -inf and -0; an optimizer never takes their roots, and the
 net's own roots stay.) Measured with Adam on a net of three layers: 0.05 s instead of 0.13.
 
-A function is TensorFlow's protocol buffer, FunctionDef, in which "node:output:number" names an output.
+A function is TensorFlow's protocol buffer, FunctionDef; "node:output:number" names an output.
 """
 
 import numpy as np
@@ -34,8 +34,8 @@ def lower(function, optimizer):
                 del node.input[:]
                 node.input.extend([*takes, *after])
     for node in function.node_def:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
     for key, name in function.ret.items():
         function.ret[key] = renamed.get(name, name)
 

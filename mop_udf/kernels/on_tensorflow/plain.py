@@ -14,7 +14,7 @@ class Plain:
     the shapes of its first batch, and a second one for any number of rows when another shape comes; the two round
     differently. This kernel always makes both steps, one for full batches and one for short batches, so that a result
     does not depend on the trainer's earlier work. (Keras' own train_on_batch drops the metrics of earlier batches. It
-    serves only for the first batch, in which Keras makes its missing variables.)
+    serves only for the first batch, where Keras makes its missing variables.)
     """
 
     name = "plain"

@@ -58,7 +58,7 @@ class Function:
 
 @contextlib.contextmanager
 def unoptimized():
-    """A context in which functions run as traced, without TensorFlow's graph optimizer.
+    """A context that runs functions as traced, without TensorFlow's graph optimizer.
 
     The optimizer takes 0.05 s for a new function. Without it, results round differently.
     """
@@ -109,16 +109,16 @@ def function(trace, text, variables, lasting, optimizer=None):
             traced, cache = trace(), None  # earlier functions with these names still exist
     try:
         definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
-        places = {id(handle): place for place, handle in enumerate(handles)}
+        positions = {id(handle): position for position, handle in enumerate(handles)}
         if (
             cache
-            and all(id(tensor) in places for tensor in captured)
+            and all(id(tensor) in positions for tensor in captured)
             and not any("token" in node.attr for definition in definitions for node in definition.node_def)
         ):
             # (a token refers to a Python function of this process)
-            told = {"variables": alike, "captured": [places[id(tensor)] for tensor in captured]}
+            header = {"variables": alike, "captured": [positions[id(tensor)] for tensor in captured]}
             library = function_pb2.FunctionDefLibrary(function=definitions)
-            cache.write(text, json.dumps(told).encode() + b"\n" + library.SerializeToString())
+            cache.write(text, json.dumps(header).encode() + b"\n" + library.SerializeToString())
         return Function(definitions, list(captured))
     except TRACE_ERRORS:
         return traced
@@ -141,7 +141,7 @@ def without_gradient_registry():
 
 @contextlib.contextmanager
 def stable_names(text):
-    """A context in which the names of TensorFlow's functions depend on `text` alone, not on the functions made before.
+    """A context that derives the names of TensorFlow's functions from `text` alone, not from their number.
 
     XLA's cache takes the names as part of the code. Functions read from the cache must not share names with others.
     """
@@ -157,12 +157,13 @@ def stable_names(text):
 
 
 def _read(data, alike, handles):
-    told, functions = data.split(b"\n", 1)
-    told = json.loads(told)
-    if told["variables"] != alike:
+    header, functions = data.split(b"\n", 1)
+    header = json.loads(header)
+    if header["variables"] != alike:
         raise ValueError("it uses other variables")
     return Function(
-        function_pb2.FunctionDefLibrary.FromString(functions).function, [handles[place] for place in told["captured"]]
+        function_pb2.FunctionDefLibrary.FromString(functions).function,
+        [handles[position] for position in header["captured"]],
     )
 
 
@@ -191,5 +192,5 @@ def _definitions(traced, optimizer):
 
 
 def _handle(variable):
-    """The tensor by which functions capture a variable of Keras or TensorFlow."""
+    """The tensor that functions capture for a variable of Keras or TensorFlow."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).handle

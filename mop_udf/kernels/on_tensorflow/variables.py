@@ -39,8 +39,8 @@ class Variables:
         self.shapes = [tuple(v.shape) for v in self.variables]
         self.dtypes = [v.value.dtype.as_numpy_dtype for v in self.variables]
         self.kinds = {}  # dtype -> positions of its variables
-        for place, variable in enumerate(self.variables):
-            self.kinds.setdefault(variable.dtype, []).append(place)
+        for position, variable in enumerate(self.variables):
+            self.kinds.setdefault(variable.dtype, []).append(position)
         size = sum(v.value.dtype.size * math.prod(shape) for v, shape in zip(self.variables, self.shapes))
         self._all_at_once = None  # the functions that set and read all at once, after their compilation
         self._set = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
@@ -57,8 +57,8 @@ class Variables:
         else:
             self._compiled()[0](
                 [
-                    tf.convert_to_tensor(np.concatenate([arrays[place].reshape(-1) for place in places]))
-                    for places in self.kinds.values()
+                    tf.convert_to_tensor(np.concatenate([arrays[position].reshape(-1) for position in positions]))
+                    for positions in self.kinds.values()
                 ]
             )
 
@@ -68,18 +68,18 @@ class Variables:
             return [taken(variable.value) for variable in self.variables]
         found = [None] * len(self.variables)
         flats = self._compiled()[1]()
-        for places, flat in zip(self.kinds.values(), flats if isinstance(flats, list | tuple) else [flats]):
+        for positions, flat in zip(self.kinds.values(), flats if isinstance(flats, list | tuple) else [flats]):
             flat, at = np.asarray(flat), 0
-            for place in places:
-                end = at + math.prod(self.shapes[place])
-                found[place], at = flat[at:end].reshape(self.shapes[place]), end
+            for position in positions:
+                end = at + math.prod(self.shapes[position])
+                found[position], at = flat[at:end].reshape(self.shapes[position]), end
         return found
 
     def _compiled(self):
         if self._all_at_once is None:
             flats = [
-                tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
-                for kind, places in self.kinds.items()
+                tf.TensorSpec([sum(math.prod(self.shapes[position]) for position in positions)], kind)
+                for kind, positions in self.kinds.items()
             ]
             values = [v.value for v in self.variables]
             self._all_at_once = tuple(
@@ -94,13 +94,13 @@ class Variables:
         return self._all_at_once
 
     def _put_all(self, flats):
-        for places, flat in zip(self.kinds.values(), flats):
-            parts = tf.split(flat, [math.prod(self.shapes[place]) for place in places])
-            for place, part in zip(places, parts):
-                self.variables[place].value.assign(tf.reshape(part, self.shapes[place]))
+        for positions, flat in zip(self.kinds.values(), flats):
+            parts = tf.split(flat, [math.prod(self.shapes[position]) for position in positions])
+            for position, part in zip(positions, parts):
+                self.variables[position].value.assign(tf.reshape(part, self.shapes[position]))
 
     def _take_all(self):
         return [
-            tf.concat([tf.reshape(self.variables[place].value, [-1]) for place in places], 0)
-            for places in self.kinds.values()
+            tf.concat([tf.reshape(self.variables[position].value, [-1]) for position in positions], 0)
+            for positions in self.kinds.values()
         ]

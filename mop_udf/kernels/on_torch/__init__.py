@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Group = None
-NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
+NO_LOOP = "PyTorch runs every operation at once: there is no loop to compile"
 
 
 def begin(threads):
@@ -47,8 +47,8 @@ def begin(threads):
         return None
     if not torch.cuda.is_available():
         return (
-            f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
-            f"or the driver is not there (nvidia-smi)"
+            f"PyTorch {torch.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only, "
+            f"or the GPU driver is missing (nvidia-smi)"
         )
     # for the life of this process: Keras was imported for processors, so that the fork server does not touch a GPU
     keras.device("gpu:0").__enter__()

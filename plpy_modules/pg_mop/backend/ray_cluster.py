@@ -89,7 +89,7 @@ def capacity(db, name, use_gpus):
     told = cluster(db.plpy, name)
     gpus = told["gpus"] * bool(use_gpus)
     asked = subprocess.Popen(
-        process.command(mop_udf.home, "mop_udf.relay", "room", told["address"], gpus, told["cpus"]),
+        process.command(mop_udf.home, "mop_udf.relay", "capacity", told["address"], gpus, told["cpus"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
