@@ -5,6 +5,7 @@ import keras
 from mop_udf import architecture_shapes
 from mop_udf.errors import first_line
 from mop_udf.models import ConfigurationError
+from mop_udf.objects import load as load_function
 
 
 def weights_by_position(loss_weights, architecture):
@@ -27,7 +28,7 @@ def load_functions(objects):
     functions = {}
     for name, data in objects.items():
         try:
-            functions[name] = objects.load(data)
+            functions[name] = load_function(data)
         except ValueError as error:
             raise ConfigurationError(f"custom function {name!r} cannot be used: {first_line(error)}") from error
     return functions

@@ -168,11 +168,11 @@ def test_what_is_damaged_is_not_read(tmp_path):
 
 def test_one_of_two_trainers_compiles(tmp_path):
     first, second = CompileCache(tmp_path, 100), CompileCache(tmp_path, 100)
-    with first.alone("net", True) as turn:
+    with first.exclusive("net", True) as turn:
         assert turn
-        with second.alone("net", False) as turn:
+        with second.exclusive("net", False) as turn:
             assert not turn
-        with second.alone("another", False) as turn:
+        with second.exclusive("another", False) as turn:
             assert turn
         second.tidy(), second.clear()  # what is held stays
         ended = []
@@ -182,7 +182,7 @@ def test_one_of_two_trainers_compiles(tmp_path):
         assert not ended
     waiting.join()
     assert ended == [True]
-    with CompileCache("/nowhere", 1).alone("net", False) as turn:
+    with CompileCache("/nowhere", 1).exclusive("net", False) as turn:
         assert turn
 
 
