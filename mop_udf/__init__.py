@@ -5,7 +5,7 @@ import sys
 home = None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
 
 
-def packages(of):
+def packages(of: str) -> str:
     """The site-packages directory, in the virtual environment `of`, for the running Python version.
 
     The directory of an older Python may exist beside it.

@@ -8,6 +8,7 @@ JSON of Keras 2 (no modules, `batch_input_shape`, nested lists of inbound nodes)
 
 import json
 import re
+from typing import Any
 
 from mop_udf import operations
 from mop_udf.architecture_classes import (
@@ -38,7 +39,7 @@ MOST_DEPTH = 60
 MOST_LAYERS = 5000
 
 
-def check(architecture):
+def check(architecture: str | dict[str, Any]) -> dict[str, Any]:
     """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
     Raises ArchitectureError where the JSON is not a Keras model, or names a class that is not on the allow-list.
@@ -384,7 +385,7 @@ def _has_tensor(value):
     return isinstance(value, list) and any(map(_has_tensor, value))
 
 
-def is_reference(value):
+def is_reference(value: Any) -> bool:
     """True for Keras 2's [layer, call, tensor] or [layer, call, tensor, keyword arguments]."""
     return (
         isinstance(value, list)

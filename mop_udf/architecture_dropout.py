@@ -3,6 +3,8 @@
 Standard library only.
 """
 
+from typing import Any
+
 from mop_udf.architecture import ArchitectureError
 from mop_udf.sequences import Sequence
 
@@ -12,7 +14,7 @@ DROPOUTS = frozenset("AlphaDropout Dropout GaussianDropout SpatialDropout1D Spat
 NO_RATE = 0.5
 
 
-def with_dropout(architecture, dropout):
+def with_dropout(architecture: dict[str, Any], dropout: float | dict[str, float]) -> dict[str, Any]:
     """A copy of an architecture (as `check` gives it) with other rates in its dropout layers.
 
     `dropout`: one rate for all of them, or {layer name: rate}. A rate of 0 is written as NO_RATE. Raises
@@ -45,7 +47,7 @@ def with_dropout(architecture, dropout):
     return made
 
 
-def check_dropout(architecture, dropout):
+def check_dropout(architecture: dict[str, Any], dropout: Any) -> None:
     """Raise ArchitectureError where the fit parameter `dropout` names a layer that an architecture does not have.
 
     `architecture` as `check` gives it; `dropout` as parsed, possibly a Sequence or None.

@@ -3,6 +3,9 @@
 Standard library only.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from mop_udf.architecture import ArchitectureError, is_reference
 from mop_udf.architecture_classes import MODELS
 
@@ -18,7 +21,7 @@ LayerNormalization LeakyReLU PReLU ReLU Softmax UnitNormalization
 )
 
 
-def input_shapes(architecture):
+def input_shapes(architecture: dict[str, Any]) -> list[list[int | None]]:
     """Shapes of the model's inputs, without the batch dimension, in the order of the inputs.
 
     `architecture` as `check` gives it. Raises ArchitectureError where no layer states its input shape.
@@ -36,7 +39,7 @@ def input_shapes(architecture):
     return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
 
 
-def output_widths(architecture, outputs=1):
+def output_widths(architecture: dict[str, Any], outputs: int = 1) -> list[int | None]:
     """Widths of the model's outputs, in order; None for a width that only the built model knows.
 
     `architecture` as `check` gives it. A width is known where the output comes from a layer with `units`, possibly
@@ -58,7 +61,7 @@ def output_widths(architecture, outputs=1):
     return [_width(architecture, end) for end in ends]
 
 
-def named(architecture, key):
+def named(architecture: dict[str, Any], key: str) -> list[str] | None:
     """The sorted names of a model's inputs or outputs, if it has several in a dictionary; Keras takes them in this
     order.
 
@@ -80,7 +83,7 @@ def named(architecture, key):
     return None
 
 
-def by_position(architecture):
+def by_position(architecture: dict[str, Any]) -> dict[str, Any]:
     """An architecture with lists in place of dictionaries of inputs and outputs, in Keras' order."""
     config = dict(architecture["config"])
     for key in END_NAMES:
@@ -90,7 +93,7 @@ def by_position(architecture):
     return {**architecture, "config": config}
 
 
-def name_misfit(architecture, key, columns):
+def name_misfit(architecture: dict[str, Any], key: str, columns: Iterable[str]) -> tuple[str, str] | None:
     """(problem, hint) where an architecture names its inputs or outputs (`named`), but not as these columns; else None.
 
     The columns must have the names in the same order. Raises ArchitectureError as `named` does.
@@ -114,12 +117,12 @@ def _has_dictionary(value):
     return isinstance(value, dict) or isinstance(value, list) and any(map(_has_dictionary, value))
 
 
-def is_vector(shape):
+def is_vector(shape: Sequence[int | None]) -> bool:
     """True for the output shape [width]: only a vector can be compared with a row's classes or numbers."""
     return len(shape) == 1 and shape[0] is not None
 
 
-def output_misfit(widths, wanted):
+def output_misfit(widths: Sequence[int | None], wanted: dict[str, Any]) -> str | None:
     """The problem of outputs with `widths` (None: unknown) for rows as `wanted` describes them, or None.
 
     `wanted`: {"widths", "what", "table"}.

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import struct
+from typing import Any
 
 CHECK_SECONDS = 0.1
 SMALL = 1 << 16  # bytes; smaller writes are collected, and reads fetch at least as many
@@ -31,7 +32,7 @@ class Channel:
             os.set_blocking(write_fd, False)
             os.set_blocking(read_fd, False)
 
-    def send(self, header, *payloads, more=False):
+    def send(self, header: dict[str, Any], *payloads: Any, more: bool = False) -> None:
         """Send one frame. Payloads are bytes-like; large payloads are not copied.
 
         `more`: another frame follows, or the caller reads an answer next; small frames are held back until then. Each
@@ -53,7 +54,7 @@ class Channel:
         held, self._held = self._held, bytearray()
         self._write(memoryview(held))
 
-    def receive_header(self):
+    def receive_header(self) -> dict[str, Any]:
         """The next frame's header. `receive_into` reads its payloads, one for each of header["sizes"].
 
         Unread payloads of the last frame are skipped, so payloads are never mistaken for frames after an error.
@@ -66,7 +67,7 @@ class Channel:
         self.pending = sum(header["sizes"])
         return header
 
-    def receive(self, joined=False):
+    def receive(self, joined: bool = False) -> tuple[dict[str, Any], Any]:
         """The next frame: (header, [payload, ...]) with bytearray payloads; `joined`: (header, all in one)."""
         header = self.receive_header()
         if joined:
@@ -79,7 +80,7 @@ class Channel:
             self.receive_into(payloads[-1])
         return header, payloads
 
-    def receive_into(self, view):
+    def receive_into(self, view: Any) -> None:
         """Fill the writable buffer `view` with the next bytes of the frame's payloads."""
         view = memoryview(view).cast("B")
         self._fill(view)
@@ -115,7 +116,7 @@ class Channel:
                 raise ChannelClosed
             return found
 
-    def wait_readable(self, seconds):
+    def wait_readable(self, seconds: float | None) -> bool:
         """True as soon as a frame begins; False after `seconds`."""
         return bool(self._ahead or select.select([self.read_fd], [], [], seconds)[0])
 

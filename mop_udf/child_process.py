@@ -11,7 +11,7 @@ import signal
 F_SETSIG = 10  # Linux; Python's fcntl does not define it
 
 
-def die_with_pipe(life):
+def die_with_pipe(life: int) -> None:
     """Let the kernel kill this process, in any state, as soon as no process holds the other end of the pipe `life`."""
     fcntl.fcntl(life, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
@@ -20,7 +20,7 @@ def die_with_pipe(life):
         os._exit(0)
 
 
-def prefer_oom_kill():
+def prefer_oom_kill() -> None:
     """Make this process the first that the kernel's OOM killer ends."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -29,7 +29,7 @@ def prefer_oom_kill():
         pass
 
 
-def take_stdio():
+def take_stdio() -> tuple[int, int]:
     """Reserve stdin and stdout for frames: (read descriptor, write descriptor). Other output goes to stderr."""
     read_fd, write_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)

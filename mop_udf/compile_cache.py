@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 
 from mop_udf import server_folder
 
@@ -27,7 +28,7 @@ TRACE, NEW = ".trace", ".new"  # suffixes of trace files, complete and being wri
 WAIT_SECONDS = 120  # for another trainer that compiles the same code
 
 
-def environment(home, keras_backend, role, threads, megabytes):
+def environment(home: str, keras_backend: str, role: int, threads: int, megabytes: int) -> dict[str, str]:
     """The environment variables (a dict) that give a trainer its compile cache; empty where a cache is impossible.
 
     `role`: the role's OID; `threads`: the trainer's threads, which XLA compiles for; `megabytes`: the most that the
@@ -55,7 +56,7 @@ def environment(home, keras_backend, role, threads, megabytes):
     return {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={path}", VARIABLE: f"{int(megabytes)}:{path}"}
 
 
-def current():
+def current() -> "CompileCache | None":
     """The :class:`CompileCache` of this trainer, or None."""
     if VARIABLE not in os.environ:
         return None
@@ -69,7 +70,7 @@ class CompileCache:
     def __init__(self, path, most_bytes):
         self.path, self.most_bytes = path, most_bytes
 
-    def tidy(self):
+    def tidy(self) -> None:
         """Remove the oldest files if the directory is too large. To be called after a write."""
         files = []
         for entry in self._entries():
@@ -87,7 +88,7 @@ class CompileCache:
             if _remove(path):
                 total -= size
 
-    def clear(self):
+    def clear(self) -> bool:
         """Remove all compiled code and traces. True where there was compiled code."""
         removed = 0
         for entry in self._entries():
@@ -101,21 +102,21 @@ class CompileCache:
         except OSError:
             return []
 
-    def compiled(self, architecture):
+    def compiled(self, architecture: str) -> dict[str, tuple[float, int]]:
         """{digest of a name: (seconds of the last compilation, number of compilations)} of an architecture (text).
 
         The cache holds the compiled code of these names, unless it has been removed since.
         """
         return self._read(self._name(architecture))
 
-    def note(self, architecture, text, seconds):
+    def note(self, architecture: str, text: str, seconds: float) -> None:
         """Record a compilation for an architecture; `text`: the name of the code, equal for equal code."""
         compiled = self._read(self._name(architecture))
         _, often = compiled.pop(digest(text), (None, 0))
         compiled[digest(text)] = seconds, often + 1
         self._put(self._name(architecture), json.dumps({"compiled": dict([*compiled.items()][-COMPILED:])}).encode())
 
-    def read(self, text):
+    def read(self, text: str) -> bytes | None:
         """The bytes kept under a text; None where nothing is kept or the file is damaged."""
         try:
             with open(self._trace(text), "rb") as file:
@@ -125,13 +126,13 @@ class CompileCache:
             return None
         return data if hashlib.sha256(data).digest() == digest_read else None
 
-    def write(self, text, data):
+    def write(self, text: str, data: bytes) -> None:
         """Keep bytes under a text."""
         self._put(self._trace(text), hashlib.sha256(data).digest() + data)
         self.tidy()
 
     @contextlib.contextmanager
-    def exclusive(self, text, waits):
+    def exclusive(self, text: str, waits: bool) -> Iterator[bool]:
         """A context, true inside, that keeps other trainers from compiling the code with this name.
 
         If another trainer compiles it, a caller that `waits` gets the context when the code can be read from the cache,
@@ -179,7 +180,7 @@ class CompileCache:
         return os.path.join(self.path, digest(architecture) + ".json")
 
 
-def digest(text):
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -202,7 +203,7 @@ def _remove(path):
         return False
 
 
-def processor():
+def processor() -> str:
     """A digest that names the kind of processor: code compiled for one kind may not run on another."""
     relevant = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
     with open("/proc/cpuinfo") as file:

@@ -1,6 +1,7 @@
 """Packed buffers as arrays, mini-batches, and the trainer's cache of segments. Needs numpy only."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Columns(tuple):
         self.made, self.made_bytes = {}, 0
         return self
 
-    def keep(self, key, made, nbytes):
+    def keep(self, key: Any, made: Any, nbytes: int) -> None:
         """Keep `made`, of `nbytes`, under a key if the limit allows it."""
         if self.made_bytes + nbytes <= self.MOST_BYTES:
             self.made[key] = made
@@ -35,11 +36,11 @@ class Segment:
         self.columns = Columns(columns)
 
     @property
-    def rows(self):
+    def rows(self) -> int:
         return len(self.columns[0])
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return sum(c.nbytes for c in self.columns)
 
 
@@ -54,16 +55,16 @@ class Cache:
         self.features = {}  # (segment's key, digest of the prefix) -> array, in the order of their last use
         self._last_access, self._accesses = {}, 0  # key of features -> count of accesses at their last use; that count
 
-    def get(self, key):
+    def get(self, key: Any) -> "Segment | None":
         return self.segments.get(key)
 
-    def make_capacity(self, nbytes, keep):
+    def make_capacity(self, nbytes: int, keep: Any) -> bool:
         """True where `nbytes` more of rows fit, after dropping features, then segments with keys not in `keep`, as
         needed.
         """
         return self._make_capacity(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
 
-    def make_feature_capacity(self, nbytes, keep):
+    def make_feature_capacity(self, nbytes: int, keep: Any) -> bool:
         """True where `nbytes` more of features fit, after dropping stale features, then segments with keys not in
         `keep`.
         """
@@ -81,7 +82,7 @@ class Cache:
     def add_features(self, key, digest, array):
         self.features[key, digest], self._last_access[key, digest] = array, self._accesses
 
-    def used(self):
+    def used(self) -> int:
         return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))
 
     def _make_capacity(self, nbytes, victims):

@@ -1,6 +1,7 @@
 """Errors: raising PostgreSQL's from Python, and shortening Keras'. Standard library only."""
 
 import re
+from typing import Any
 
 # beginnings of lines in TensorFlow's and Keras' errors that precede the informative line
 SAY_LITTLE = (
@@ -15,7 +16,7 @@ UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializ
 MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 
 
-def raise_error(plpy, message, sqlstate, detail=None, hint=None):
+def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = None, hint: str | None = None) -> None:
     """Raise a PostgreSQL error with DETAIL and HINT."""
     try:
         plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
@@ -25,7 +26,7 @@ def raise_error(plpy, message, sqlstate, detail=None, hint=None):
         raise problem from None
 
 
-def sqlstate_of(error):
+def sqlstate_of(error: Exception) -> str:
     """The SQLSTATE of an SPI error. (Before PostgreSQL 9.6, an error raised from Python has only the SQLSTATE's
     number.)
     """
@@ -38,7 +39,7 @@ def _sqlcode(sqlstate):
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
     """The first informative line of an exception's text, short enough for an error message.
 
     For an object that Keras cannot make, that is the error of the object's constructor, without the enclosing configs.
@@ -54,12 +55,12 @@ def first_line(error):
     return (where + said[0])[:500]
 
 
-def refusal(error):
+def refusal(error: BaseException) -> str:
     """The class and the shortened text of an exception: the reason why a kernel or prefix is not used."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
-def abbreviated(value):
+def abbreviated(value: Any) -> str:
     """The repr of a value, cut to 200 characters for an error message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."

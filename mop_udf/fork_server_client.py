@@ -14,6 +14,8 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from mop_udf.server_folder import environment, own_folder, version
 
@@ -34,7 +36,7 @@ class ForkedTrainer:
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
 
-    def started(self, seconds):
+    def started(self, seconds: float) -> bool | None:
         """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
         if self.pid is None:  # (an earlier call may have read the report)
             self._read_reports(seconds)
@@ -43,11 +45,11 @@ class ForkedTrainer:
             self._close()
         return True if self.pid is not None else None if self._connection is not None else False
 
-    def ended(self):
+    def ended(self) -> bool:
         self._read_reports(0)
         return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
 
-    def wait(self):
+    def wait(self) -> None:
         """Wait until the trainer, whose pipe has been closed, has ended, and read its exit status if the fork server
         reports it.
         """
@@ -78,7 +80,7 @@ class ForkedTrainer:
             self._connection = None
 
 
-def ask(home, request, files, life):
+def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> ForkedTrainer | None:
     """Request a trainer: a :class:`ForkedTrainer`, or None where no fork server is running and none can be started.
 
     `home`: the packages' virtual environment; `request`: a dict with `environment` (including KERAS_BACKEND),
@@ -89,7 +91,7 @@ def ask(home, request, files, life):
     return sent and ForkedTrainer(*sent, life)
 
 
-def expect(home, keras_backend, idle_ms):
+def expect(home: str, keras_backend: str, idle_ms: int) -> None:
     """Start the fork server if it is not running: a trainer will be needed soon, and the import of Keras takes time.
 
     An unused fork server ends after `idle_ms`. Failures are ignored: the later request for a trainer meets them again.
@@ -245,6 +247,6 @@ class _Endpoint:
             pass
 
 
-def peer(connection):
+def peer(connection: socket.socket) -> tuple[int, int]:
     """(process id, user id) of the other side, from the kernel."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[:2]

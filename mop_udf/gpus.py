@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def describe():
+def describe() -> list[str]:
     """Descriptions of the GPUs, with TensorFlow's names."""
     import tensorflow as tf
 

@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from typing import Any
 
 import h5py
 import keras
@@ -28,7 +29,7 @@ class FileError(ValueError):
     """The bytes are not a model file that may be loaded."""
 
 
-def save(model, described):
+def save(model: keras.Model, described: dict[str, Any]) -> bytes:
     """The bytes of a .keras file of `model`, not compiled: it can predict, and train after `compile`.
 
     `described`: its architecture as models.normalise gives it. The file's inputs and outputs are dictionaries where the
@@ -50,7 +51,7 @@ def save(model, described):
             return file.read()
 
 
-def load(data):
+def load(data: bytes) -> tuple[str, bytes]:
     """The bytes of a .keras file -> (architecture JSON text, float32 bytes of the weights).
 
     Raises FileError where the bytes are not such a file, ConfigurationError where the architecture may not be loaded.

@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import re
+from typing import Any
 
 from mop_udf.errors import abbreviated
 from mop_udf.sequences import REQUIRED, SequenceError, checked_number
@@ -81,7 +82,7 @@ class Schedule:
         return hash(self.text)
 
 
-def parse_schedule(value):
+def parse_schedule(value: dict[str, Any]) -> Schedule:
     """The dictionary of a Keras schedule's JSON -> Schedule. Raises SequenceError."""
     name, config = value.get("class_name"), value.get("config")
     if not isinstance(name, str) or name not in SCHEDULES:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ class ConfigurationError(Exception):
     """The configuration cannot be trained, because of its architecture, a parameter or their result."""
 
 
-def initial_seed(seed, model_id, mst_key=None):
+def initial_seed(seed: int, model_id: int, mst_key: int | None = None) -> int:
     """The Keras seed of the initial weights, from the run's seed (32 bits).
 
     It depends on (seed, model_id) only, so configurations of one architecture start equal. With `mst_key`, each
@@ -26,7 +27,7 @@ def initial_seed(seed, model_id, mst_key=None):
     return int(np.random.SeedSequence([n & 0xFFFFFFFF for n in parts]).generate_state(1)[0])
 
 
-def build(architecture, seed):
+def build(architecture: dict[str, Any], seed: int) -> keras.Model:
     """A new Keras model from a normalised architecture (dict), with weights and random state drawn from `seed`.
 
     The model takes and gives lists where the architecture has dictionaries. Raises ConfigurationError; for a model that
@@ -66,12 +67,12 @@ def _normalise_by_variables(layer):
     layer.call = current
 
 
-def output_shapes(model):
+def output_shapes(model: keras.Model) -> list[list[int | None]]:
     """Shapes of a model's outputs without the batch dimension, as lists; None for unknown sizes."""
     return [list(output.shape[1:]) for output in model.outputs]
 
 
-def check_outputs(model, wanted):
+def check_outputs(model: keras.Model, wanted: dict[str, Any]) -> None:
     """Raise ConfigurationError where a model's outputs do not fit the rows (architecture_shapes.output_misfit)."""
     shapes, count = output_shapes(model), len(wanted["widths"])
     if len(shapes) != count:
@@ -96,7 +97,7 @@ def check_size(architecture, make_optimizer=None):
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error.__cause__)}") from error
 
 
-def normalise(text, dropout=None):
+def normalise(text: str, dropout: float | dict[str, float] | None = None) -> dict[str, Any]:
     """Architecture JSON text -> a checked dict that Keras may load; raises ConfigurationError.
 
     `dropout`: see architecture_dropout.with_dropout.
@@ -108,7 +109,7 @@ def normalise(text, dropout=None):
         raise ConfigurationError(str(error)) from error
 
 
-def set_zero_rates(model, dropout):
+def set_zero_rates(model: keras.Model, dropout: float | dict[str, float] | None) -> None:
     """Set the rates of 0 in `dropout` in a new model, whose architecture has NO_RATE for them.
 
     So the model has the same random state for all rates, and one model state serves them all.
@@ -130,7 +131,7 @@ def seed_variables(model):
     return [v for v in model.variables if id(v) not in weights]
 
 
-def parse(compile_text, fit_text, iteration=1):
+def parse(compile_text: str, fit_text: str, iteration: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameter strings -> parsed dicts for one iteration, without sequences per iteration; raises ConfigurationError."""
     try:
         return _parsed(*parameter_resolver.resolve(compile_text, fit_text, iteration))

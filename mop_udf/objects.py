@@ -7,11 +7,13 @@ stdin;
 
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import dill
 
 
-def load(data):
+def load(data: bytes) -> Callable[..., Any]:
     """The function of a pickle. Raises ValueError where the pickle does not load, for any reason, or is not a function.
 
     A function made in PL/Python carries the globals of that function, including the module `plpy`. Without a database,
@@ -27,7 +29,7 @@ def load(data):
     return function
 
 
-def top_k_accuracy(k, name):
+def top_k_accuracy(k: int, name: str) -> Callable[..., Any]:
     """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy for this k."""
 
     def accuracy(y_true, y_pred):

@@ -6,12 +6,14 @@ are excluded if they take functions, read files, make tensors from just a size, 
 model's state.
 """
 
+from typing import Any
+
 
 class OperationError(ValueError):
     """The operation, or one of its arguments, may not be loaded; the text says why."""
 
 
-ALLOWED = {
+NAMES = {
     "keras.src.ops.numpy": """
         Abs Absolute Add All Amax Amin Any Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax Argmin Argsort
         Average BroadcastTo Cbrt Ceil Clip Concatenate Copy Cos Cosh CountNonzero Cross Cumprod Cumsum Deg2rad Diagonal
@@ -31,7 +33,7 @@ ALLOWED = {
     "keras.src.ops.linalg": "Norm",
     "keras.src.ops.image": "CropImages PadImages RGBToGrayscale Resize",
 }
-ALLOWED = {module: frozenset(names.split()) for module, names in ALLOWED.items()}
+ALLOWED = {module: frozenset(names.split()) for module, names in NAMES.items()}
 MOST_PIECES = 1000  # pieces of a tensor that an operation may make: each is an object
 PIECES = {"Split": "indices_or_sections", "Unstack": "num"}
 NUMBERS = frozenset(
@@ -41,12 +43,12 @@ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 
 )
 
 
-def is_operation(module):
+def is_operation(module: str | None) -> bool:
     """True where a node of this module (text or None) is an operation, not a layer."""
     return isinstance(module, str) and "ops" in module.split(".")
 
 
-def check(module, name, config):
+def check(module: str, name: str, config: Any) -> dict[str, Any]:
     """The config of an operation that may be loaded. Raises OperationError."""
     if name not in ALLOWED.get(module, ()):
         raise OperationError(
@@ -63,7 +65,7 @@ def check(module, name, config):
     return dict(config)
 
 
-def constant(kind, config):
+def constant(kind: str, config: Any) -> dict[str, Any]:
     """The checked config of an array of numbers in a call's arguments. Raises OperationError."""
     config = config if isinstance(config, dict) else {}
     value, dtype = config.get("value"), config.get("dtype")

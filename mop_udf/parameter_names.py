@@ -4,6 +4,7 @@ Standard library only.
 """
 
 import re
+from typing import Any
 
 from mop_udf.errors import abbreviated
 from mop_udf.parameter_text import ParameterError
@@ -80,17 +81,17 @@ REFUSED_METRICS = (
 )
 
 
-def is_builtin_loss(name):
+def is_builtin_loss(name: str) -> bool:
     """True where Keras has the loss `name`, in any case."""
     return name.lower() in OLD_LOSSES or canonical_name(name, LOSSES) is not None
 
 
-def is_builtin_metric(name):
+def is_builtin_metric(name: str) -> bool:
     """True where Keras has the metric `name`, in any case."""
     return name.lower() in OLD_METRICS or canonical_name(name, METRICS) is not None
 
 
-def dense_name(name):
+def dense_name(name: str) -> str | None:
     """The loss or metric for one-hot labels that corresponds to a sparse one; None where `name` is not sparse."""
     dense = re.sub("^sparse_|^Sparse", "", name)
     return dense if dense != name else None
@@ -103,7 +104,7 @@ def canonical_name(name, known):
     return by_lower.get(name.lower()) if isinstance(name, str) else None
 
 
-def metric_name(name):
+def metric_name(name: Any) -> str:
     """Keras' spelling of a metric's name, or `name` itself for a custom metric. Raises ParameterError."""
     if not isinstance(name, str):
         raise ParameterError(f"metric {abbreviated(name)} is not a name")

@@ -48,11 +48,11 @@ class Resolver:
             self._texts = (_compile_text(self.compile), _fit_text(self.fit))
 
     @property
-    def varies(self):
+    def varies(self) -> bool:
         """True where iterations differ in their parameters."""
         return bool(self._scalars or self._fits)
 
-    def at(self, iteration):
+    def at(self, iteration: int) -> tuple[str, str]:
         """(compile_params, fit_params) of an iteration, from 1; raises ParameterError where a value is invalid."""
         if not self._scalars and not self._fits:
             return self._texts
@@ -67,7 +67,7 @@ class Resolver:
             self._last = scalars, fits
         return self._texts
 
-    def check(self, iterations):
+    def check(self, iterations: int) -> None:
         """Raise ParameterError where a value in the first `iterations` iterations is invalid."""
         for iteration in range(1, iterations + 1) if self.varies else ():
             self._values(iteration)
@@ -106,7 +106,7 @@ class Resolver:
         return "".join(parts)
 
 
-def resolve(compile_params, fit_params, iteration):
+def resolve(compile_params: str, fit_params: str | None, iteration: int) -> tuple[str, str]:
     """(compile_params, fit_params) of an iteration, from 1, without sequences per iteration: see Resolver."""
     return _resolver(compile_params, fit_params).at(iteration)
 

@@ -8,6 +8,7 @@ import ast
 import math
 import re
 import warnings
+from typing import Any
 
 from mop_udf.errors import abbreviated
 
@@ -19,7 +20,7 @@ class ParameterError(ValueError):
 MOST_CHARACTERS = 100_000
 
 
-def split(text):
+def split(text: str) -> dict[str, str]:
     """'a = 1, b = [2, 3]' -> {'a': '1', 'b': '[2, 3]'}; the last value of a repeated key wins. Raises ParameterError."""
     if len(text) > MOST_CHARACTERS:
         raise ParameterError(f"a parameter string of {len(text)} characters is longer than {MOST_CHARACTERS}")
@@ -48,7 +49,7 @@ class Verbatim(str):
     """A text that is written as it is, without quotes."""
 
 
-def write_literal(value):
+def write_literal(value: Any) -> str:
     """A literal as text, with brackets and quotes inside strings escaped: `split` would count them."""
     if isinstance(value, Verbatim):
         return str(value)
@@ -66,11 +67,11 @@ def _escaped(match):
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
-def strip_quotes(text):
+def strip_quotes(text: str) -> str:
     return text.strip("'\"").strip()
 
 
-def evaluate_literal(key, text):
+def evaluate_literal(key: str, text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's warnings about odd literals
@@ -103,14 +104,14 @@ def literal_of(key, text, kinds):
     return value
 
 
-def check_integer(key, value, low):
+def check_integer(key: str, value: Any, low: int) -> None:
     if not is_integer(value) or not low <= value < 2**31:
         raise ParameterError(f"{key} must be an integer of at least {low}, not {abbreviated(value)}")
 
 
-def is_integer(value):
+def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     return is_integer(value) and abs(value) < 2**63 or isinstance(value, float) and math.isfinite(value)

@@ -7,6 +7,7 @@ with a value for each iteration: parameter_resolver.py writes the strings of one
 import json
 import math
 import re
+from typing import Any
 
 from mop_udf import sequence_parser, sequences
 from mop_udf.errors import abbreviated
@@ -76,7 +77,7 @@ TENSORBOARD_KEYS = (
 )
 
 
-def parse_compile_params(text):
+def parse_compile_params(text: str | None) -> dict[str, Any]:
     """A compile_params string -> dict.
 
     Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be a
@@ -117,7 +118,7 @@ def parse_compile_params(text):
     }
 
 
-def parse_fit_params(text):
+def parse_fit_params(text: str | None) -> dict[str, Any]:
     """A fit_params string (or None) -> dict with every key of FIT_KEYS, defaults filled in.
 
     `stop` is None or a dict with every key of STOP_KEYS: a configuration stops when its metric has not improved by
@@ -179,7 +180,7 @@ def _stop(value):
     return stop
 
 
-def parse_optimizer(text):
+def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
     """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal}). Raises ParameterError."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     name = match and canonical_name(match[1], OPTIMIZERS)
@@ -212,7 +213,7 @@ def parse_optimizer(text):
     return name, arguments
 
 
-def without_scalars(compile_params):
+def without_scalars(compile_params: dict[str, Any]) -> dict[str, Any]:
     """The part of parsed compile parameters that decides which compiled model serves them.
 
     SCALARS count by their presence and sign only. A learning rate that is a variable of Keras counts by its presence
@@ -230,7 +231,7 @@ def without_scalars(compile_params):
     return {**compile_params, "optimizer_args": arguments}
 
 
-def scalars(compile_params):
+def scalars(compile_params: dict[str, Any]) -> dict[str, Any]:
     """{name: number, or Sequence per batch}: the scalars in parsed compile parameters."""
     return {
         k: v
@@ -239,12 +240,12 @@ def scalars(compile_params):
     }
 
 
-def canonical_compile(text):
+def canonical_compile(text: str | None) -> str:
     """Text that is equal for compile_params of equal meaning. Raises ParameterError."""
     return json.dumps(parse_compile_params(text), sort_keys=True, default=str)
 
 
-def canonical_fit(text):
+def canonical_fit(text: str | None) -> str:
     """Text that is equal for fit_params of equal meaning. Raises ParameterError."""
     return json.dumps(parse_fit_params(text), sort_keys=True, default=str)
 
@@ -259,7 +260,7 @@ def _is_sequence(value):
     return isinstance(value, (Sequence, Schedule))
 
 
-def sign(value):
+def sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
@@ -321,7 +322,7 @@ def _stated(key, value):
     return FIT_CHECKS[key](value)
 
 
-def fit_value(key, value):
+def fit_value(key: str, value: Any) -> Any:
     """The fit parameter for a sequence's value: a batch size is rounded, and at least 1."""
     return FIT_CHECKS[key](max(1, _rounded(value)) if key == "batch_size" else value)
 

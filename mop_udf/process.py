@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
+from typing import Any
 
 from mop_udf import compile_cache, fork_server_client, server_folder
 from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
@@ -38,7 +39,7 @@ class MemoryExceeded(TrainerError):
         super().__init__(message, configuration=True, datasets=())
 
 
-def command(home, module, *arguments):
+def command(home: str, module: str, *arguments: Any) -> list[str]:
     """The command line that runs a module by the packages' own interpreter."""
     return [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *map(str, arguments)]
 
@@ -60,16 +61,16 @@ class ExecutedTrainer:
         self.pid = self._process.pid
 
     @property
-    def code(self):
+    def code(self) -> int | None:
         return self._process.returncode
 
-    def started(self, seconds):
+    def started(self, seconds: float) -> bool:
         return True
 
-    def ended(self):
+    def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait(self):
+    def wait(self) -> None:
         self._process.kill()  # it may not watch its pipe yet
         self._process.wait()
 
@@ -166,11 +167,11 @@ class Trainer:
             os.close(files.pop())
 
     @property
-    def pid(self):
+    def pid(self) -> int:
         self._guard("wait_readable", 0)
         return self._process.pid
 
-    def alive(self):
+    def alive(self) -> bool:
         """True where the trainer can take a request: it lives, and no abandoned answer is pending."""
         return self._life is not None and not self._answer_pending and not self._process.ended()
 
@@ -197,14 +198,14 @@ class Trainer:
                 )
         self._check_interrupts()
 
-    def send(self, header, *payloads, more=False):
+    def send(self, header: dict[str, Any], *payloads: Any, more: bool = False) -> None:
         """Send a frame; `more` as of Channel.send. Raises TrainerLost or MemoryExceeded; any interruption ends the
         trainer.
         """
         self._answer_pending = header["op"] not in UNANSWERED
         self._guard("send", header, *payloads, more=more)
 
-    def receive(self, joined=False):
+    def receive(self, joined: bool = False) -> tuple[dict[str, Any], Any]:
         """(header, payloads) of the answer; `joined`: all payloads as one.
 
         Raises TrainerError for an answer that is an error, TrainerLost or MemoryExceeded.
@@ -215,7 +216,7 @@ class Trainer:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
 
-    def kill(self):
+    def kill(self) -> None:
         """End the process at once."""
         if self._life is not None:
             os.close(self._life)

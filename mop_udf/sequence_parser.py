@@ -6,6 +6,7 @@ Text is parsed by `ast`; nothing is executed. Standard library only.
 import ast
 import re
 import warnings
+from typing import Any
 
 from mop_udf.errors import abbreviated
 from mop_udf.keras_schedules import SERIALIZED_KEYS, parse_schedule
@@ -15,7 +16,7 @@ MOST_NESTED = 10
 COUNTS = ("step_size_up", "step_size_down", "period", "steps")  # arguments that count iterations or mini-batches
 
 
-def is_sequence_text(text):
+def is_sequence_text(text: str) -> bool:
     """True for text in the form of a sequence: a list, a call of a name of KINDS, or the dictionary of a Keras
     schedule.
     """
@@ -25,7 +26,7 @@ def is_sequence_text(text):
     return bool(re.match(rf"\s*(\[|\{{\s*['\"]({'|'.join(SERIALIZED_KEYS)})['\"]\s*:)", text))
 
 
-def parse(text):
+def parse(text: str) -> Any:
     """Text -> a Sequence or a Schedule, or a value where all steps have the same value.
 
     Values are floats; the values of a list may be dictionaries ({class: weight}, {layer: rate}) instead. Raises

@@ -8,6 +8,8 @@ sequence_parser.py, Keras' own schedules are in keras_schedules.py.
 
 import functools
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from mop_udf.errors import abbreviated
 from mop_udf.sequence_functions import FUNCTIONS, PYTHON
@@ -62,7 +64,7 @@ class Sequence:
     def __hash__(self):
         return hash(self.text)
 
-    def at(self, step):
+    def at(self, step: int) -> Any:
         """The value at `step`, from 0: a float, or an element of Values. Raises SequenceError where it is not finite.
 
         Computed values have 15 digits. A value within rounding of a value in the text becomes that value: 0.1 * 0.1 is
@@ -82,7 +84,7 @@ class Sequence:
                 return named
         return float(f"{value:.15g}")
 
-    def stated(self):
+    def stated(self) -> list[Any]:
         """The values in the text of the sequence, including its first value."""
         found = (
             list(self.arguments["values"])
@@ -92,7 +94,7 @@ class Sequence:
         then = self.arguments.get("then")
         return found + (then.stated() if then is not None else [])
 
-    def signs(self):
+    def signs(self) -> set[int]:
         """The signs (-1, 0, 1) of the values, as far as the text determines them."""
         then = self.arguments.get("then")
         ends = self.stated() if then is None else [self.arguments["start"]]
@@ -100,11 +102,11 @@ class Sequence:
             ends = [self.arguments["value"]]
         return {(v > 0) - (v < 0) for v in ends} | (then.signs() if then is not None else set())
 
-    def mapped(self, function):
+    def mapped(self, function: Callable[[Any], Any]) -> "Sequence":
         """These Values with `function` applied to each value."""
         return Sequence(self.kind, {"values": tuple(map(function, self.arguments["values"]))}, self.per)
 
-    def numbers(self):
+    def numbers(self) -> list[Any]:
         """The numbers that differ between sequences of one structure: floats or tuples of floats, in order."""
         found = []
         for value in self.arguments.values():
@@ -114,7 +116,7 @@ class Sequence:
                 found.append(value)
         return found
 
-    def structure(self):
+    def structure(self) -> list[Any]:
         """Everything but the numbers, as JSON data: sequences of equal structure share one computation."""
         return [
             self.kind,
@@ -131,7 +133,7 @@ class Sequence:
             ),
         ]
 
-    def bind(self, numbers):
+    def bind(self, numbers: Iterable[Any]) -> Callable[..., Any]:
         """The function (operations, step) -> value with `numbers`, in the form of `numbers()`, in place of its own."""
         return self._bind(iter(numbers))
 
@@ -147,7 +149,7 @@ class Sequence:
         return functools.partial(FUNCTIONS[self.kind], **bound)
 
 
-def constant(value):
+def constant(value: float) -> Sequence:
     """A Sequence with one value at every step."""
     return Sequence("Constant", {"value": value})
 
@@ -164,7 +166,7 @@ def _text(kind, arguments, per):
     return f"{kind}({', '.join(parts)}{'' if per == 'iteration' else f', per={per!r}'})"
 
 
-def checked_number(kind, name, value):
+def checked_number(kind: str, name: str, value: Any) -> float:
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))

@@ -15,7 +15,7 @@ FOLDER = "pgsql_tmp.pg_mop"  # in the data directory: pg_basebackup and pg_rewin
 SHARES = "shares"  # a file that names the data directory of another server whose folder is used instead
 
 
-def environment(keras_backend):
+def environment(keras_backend: str) -> dict[str, str]:
     """The environment of every process that imports a framework; it contains nothing of the server's environment.
 
     (With PyTorch, importing Keras must not touch a GPU, since no fork could use it afterwards; the trainer selects the
@@ -33,7 +33,7 @@ def environment(keras_backend):
     }
 
 
-def share(directory):
+def share(directory: str) -> None:
     """Let this server use the folder of the server with this data directory: its fork server and its compile caches.
 
     On Greenplum, the extension's owner calls this (mop_share_host) for the segments of a host. Where the folder is not
@@ -65,7 +65,7 @@ def _shares(folder):
         return None
 
 
-def own_folder():
+def own_folder() -> tuple[str, int, int]:
     """(path, descriptor, postmaster's process id) of the folder that this backend uses.
 
     It is the folder of another server where the folders are shared and that server is running. Raises OSError where no
@@ -114,7 +114,7 @@ def _folder(directory):
 _versions = {}
 
 
-def version(home, keras_backend):
+def version(home: str, keras_backend: str) -> str:
     """A name for the installed packages: a fork server with this name has imported the same files as this backend."""
     if (home, keras_backend) not in _versions:
         own = os.path.dirname(os.path.abspath(mop_udf.__file__))

@@ -5,6 +5,8 @@ import functools
 import json
 import math
 import os
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +31,7 @@ class Unsized(Exception):
     """The model's size is unknown because Keras does not make the model; `__cause__` says why."""
 
 
-def check(architecture, make_optimizer=None):
+def check(architecture: dict[str, Any], make_optimizer: Callable[[], Any] | None = None) -> None:
     """Raise TooLarge where a model of the architecture (dict, normalised) exceeds a limit.
 
     `make_optimizer` makes a new optimizer; its variables count as well. Raises Unsized where Keras refuses the

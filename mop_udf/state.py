@@ -11,6 +11,8 @@ import functools
 import json
 import math
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,7 @@ class StateError(ValueError):
     """The bytes are not a model state, or have an unknown version."""
 
 
-def pack(groups, averages=()):
+def pack(groups: dict[str, list[np.ndarray]], averages: Sequence[tuple[int, int]] = ()) -> list[Any]:
     """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order.
 
     `averages`: [(position in the weights, position in the optimizer's arrays), ...] of moving averages of weights.
@@ -40,13 +42,13 @@ def pack(groups, averages=()):
     ]
 
 
-def values(variables):
+def values(variables: Iterable[Any]) -> list[np.ndarray]:
     """Copies of the values of Keras variables, as arrays."""
     # np.array(variable) would ask the variable for a copy, and not every variable can make one
     return [np.array(np.asarray(v)) for v in variables]
 
 
-def parts(buffers, size):
+def parts(buffers: Iterable[Any], size: int) -> Iterator[list[memoryview]]:
     """Buffers -> lists of buffers with `size` bytes in total, the last list excepted; nothing is copied."""
     part, free = [], size
     for buffer in buffers:
@@ -62,17 +64,17 @@ def parts(buffers, size):
         yield part
 
 
-def unpack(data):
+def unpack(data: Any) -> dict[str, list[np.ndarray]]:
     """Bytes-like -> {"weights": [array, ...], ...}; the arrays are views of `data`. Raises StateError."""
     return _unpack(data)[0]
 
 
-def weights(data):
+def weights(data: Any) -> list[np.ndarray]:
     """Bytes-like -> the weights to continue training with: arrays, views of `data`. Raises StateError."""
     return unpack(data)["weights"]
 
 
-def output_weights(data):
+def output_weights(data: Any) -> list[np.ndarray]:
     """Bytes-like -> the users' weights: arrays, views of `data`. Raises StateError.
 
     If the optimizer keeps moving averages of weights, these are the result, as at the end of Keras' `fit`; training
@@ -125,7 +127,7 @@ def _dtype_name(dtype):
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 
 
-def dtype(name):
+def dtype(name: str) -> np.dtype:
     """numpy's dtype with the name of Keras or of the header."""
     if name not in SHORT_FLOATS:
         return np.dtype(name)
@@ -134,12 +136,12 @@ def dtype(name):
     return np.dtype(getattr(ml_dtypes, name))
 
 
-def weights_to_bytes(arrays):
+def weights_to_bytes(arrays: Iterable[np.ndarray]) -> bytes:
     """Arrays in get_weights() order -> concatenated float32 bytes (docs/contract/serialization.md, section 1)."""
     return b"".join(np.ascontiguousarray(a, dtype="<f4").tobytes() for a in arrays)
 
 
-def weights_from_bytes(data, shapes):
+def weights_from_bytes(data: Any, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     """Concatenated float32 bytes -> arrays of `shapes`. Raises StateError with both counts where they differ."""
     wanted, given = sum(math.prod(s) for s in shapes), len(data) / 4
     if given != wanted:
@@ -151,7 +153,7 @@ def weights_from_bytes(data, shapes):
     return arrays
 
 
-def average(models, rows):
+def average(models: Iterable[list[np.ndarray]], rows: Sequence[int]) -> list[np.ndarray]:
     """The mean of several models' arrays, weighted by `rows`. `models`: an iterable of lists of arrays.
 
     Sums are in float64; each result has the dtype of the first model's array.

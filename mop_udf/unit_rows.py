@@ -20,12 +20,12 @@ class UnitRows:
     def __iter__(self):
         return self._chunks
 
-    def finish(self):
+    def finish(self) -> None:
         """Read the remaining rows."""
         for _ in self._chunks:
             pass
 
-    def drain(self):
+    def drain(self) -> None:
         """Skip the unit's remaining frames, so that the next frame is the next request."""
         while not self.ended:
             header, _ = self._channel.receive()

@@ -4,6 +4,8 @@ Pure Python, except that it reads this process's memory from /proc.
 """
 
 import resource
+from collections.abc import Callable
+from typing import Any
 
 FIRST, MOST = 16, 1024  # rows
 ENOUGH = 256 << 20  # bytes that a batch may take without a limit: larger batches are not faster
@@ -28,7 +30,7 @@ class BatchSize:
         self._warm = self.settled = False  # settled: the batch size does not grow any more
         self._base = self._before = None  # bytes held before the measurements; peak of the last measured batch
 
-    def measure(self, work):
+    def measure(self, work: Callable[[], Any]) -> None:
         """Run `work()`, which processes a batch of `rows` rows, and adapt the batch size to the memory that it takes."""
         if not self._warm:  # the first batch also compiles, which takes memory of its own
             self._warm = True
@@ -55,7 +57,7 @@ class BatchSize:
         else:
             self.settled = True
 
-    def shrink(self):
+    def shrink(self) -> bool:
         """After memory ran out, halve the batch size for good. False where a single row is too much."""
         if self.rows == 1:
             return False
@@ -63,7 +65,7 @@ class BatchSize:
         return True
 
 
-def may_hold(nbytes):
+def may_hold(nbytes: int) -> bool:
     """True where this process may take `nbytes` more."""
     return limit_bytes is None or _status("VmRSS:") + nbytes <= SHARE * limit_bytes
 
@@ -71,7 +73,7 @@ def may_hold(nbytes):
 class Memory:
     """The memory of this process, present and peak."""
 
-    def begin(self):
+    def begin(self) -> int:
         """Reset the peak: the bytes held now."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
@@ -80,7 +82,7 @@ class Memory:
             pass
         return _status("VmRSS:")
 
-    def peak(self):
+    def peak(self) -> int:
         """The most bytes held since `begin`."""
         return _status("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 

@@ -6,7 +6,7 @@ from mop_udf import compile_cache
 from mop_udf.kernels.framework import framework
 
 
-def described(threads):
+def described(threads: int) -> tuple[str, str]:
     """(versions, device) of a process with this number of processor threads."""
     with open("/proc/cpuinfo") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")

@@ -6,6 +6,8 @@ longer to compile, and saved only one call for each thousand rows.
 """
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -123,7 +125,7 @@ def _one_after_the_other(*outputs):
     return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 
-def row_bytes(layers):
+def row_bytes(layers: Iterable[Any]) -> int:
     """Bytes of the outputs of Keras layers for one row, where their shapes are known."""
     total = 0
     for layer in layers:

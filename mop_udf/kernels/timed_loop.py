@@ -1,6 +1,8 @@
 """The base of compiled loops over mini-batches: batches per call, and the time of a batch."""
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -63,7 +65,7 @@ class TimedLoop:
         self.kept, self.kept_as = None, None
         self.hasty = False  # run soon rather than fast: skip optimizations of the code
 
-    def knows(self, data, batch_size):
+    def knows(self, data: Any, batch_size: int) -> bool:
         """True where the loop for such data is compiled."""
         return self._key(data, batch_size) in self.functions
 
@@ -94,7 +96,7 @@ class TimedLoop:
             del self.functions[key]
             raise
 
-    def probe(self, data, batch_size, start, stop):
+    def probe(self, data: Any, batch_size: int, start: int, stop: int) -> tuple[int, float | None]:
         """Train on some of the batches `start` to `stop`: (batches done, seconds of a batch).
 
         The seconds are None where too few batches were timed. Arguments as of `train`.
@@ -112,7 +114,7 @@ class TimedLoop:
         self.warm.add(batch_size)
         return done - start, seconds
 
-    def train(self, data, batch_size, start, stop, seconds):
+    def train(self, data: Any, batch_size: int, start: int, stop: int, seconds: float) -> float:
         """Train on batches `start` to `stop` (numbers) of `data`, a nest of tensors with equal first dimension.
 
         `seconds`: estimated time of a batch. Returns its measured time.
@@ -127,12 +129,12 @@ class TimedLoop:
         return (time.monotonic() - began) / (stop - start)
 
 
-def piece_rows(row_bytes, batch_size):
+def piece_rows(row_bytes: int, batch_size: int) -> int:
     """The rows of a piece: a whole number of batches, independent of the number of rows."""
     return batch_size * max(1, min(PIECE_BATCHES, PIECE_BYTES // max(1, batch_size * row_bytes)))
 
 
-def pieces(start, stop, length):
+def pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, int, int]]:
     """Batches `start` to `stop` in pieces of `length` batches; one empty piece where start equals stop.
 
     Yields the first batch of each piece, and the first and the end of the batches to train, relative to the piece.

@@ -33,19 +33,19 @@ class TunedKernels:
         self.refused = framework.refused(random, self.convolutional)
 
     @property
-    def compilations(self):
+    def compilations(self) -> int:
         """The number of compilations of this model's steps and loops."""
         return len(self.plain.steps) + sum(loop.compilations for loop in self._all_loops())
 
     @property
-    def by_xla(self):
+    def by_xla(self) -> int:
         """The number of loops that XLA has compiled."""
         return sum(loop.compilations for loop in self._all_loops() if loop.jit_compile)
 
     def _all_loops(self):
         return [*self.loops.values(), *([self.group] if self.group else [])]
 
-    def autotuner(self, batch_size, forced):
+    def autotuner(self, batch_size: int, forced: str | None) -> Autotuner:
         """The Autotuner for a batch size; `forced`: the name of a kernel, or None to select by time."""
         key = (batch_size, forced)
         if key not in self.autotuners:

@@ -4,6 +4,8 @@ Only some frameworks have a kernel for it (`framework.Group`). States that canno
 trained one after the other.
 """
 
+from typing import Any
+
 import keras
 
 from mop_udf.errors import refusal
@@ -17,7 +19,7 @@ MOST_STATES = framework.Group.most if framework.Group else 1
 COPIES = 4  # of a state, and of the layers' outputs for a batch: old and new values, and their gradients
 
 
-def is_possible(kernel):
+def is_possible(kernel: str) -> bool:
     """True where models may train as a vmap batch; `kernel`: the setting's kernel, or "auto"."""
     return framework.Group is not None and (kernel == VMAP or kernel == "auto" and framework.has_gpu())
 
@@ -32,11 +34,11 @@ class VmapBatch:
         self.kernels, self.group = kernels, kernels.group
         self.states, self.rows, self.trained, self.compilations = [], 0, False, 0
 
-    def take(self):
+    def take(self) -> None:
         """Add the state that the model is in, with its optimizer's numbers."""
         self.states.append(self.group.held())
 
-    def put(self, number):
+    def put(self, number: int) -> None:
         """Put the model into the state `number`, with the results of training if the batch has been trained."""
         self.group.put(self.states[number])
 
@@ -73,7 +75,7 @@ class VmapBatch:
         else:
             self.trained, self.compilations = True, self.kernels.compilations - before
 
-    def report(self):
+    def report(self) -> dict[str, Any]:
         """The report of the last pass, as TunedKernels.train gives it, on the state that the model was put into."""
         return {**self.kernels.metrics.report(self.rows), "kernel": VMAP}
 
