@@ -1,8 +1,9 @@
 """Training and inference on the segments: the aggregate in the backend, and the trainer process that it feeds."""
 
 import sys
+from typing import Any
 
-home = None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
+home: Any = None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
 
 
 def packages(of: str) -> str:
