@@ -3,7 +3,9 @@
 import sys
 from typing import Any
 
-home: Any = None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
+home: Any = (
+    None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
+)
 
 
 def packages(of: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 from mop_udf.architecture import ArchitectureError, is_reference
 from mop_udf.architecture_classes import MODELS
 
-# Dense sets the last dimension of its output by `units`; layers of KEEP_SHAPE keep their input's shape.
 NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
 END_NAMES = {"input_layers": "inputs", "output_layers": "outputs"}
-WITH_UNITS = ("Dense",)
+WITH_UNITS = ("Dense",)  # layers whose `units` is the last dimension of their output
 KEEP_SHAPE = frozenset(
     """
 Activation ActivityRegularization AlphaDropout BatchNormalization Dropout ELU GaussianDropout GaussianNoise Identity

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 DTYPES = ("<f4", "<i2")  # dtypes of packed columns
-STALE = 4  # features are stale after as many accesses per cached feature without their own
+STALE = 4  # features are stale if the last STALE * (number of cached features) accesses left them out
 
 
 class Columns(tuple):

@@ -30,7 +30,7 @@ class ForkServer:
     def __init__(self, listener, lock, postmaster, trainer):
         """`trainer`: the module mop_udf.trainer; the other arguments are descriptors."""
         self._listener = socket.socket(fileno=listener)
-        self._lock, self._postmaster, self._trainer = lock, postmaster, trainer
+        self._lock, self._postmaster, self._trainer_module = lock, postmaster, trainer
         self._trainers = {}  # pidfd -> (pid, connection)
         self._idle_seconds, self._last_use = 60, time.monotonic()
         self._events = selectors.DefaultSelector()
@@ -128,7 +128,7 @@ class ForkServer:
                 os.close(file)
             os.write(naming, b".")
             os.close(naming)
-            self._trainer.live(*arguments)
+            self._trainer_module.live(*arguments)
         except BaseException:
             traceback.print_exc()
 

@@ -13,7 +13,7 @@ from mop_udf.kernels.autotuner_memory import AutotunerMemory
 from mop_udf.optimizers import make_optimizer
 
 CACHE_SHARE = 0.25  # of a trainer's share of the memory, for compiled models
-STALE = 4  # a model is stale after as many requests per cached model without its own
+STALE = 4  # a model is stale if the last STALE * (number of cached models) requests left it out
 MOST_MEMORIES = 1000
 
 

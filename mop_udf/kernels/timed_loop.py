@@ -23,7 +23,7 @@ class TimedLoop:
     it took. It also sets `jit_compile`, whether XLA compiles the loop, and `takes_short`, whether the loop can train
     the short last batch.
 
-    A kernel in form, which adds rows up instead of training on them:
+    An example that adds rows up instead of training on them:
 
         >>> import numpy as np
         >>> class AddRows(TimedLoop):
@@ -68,6 +68,15 @@ class TimedLoop:
     def knows(self, data: Any, batch_size: int) -> bool:
         """True where the loop for such data is compiled."""
         return self._key(data, batch_size) in self.functions
+
+    def _key(self, data, batch_size):
+        raise NotImplementedError
+
+    def _function(self, data, batch_size):
+        raise NotImplementedError
+
+    def _run(self, data, batch_size, start, stop):
+        raise NotImplementedError
 
     def _pieces(self, data, rows, batch_size, start, stop):
         """Batches `start` to `stop` of `data` in pieces of `rows` rows, made by the subclass' `cut`.
