@@ -29,8 +29,8 @@ class Session:
         self.wanted = None  # the options that the caller requested for it
         self.units = 0  # units begun by this trainer
         self.unit = None
-        self.taking = False  # more parts of the unit's states follow
-        self.sent = None  # (epoch, buffer) sent last for the unit
+        self.expects_states = False  # more parts of the unit's states follow
+        self.last_sent = None  # (epoch, buffer) sent last for the unit
         self.schema = None  # quoted name of the extension's schema, after the first look-up
         self.plans = {}  # (sql, types) -> prepared plan
         self.steps = None  # Greenplum: the coroutine of the unit; the caller runs its SQL
@@ -119,7 +119,7 @@ class Session:
             "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)],
         }
         trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
-        self.taking, self.sent = True, None
+        self.expects_states, self.last_sent = True, None
         if states is not None:
             for stage, part in states:
                 self.give(stage, part)
@@ -130,21 +130,21 @@ class Session:
         self.trainer.send({"op": "state", "stage": stage}, part, more=True)
 
     def _end_states(self):
-        if self.taking:
-            self.taking = False
+        if self.expects_states:
+            self.expects_states = False
             self.trainer.send({"op": "states_end"}, more=True)
 
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""
         self._end_states()
-        if self.sent is not None and (epoch, buffer) <= self.sent:
+        if self.last_sent is not None and (epoch, buffer) <= self.last_sent:
             raise_error(
                 self.plpy,
-                f"buffer {buffer} of epoch {epoch} comes after buffer {self.sent[1]} of epoch "
-                f"{self.sent[0]}: the server does not keep the rows' order",
+                f"buffer {buffer} of epoch {epoch} comes after buffer {self.last_sent[1]} of epoch "
+                f"{self.last_sent[0]}: the server does not keep the rows' order",
                 "XX000",
             )
-        self.sent = epoch, buffer
+        self.last_sent = epoch, buffer
         self.trainer.send(
             {
                 "op": "rows",
