@@ -8,7 +8,7 @@ import dataclasses
 
 from workloads import Configuration, Workload, dense
 
-from mop_udf import sequences
+from mop_udf import sequence_parser, sequences
 from pg_mop.search.random_sampler import RandomSampler
 from pg_mop.search.space import Space
 
@@ -45,7 +45,7 @@ class Study(Workload):
         """[(learning rate, batch size) of each iteration] of configuration `key`."""
         c = self.configurations[key]
         rate, size = (
-            sequences.parse(text) if sequences.is_sequence_text(text) else sequences.constant(float(text))
+            sequence_parser.parse(text) if sequence_parser.is_sequence_text(text) else sequences.constant(float(text))
             for text in (c.learning_rate, c.batch_size)
         )
         rate, size = (s if isinstance(s, sequences.Sequence) else sequences.constant(s) for s in (rate, size))

@@ -1,10 +1,16 @@
-"""What runs on the segments: the aggregate in the backend, and the trainer process that it feeds."""
+"""Training and inference on the segments: the aggregate in the backend, and the trainer process that it feeds."""
 
 import sys
+from typing import Any
 
-home = None  # the virtual environment of the packages, in a backend: every SQL function sees to it (tools/build_sql.py)
+home: Any = (
+    None  # in a backend: the virtual environment with the packages; every SQL function sets it (tools/build_sql.py)
+)
 
 
-def packages(of):
-    """The directory of a virtual environment's packages for the Python that runs: an older one's may be there, too."""
+def packages(of: str) -> str:
+    """The site-packages directory, in the virtual environment `of`, for the running Python version.
+
+    The directory of an older Python may exist beside it.
+    """
     return f"{of}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"

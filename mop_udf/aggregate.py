@@ -1,6 +1,6 @@
-"""The backend's side of a unit: the trainer that this session holds, and the aggregate mop_sub_epoch that feeds it.
+"""The backend's side of a unit: the session's trainer, and the aggregate mop_sub_epoch that feeds it.
 
-The only module here that sees `plpy`; standard library only. One :class:`Session` is kept from call to call.
+Only this module of mop_udf uses `plpy`. Standard library only. One :class:`Session` lives from call to call.
 """
 
 import json
@@ -11,35 +11,35 @@ import mop_udf
 from mop_udf.errors import raise_error
 from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 
-# SQLSTATEs by which the coordinator tells what to do with a failed unit
-CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
-TRAINER_LOST = "MOP02"  # the trainer ended: try again
-SOURCE_CHANGED = "MOP03"  # the run cannot go on
-MEMORY_EXCEEDED = "MOP04"  # it needs more memory than a limit allows: to be tried again once that is raised
+# SQLSTATEs that tell the coordinator how to handle a failed unit
+CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry
+TRAINER_LOST = "MOP02"  # the trainer ended: retry
+SOURCE_CHANGED = "MOP03"  # the run cannot continue
+MEMORY_EXCEEDED = "MOP04"  # the unit needs more memory than a limit allows: retry after the limit is raised
 
 SHAPE = re.compile(r"-?\d+")
 
 
 class Session:
-    """The trainer of a database session and the unit that it is working on."""
+    """The trainer of a database session, and the trainer's current unit."""
 
     def __init__(self, plpy, home):
         self.plpy, self.home = plpy, home
         self.trainer = None
-        self.wanted = None  # the options that it was asked for with
-        self.units = 0  # that it has begun
+        self.wanted = None  # the options that the caller requested for it
+        self.units = 0  # units begun by this trainer
         self.unit = None
-        self.taking = False  # states of it are still to come
-        self.sent = None  # (epoch, buffer) of it that was sent last
-        self.schema = None  # the extension's, quoted, once it has been asked for
+        self.expects_states = False  # more parts of the unit's states follow
+        self.last_sent = None  # (epoch, buffer) sent last for the unit
+        self.schema = None  # quoted name of the extension's schema, after the first look-up
         self.plans = {}  # (sql, types) -> prepared plan
-        self.steps = None  # Greenplum: the coroutine of the unit, whose SQL is run from outside
-        self.coming = None  # what to do while the trainer works on the unit
-        self.ahead = {}  # (run_id, stage, version) -> parts of a model state that has been read ahead
-        self.lent = {}  # pickles of custom functions for the unit that comes, by name: at a place of Greenplum
+        self.steps = None  # Greenplum: the coroutine of the unit; the caller runs its SQL
+        self.coming = None  # called while the trainer works on the unit
+        self.ahead = {}  # (run_id, stage, version) -> parts of a model state that was read ahead
+        self.lent = {}  # Greenplum: pickles of custom functions for the next unit, by name
 
     def query(self, sql, types=(), values=(), cursor=False):
-        """Run SQL by a plan that is kept for the next time: its rows, or with `cursor` one by one."""
+        """Run SQL by a prepared plan, kept for the next call: its rows, or a cursor if `cursor` is true."""
         key = (sql, *types)
         if key not in self.plans:
             if len(self.plans) >= 200:
@@ -48,14 +48,14 @@ class Session:
         return (self.plpy.cursor if cursor else self.plpy.execute)(self.plans[key], list(values))
 
     def check_interrupts(self):
-        """Let PostgreSQL see interrupts: a cancel is raised from here."""
+        """Let PostgreSQL process interrupts; raises an error on a cancel."""
         self.plpy.execute("SELECT 1")
 
     def start_trainer(self, options, limits, look_again=False):
-        """Start a trainer with `options` unless one runs that was started with the same; does not wait for it.
+        """Start a trainer with `options`, without waiting for it, unless a trainer with these options is running.
 
-        `limits`: its `allowed(options)` gives the options that it may have, and its `admit(trainer)` raises where it is
-        one too many. They are asked for a new trainer and, with `look_again`, for the one that runs.
+        `limits.allowed(options)` gives the permitted options. `limits.admit(trainer)` raises an error where the trainer
+        is one too many. Both are called for a new trainer and, if `look_again` is true, for a running trainer.
         """
         if self.trainer is not None and (
             self.wanted != options
@@ -85,24 +85,28 @@ class Session:
             trainer.kill()
 
     def holds(self, dataset, nbytes, keep):
-        """Whether the trainer holds the rows of a dataset of `nbytes`, or can keep them besides those of `keep`; else
-        they are sent for each epoch anew: `keeps_rows` of the unit's header."""
+        """True where the trainer holds the rows of a dataset of `nbytes`, or can keep them besides the datasets of
+        `keep`.
+
+        Otherwise the rows are sent again for each epoch. The result becomes `keeps_rows` of the unit's header.
+        """
         trainer = self.trainer
         if dataset in trainer.datasets:
             return True
-        trainer.send({"op": "room", "nbytes": nbytes, "keep": keep})
+        trainer.send({"op": "capacity", "nbytes": nbytes, "keep": keep})
         answer, _ = trainer.receive()
         trainer.datasets = set(answer["datasets"])
-        return answer["room"]
+        return answer["fits"]
 
     def begin(self, unit, models, states, objects):
-        """Hand the trainer a unit (its header), what differs between its models (a list of dicts), the model states and
-        the pickles of the models' custom functions: {name: bytes} for each.
+        """Send the trainer a unit: its header, a dict for each of its models, the model states and the custom
+        functions.
 
-        `states` gives (stage, bytes) for every part; none: start from the seed; None: `give` does, later.
+        `objects`: {name: pickle} for each model. `states` yields (stage, bytes) for every part of a state. Without
+        parts, training starts from the seed; with None, the caller sends the parts by `give`.
 
-        Adds to the header what follows from the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`,
-        how often they follow (they are sent for each epoch where they cannot be kept: for one model).
+        Adds to the header, depending on the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`, how
+        many times they follow. Rows that the trainer cannot keep are sent for each epoch; such a unit has one model.
         """
         trainer = self.trainer
         self.units += 1
@@ -115,32 +119,32 @@ class Session:
             "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)],
         }
         trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
-        self.taking, self.sent = True, None
+        self.expects_states, self.last_sent = True, None
         if states is not None:
             for stage, part in states:
                 self.give(stage, part)
             self._end_states()
 
     def give(self, stage, part):
-        """Send a part of a state; what follows the last one tells that it was the last."""
+        """Send a part of a state. The next frame after the last part ends the states."""
         self.trainer.send({"op": "state", "stage": stage}, part, more=True)
 
     def _end_states(self):
-        if self.taking:
-            self.taking = False
+        if self.expects_states:
+            self.expects_states = False
             self.trainer.send({"op": "states_end"}, more=True)
 
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""
         self._end_states()
-        if self.sent is not None and (epoch, buffer) <= self.sent:
+        if self.last_sent is not None and (epoch, buffer) <= self.last_sent:
             raise_error(
                 self.plpy,
-                f"buffer {buffer} of epoch {epoch} comes after buffer {self.sent[1]} of epoch "
-                f"{self.sent[0]}: the server does not keep the rows' order",
+                f"buffer {buffer} of epoch {epoch} comes after buffer {self.last_sent[1]} of epoch "
+                f"{self.last_sent[0]}: the server does not keep the rows' order",
                 "XX000",
             )
-        self.sent = epoch, buffer
+        self.last_sent = epoch, buffer
         self.trainer.send(
             {
                 "op": "rows",
@@ -152,7 +156,7 @@ class Session:
         )
 
     def end(self):
-        """End the rows and wait for the unit's report (dict)."""
+        """End the rows, and wait for the unit's report (dict)."""
         self._end_states()
         self.trainer.send({"op": "end"})
         if self.coming is not None:
@@ -160,7 +164,7 @@ class Session:
             coming()
         try:
             report, _ = self.trainer.receive()
-        except TrainerError as error:  # an answer, too: the trainer goes on
+        except TrainerError as error:  # an error is an answer as well: the trainer continues
             self.trainer.datasets, self.unit = set(error.datasets), None
             raise
         self.trainer.datasets = set(report["datasets"])
@@ -168,12 +172,12 @@ class Session:
         return report
 
     def score(self, number, sums):
-        """{"loss", "metric", "metrics", "rows"} of the last evaluation's model `number` from sums over all its rows."""
+        """{"loss", "metric", "metrics", "rows"} of model `number` in the last evaluation, from sums over all its rows."""
         self.trainer.send({"op": "score", "number": number, "sums": sums})
         return self.trainer.receive()[0]
 
     def save(self, numbers):
-        """The states of the models `numbers` after the last unit, part after part: (number, bytes)."""
+        """Yield the states of the models `numbers` after the last unit, in parts: (number, bytes)."""
         self.trainer.send({"op": "save", "numbers": numbers})
         last = False
         try:
@@ -182,13 +186,15 @@ class Session:
                 last = header["last"]
                 yield header["number"], bytes(part)
         finally:
-            if not last:  # parts are still to come that nobody will wait for
+            if not last:  # the remaining parts would be taken for the next answer
                 self.stop_trainer()
 
 
 def session(plpy):
-    """The :class:`Session` of this database session: a backend has one Python, and so these modules, from its start to
-    its end, whatever client it serves."""
+    """The :class:`Session` of this database session.
+
+    A backend has one Python interpreter from its start to its end, and so one copy of these modules.
+    """
     global _session
     if _session is None:
         _session = Session(plpy, mop_udf.home)
@@ -200,14 +206,14 @@ _session = None
 
 @contextmanager
 def failures_as_sql(plpy, holder):
-    """Turn a trainer's failure into a PostgreSQL error whose SQLSTATE tells the coordinator what to do."""
+    """Turn a trainer's failure into a PostgreSQL error; its SQLSTATE tells the coordinator how to continue."""
     try:
         yield
         return
     except TrainerError as error:
         message, state = str(error), CONFIGURATION_FAILED if error.configuration else TRAINER_LOST
         if isinstance(error, MemoryExceeded):
-            # what the trainer held may be of units before: a new one tells
+            # earlier units may have filled the memory: only a new trainer can tell
             state = MEMORY_EXCEEDED if holder.units <= 1 else TRAINER_LOST
             holder.stop_trainer()
     except TrainerLost as error:
@@ -217,10 +223,10 @@ def failures_as_sql(plpy, holder):
 
 
 def transition(plpy, state, epoch, buffer, columns, shapes):
-    """mop_sub_epoch's transition: send a buffer as it is read, so that reading and training overlap.
+    """The transition function of mop_sub_epoch: send a buffer as it is read, so reading and training overlap.
 
-    `columns`: bytea[], inputs then outputs; `shapes`: text[], as PostgreSQL prints integer[]. Returns the number of
-    buffers sent.
+    `columns`: bytea[], inputs then outputs; `shapes`: text[], integer arrays as PostgreSQL prints them. Returns the
+    number of buffers sent.
     """
     holder = working(plpy)
     with failures_as_sql(plpy, holder):
@@ -229,14 +235,14 @@ def transition(plpy, state, epoch, buffer, columns, shapes):
 
 
 def final(plpy, state):
-    """mop_sub_epoch's end: wait for the trainer; returns the unit's report as JSON text."""
+    """The final function of mop_sub_epoch: wait for the trainer; returns the unit's report as JSON text."""
     holder = working(plpy)
     with failures_as_sql(plpy, holder):
         return json.dumps(holder.end())
 
 
 def working(plpy):
-    """The session, which must be within a unit."""
+    """The session. Raises a PostgreSQL error outside a training unit."""
     holder = session(plpy)
     if holder.unit is None:
         plpy.error("mop_sub_epoch is called by pg_mop itself, within a training unit")

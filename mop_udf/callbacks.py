@@ -1,13 +1,13 @@
-"""The one callback of fit parameters: TensorBoard, whose event files are written where a superuser says."""
+"""The fit parameter callbacks: one TensorBoard, which writes event files where a superuser allows it."""
 
 import keras
 
 
 class TensorBoard:
-    """Keras' TensorBoard callback, fed with the passes of one unit.
+    """Keras' TensorBoard callback, called for the passes of one unit.
 
-    `arguments`: those of the parsed fit parameters. MADlib appends the segment to log_dir, and so do we. `write_grad`
-    and `batch_size` have no meaning in Keras 3. One step of the curves is one pass over a segment.
+    `arguments`: of the parsed fit parameters. As in MADlib, the segment is appended to log_dir. Keras 3 ignores
+    `write_grad` and `batch_size`. One step of the curves is one pass over a segment.
     """
 
     PASSED_ON = ("histogram_freq", "update_freq", "write_graph", "write_images")

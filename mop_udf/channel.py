@@ -8,33 +8,35 @@ import json
 import os
 import select
 import struct
+from typing import Any
 
 CHECK_SECONDS = 0.1
-SMALL = 1 << 16  # bytes that are written, or read ahead, at once
-PART_BYTES = 8 << 20  # of a part of a model state, a row of its table (32 MB are new memory for malloc at each copy)
+SMALL = 1 << 16  # bytes; smaller writes are collected, and reads fetch at least as many
+# size of a part of a model state, a row of its table (for 32 MB, malloc takes new memory at each copy)
+PART_BYTES = 8 << 20
 
 
 class ChannelClosed(Exception):
-    """The other side has gone."""
+    """The other side of the pipe has closed it."""
 
 
 class Channel:
-    """One side of the pipe. Where `tick` is given, it is called at least every 0.1 s while waiting."""
+    """One side of the pipe. `check_interrupts`, if given, is called at least every 0.1 s while waiting."""
 
     def __init__(self, read_fd, write_fd, check_interrupts=None):
         self.read_fd, self.write_fd, self.check_interrupts = read_fd, write_fd, check_interrupts
-        self.pending = 0  # bytes of the last frame's payloads that have not been read
-        self._held = bytearray()  # small frames that wait for the one that follows
-        self._ahead = memoryview(b"")  # what has been read of what comes next
+        self.pending = 0  # unread bytes of the last frame's payloads
+        self._held = bytearray()  # small frames, held back until the next frame
+        self._ahead = memoryview(b"")  # bytes read beyond the last request
         if check_interrupts is not None:
             os.set_blocking(write_fd, False)
             os.set_blocking(read_fd, False)
 
-    def send(self, header, *payloads, more=False):
-        """Send one frame; payloads are bytes-like, and large ones are not copied.
+    def send(self, header: dict[str, Any], *payloads: Any, more: bool = False) -> None:
+        """Send one frame. Payloads are bytes-like; large payloads are not copied.
 
-        `more`: another one follows, or an answer is read: small frames are held back until then. Each write wakes the
-        other side, which costs more than what is in them.
+        `more`: another frame follows, or the caller reads an answer next; small frames are held back until then. Each
+        write wakes the other side, which costs more than writing a few bytes.
         """
         views = [memoryview(p).cast("B") for p in payloads]
         text = json.dumps({**header, "sizes": [v.nbytes for v in views]}).encode()
@@ -52,11 +54,10 @@ class Channel:
         held, self._held = self._held, bytearray()
         self._write(memoryview(held))
 
-    def receive_header(self):
-        """The next frame's header; its payloads follow by `receive_into`, one for each of header["sizes"].
+    def receive_header(self) -> dict[str, Any]:
+        """The next frame's header. `receive_into` reads its payloads, one for each of header["sizes"].
 
-        What nobody read of the last frame is skipped: payloads are never taken for frames, whatever went wrong
-        meanwhile.
+        Unread payloads of the last frame are skipped, so payloads are never mistaken for frames after an error.
         """
         self._flush()
         while self.pending:
@@ -66,7 +67,7 @@ class Channel:
         self.pending = sum(header["sizes"])
         return header
 
-    def receive(self, joined=False):
+    def receive(self, joined: bool = False) -> tuple[dict[str, Any], Any]:
         """The next frame: (header, [payload, ...]) with bytearray payloads; `joined`: (header, all in one)."""
         header = self.receive_header()
         if joined:
@@ -79,8 +80,8 @@ class Channel:
             self.receive_into(payloads[-1])
         return header, payloads
 
-    def receive_into(self, view):
-        """Fill the writable buffer `view` with what follows of the frame's payloads."""
+    def receive_into(self, view: Any) -> None:
+        """Fill the writable buffer `view` with the next bytes of the frame's payloads."""
         view = memoryview(view).cast("B")
         self._fill(view)
         self.pending -= view.nbytes
@@ -104,7 +105,7 @@ class Channel:
                 done += self._some(os.readv, [view[done : done + (1 << 24)]])
 
     def _some(self, read, how):
-        """What `read` gives of what has come, when something has."""
+        """Call `read` until it returns data; wait in between. Raises ChannelClosed at the end of the pipe."""
         while True:
             try:
                 found = read(self.read_fd, how)
@@ -115,8 +116,8 @@ class Channel:
                 raise ChannelClosed
             return found
 
-    def wait_readable(self, seconds):
-        """True when a frame begins within `seconds`."""
+    def wait_readable(self, seconds: float | None) -> bool:
+        """True as soon as a frame begins; False after `seconds`."""
         return bool(self._ahead or select.select([self.read_fd], [], [], seconds)[0])
 
     def _write(self, view):

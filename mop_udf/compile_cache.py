@@ -1,10 +1,10 @@
-"""What trainers have compiled by XLA, and what TensorFlow traced for it, kept for later trainers of the same role.
+"""The compile cache: code compiled by XLA and functions traced by TensorFlow, kept for later trainers of the same role.
 
-A directory for each role, version of the packages and kind of processor, in the fork server's folder of the server's data
-directory: backups leave it out, and a copied cluster runs no code that was made for another machine. Trainers alone
-read and write there, each in its role's own: what a role compiles can do harm to nobody else, nor tell anybody of it.
+Each role, version of the packages and kind of processor has a directory in the server's folder (server_folder.py).
+Backups leave the folder out, and a copied cluster does not run code compiled for another machine. Only trainers read
+and write a directory, each the directory of its role: a role's compiled code can neither harm nor inform another role.
 
-Standard library only: backends import it.
+Standard library only: backends import this module.
 """
 
 import contextlib
@@ -16,27 +16,28 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 
-from mop_udf import fork_server
+from mop_udf import server_folder
 
-VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:directory"
-UNUSED_SECONDS = 30 * 86400  # after which a directory is removed, by who makes one
-FREE_BYTES = 1 << 30  # that a disk must have
-COMPILED = 200  # models of an architecture that are known to have been compiled
-TRACE, NEW = ".trace", ".new"  # what files' names end in that `write` made, or is about to
-WAIT_SECONDS = 120  # for another trainer that compiles the same
+VARIABLE = "PG_MOP_COMPILE_CACHE"  # of the trainer's environment: "megabytes:directory"
+UNUSED_SECONDS = 30 * 86400  # a directory that is unused for so long is removed when another is made
+FREE_BYTES = 1 << 30  # free space that the disk must have
+COMPILED = 200  # compiled models recorded for an architecture
+TRACE, NEW = ".trace", ".new"  # suffixes of trace files, complete and being written
+WAIT_SECONDS = 120  # for another trainer that compiles the same code
 
 
-def environment(home, keras_backend, role, threads, megabytes):
-    """What a trainer's environment needs for that, a dict; empty where there is no place for it.
+def environment(home: str, keras_backend: str, role: int, threads: int, megabytes: int) -> dict[str, str]:
+    """The environment variables (a dict) that give a trainer its compile cache; empty where a cache is impossible.
 
-    `role`: a number; `threads`: the trainer's, for which XLA compiles; `megabytes`: the most that its directory may
-    hold.
+    `role`: the role's OID; `threads`: the trainer's threads, which XLA compiles for; `megabytes`: the most that the
+    directory may hold.
     """
     try:
-        folder, opened, _ = fork_server.own_folder()
+        folder, opened, _ = server_folder.own_folder()
         os.close(opened)
-        kind = f"{fork_server.version(home, keras_backend)}-{processor()}"
+        kind = f"{server_folder.version(home, keras_backend)}-{processor()}"
         path = os.path.join(folder, f"xla-{kind}-{int(threads)}-{int(role)}")
         disk = os.statvfs(folder)
         # (TensorFlow's flags end at a blank)
@@ -55,7 +56,7 @@ def environment(home, keras_backend, role, threads, megabytes):
     return {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={path}", VARIABLE: f"{int(megabytes)}:{path}"}
 
 
-def own():
+def current() -> "CompileCache | None":
     """The :class:`CompileCache` of this trainer, or None."""
     if VARIABLE not in os.environ:
         return None
@@ -64,18 +65,18 @@ def own():
 
 
 class CompileCache:
-    """A directory of at most `most_bytes`, about. Where it cannot be read or written, it does without."""
+    """A cache directory of about `most_bytes`. Errors in reading and writing are ignored: the trainer compiles again."""
 
     def __init__(self, path, most_bytes):
         self.path, self.most_bytes = path, most_bytes
 
-    def tidy(self):
-        """Something has been written: remove the oldest where it is too much."""
+    def tidy(self) -> None:
+        """Remove the oldest files if the directory is too large. To be called after a write."""
         files = []
         for entry in self._entries():
             try:
                 status = entry.stat()
-                if entry.name.endswith(".lock"):  # of no size, and somebody may hold it
+                if entry.name.endswith(".lock"):  # empty, and another trainer may hold it
                     continue
                 files.append((status.st_mtime, status.st_size, entry.path))
             except OSError:
@@ -87,11 +88,11 @@ class CompileCache:
             if _remove(path):
                 total -= size
 
-    def clear(self):
-        """Remove what has been compiled, or traced. True where there was anything compiled."""
+    def clear(self) -> bool:
+        """Remove all compiled code and traces. True where there was compiled code."""
         removed = 0
         for entry in self._entries():
-            if not entry.name.endswith(".lock"):  # (somebody may hold it)
+            if not entry.name.endswith(".lock"):  # (another trainer may hold it)
                 removed += _remove(entry.path) and not entry.name.endswith((".json", TRACE, NEW))
         return removed > 0
 
@@ -101,38 +102,43 @@ class CompileCache:
         except OSError:
             return []
 
-    def compiled(self, architecture):
-        """{what was compiled: (seconds that it took last, how often it was)}, by digests of the texts that were noted,
-        for an architecture (text): once more it is read from here, unless it has been removed since."""
+    def compiled(self, architecture: str) -> dict[str, tuple[float, int]]:
+        """{digest of a name: (seconds of the last compilation, number of compilations)} of an architecture (text).
+
+        The cache holds the compiled code of these names, unless it has been removed since.
+        """
         return self._read(self._name(architecture))
 
-    def note(self, architecture, text, seconds):
-        """Something has been compiled in so many seconds; `text`: equal for what is compiled alike."""
+    def note(self, architecture: str, text: str, seconds: float) -> None:
+        """Record a compilation for an architecture; `text`: the name of the code, equal for equal code."""
         compiled = self._read(self._name(architecture))
         _, often = compiled.pop(digest(text), (None, 0))
         compiled[digest(text)] = seconds, often + 1
         self._put(self._name(architecture), json.dumps({"compiled": dict([*compiled.items()][-COMPILED:])}).encode())
 
-    def read(self, text):
-        """What is kept under a text, bytes; None where nothing is, or it is damaged."""
+    def read(self, text: str) -> bytes | None:
+        """The bytes kept under a text; None where nothing is kept or the file is damaged."""
         try:
             with open(self._trace(text), "rb") as file:
-                told, data = file.read(32), file.read()
-                os.utime(file.fileno())  # what is used stays longest
+                digest_read, data = file.read(32), file.read()
+                os.utime(file.fileno())  # the most recently used files stay longest
         except OSError:
             return None
-        return data if hashlib.sha256(data).digest() == told else None
+        return data if hashlib.sha256(data).digest() == digest_read else None
 
-    def write(self, text, data):
+    def write(self, text: str, data: bytes) -> None:
         """Keep bytes under a text."""
         self._put(self._trace(text), hashlib.sha256(data).digest() + data)
         self.tidy()
 
     @contextlib.contextmanager
-    def alone(self, text, waits):
-        """Within it no other trainer compiles what has this text: it is True. Where one does, whoever `waits` waits
-        until it can be read from here, WAIT_SECONDS at most; for others it is False. (Where nothing can be written
-        here, each compiles for itself.)"""
+    def exclusive(self, text: str, waits: bool) -> Iterator[bool]:
+        """A context, true inside, that keeps other trainers from compiling the code with this name.
+
+        If another trainer compiles it, a caller that `waits` gets the context when the code can be read from the cache,
+        or after WAIT_SECONDS; other callers get false at once. Where the directory is not writable, each trainer
+        compiles for itself.
+        """
         try:
             descriptor = os.open(os.path.join(self.path, f"{digest(text)[:3]}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
@@ -174,12 +180,14 @@ class CompileCache:
         return os.path.join(self.path, digest(architecture) + ".json")
 
 
-def digest(text):
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _locked(descriptor):
-    """True once this process has the lock of a file, which goes with the descriptor, whatever the process ends by."""
+    """True once this process has locked a file. The kernel releases the lock with the descriptor, however the process
+    ends.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -195,10 +203,10 @@ def _remove(path):
         return False
 
 
-def processor():
-    """Names the kind of processor, as a digest: what is compiled for one may not run on another."""
-    told = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
+def processor() -> str:
+    """A digest that names the kind of processor: code compiled for one kind may not run on another."""
+    relevant = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
     with open("/proc/cpuinfo") as file:
         first = file.read().split("\n\n")[0]
-    lines = [line for line in first.splitlines() if line.partition(":")[0].strip().lower() in told]
+    lines = [line for line in first.splitlines() if line.partition(":")[0].strip().lower() in relevant]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]

@@ -1,26 +1,29 @@
-"""Packed buffers to arrays, mini-batches, and the per-trainer cache of segments. Needs numpy only."""
+"""Packed buffers as arrays, mini-batches, and the trainer's cache of segments. Needs numpy only."""
 
 import math
+from typing import Any
 
 import numpy as np
 
-DTYPES = ("<f4", "<i2")  # of packed columns
-STALE = 4  # features that were not asked for while others were, so many times each, are not asked for any more
+DTYPES = ("<f4", "<i2")  # dtypes of packed columns
+STALE = 4  # features are stale if the last STALE * (number of cached features) accesses left them out
 
 
 class Columns(tuple):
-    """Arrays with equal first dimension that stay in memory for a while, and what kernels have made of them (`made`),
-    for the units that come: while it is small, since it is not counted in what a cache holds."""
+    """Arrays with equal first dimension that stay in memory, with tensors that kernels have made from them (`made`).
 
-    MOST_BYTES = 16 << 20  # of what is made
+    Later units use the tensors again. `made` stays small, since the cache does not count it.
+    """
+
+    MOST_BYTES = 16 << 20  # limit of `made`
 
     def __new__(cls, arrays):
         self = super().__new__(cls, arrays)
         self.made, self.made_bytes = {}, 0
         return self
 
-    def keep(self, key, made, nbytes):
-        """Keep what was made, of so many bytes, under a key, where there is room."""
+    def keep(self, key: Any, made: Any, nbytes: int) -> None:
+        """Keep `made`, of `nbytes`, under a key if the limit allows it."""
         if self.made_bytes + nbytes <= self.MOST_BYTES:
             self.made[key] = made
             self.made_bytes += nbytes
@@ -33,55 +36,59 @@ class Segment:
         self.columns = Columns(columns)
 
     @property
-    def rows(self):
+    def rows(self) -> int:
         return len(self.columns[0])
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return sum(c.nbytes for c in self.columns)
 
 
 class Cache:
-    """Segments, and what has been computed of their rows (features), in memory while they fit `limit` bytes together.
+    """Segments, and features computed from their rows, in memory up to `limit` bytes together.
 
-    Features can be computed again: they go before rows do.
+    Features can be computed again, so they are dropped before rows.
     """
 
     def __init__(self, limit):
         self.limit, self.segments = limit, {}
-        self.features = {}  # (segment's key, what computed them) -> array; the one that was used last is the last
-        self._used, self._asked = {}, 0  # key of features -> when (in `features_of`s) they were used last
+        self.features = {}  # (segment's key, digest of the prefix) -> array, in the order of their last use
+        self._last_access, self._accesses = {}, 0  # key of features -> count of accesses at their last use; that count
 
-    def get(self, key):
+    def get(self, key: Any) -> "Segment | None":
         return self.segments.get(key)
 
-    def room_for(self, nbytes, keep):
-        """True when `nbytes` of rows more fit, after dropping features, and then segments whose key is not in `keep`,
-        where need be."""
-        return self._make_room(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
+    def make_capacity(self, nbytes: int, keep: Any) -> bool:
+        """True where `nbytes` more of rows fit, after dropping features, then segments with keys not in `keep`, as
+        needed.
+        """
+        return self._make_capacity(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
 
-    def room_for_features(self, nbytes, keep):
-        """True when `nbytes` of features more fit, after dropping, where need be, segments whose key is not in `keep`
-        and features that nobody asks for any more."""
-        stale = [key for key in self.features if self._asked - self._used[key] > STALE * len(self.features)]
-        return self._make_room(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
+    def make_feature_capacity(self, nbytes: int, keep: Any) -> bool:
+        """True where `nbytes` more of features fit, after dropping stale features, then segments with keys not in
+        `keep`.
+        """
+        stale = [key for key in self.features if self._accesses - self._last_access[key] > STALE * len(self.features)]
+        return self._make_capacity(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
 
     def features_of(self, key, digest):
-        """The features of the segment `key`, computed by what `digest` names; None where they are not here."""
-        self._asked += 1
+        """The features of the segment `key` by the prefix that `digest` names; None where they are not cached."""
+        self._accesses += 1
         if (key, digest) in self.features:
             self.features[key, digest] = self.features.pop((key, digest))
-            self._used[key, digest] = self._asked
+            self._last_access[key, digest] = self._accesses
         return self.features.get((key, digest))
 
     def add_features(self, key, digest, array):
-        self.features[key, digest], self._used[key, digest] = array, self._asked
+        self.features[key, digest], self._last_access[key, digest] = array, self._accesses
 
-    def used(self):
+    def used(self) -> int:
         return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))
 
-    def _make_room(self, nbytes, victims):
-        """True when `nbytes` more fit, after dropping some of the victims (keys), the first first, if they suffice."""
+    def _make_capacity(self, nbytes, victims):
+        """True where `nbytes` more fit, after dropping victims (keys) in order; nothing is dropped if that does not
+        suffice.
+        """
         before = self.segments, self.features
         self.segments, self.features = dict(self.segments), dict(self.features)
         for key in victims:
@@ -94,17 +101,17 @@ class Cache:
         return False
 
     def _drop(self, key):
-        """Forget features or, with all features of it, a segment."""
+        """Drop features, or a segment with all its features."""
         self.segments.pop(key, None)
         for own in [k for k in self.features if key in (k, k[0])]:
             del self.features[own]
 
 
 def receive_rows(channel, dtypes, total_rows):
-    """Yield a tuple of arrays for each "rows" frame on `channel`, until its "end" frame.
+    """Yield (epoch, tuple of arrays) for each "rows" frame on `channel`, until its "end" frame.
 
-    With `total_rows`, the arrays are slices of whole-segment arrays, which the generator returns as a Segment at its
-    end (None otherwise). Raises ValueError where buffers do not fit together.
+    With `total_rows`, the arrays are slices of whole-segment arrays; the generator returns these as a Segment, or None
+    if the rows do not add up. Raises ValueError where a buffer's sizes do not fit its shapes.
     """
     whole, done = None, 0
     while True:
@@ -114,7 +121,7 @@ def receive_rows(channel, dtypes, total_rows):
                 return None
             return Segment(tuple(whole))
         shapes = header["shapes"]
-        if not _fit(shapes, dtypes, header["sizes"]):
+        if not _shapes_fit(shapes, dtypes, header["sizes"]):
             raise ValueError(f"buffer {header['buffer']} has {header['sizes']} bytes, its shapes {shapes} do not fit")
         rows = shapes[0][0]
         if total_rows is not None and whole is None:
@@ -134,8 +141,8 @@ def receive_rows(channel, dtypes, total_rows):
         yield header.get("epoch", 1), arrays
 
 
-def _fit(shapes, dtypes, sizes):
-    """True where the shapes are those of arrays with equal first dimension and of these sizes in bytes."""
+def _shapes_fit(shapes, dtypes, sizes):
+    """True where the shapes have an equal first dimension and give these sizes in bytes."""
     return (
         len(shapes) == len(dtypes) == len(sizes)
         and all(dtype in DTYPES for dtype in dtypes)
@@ -145,10 +152,10 @@ def _fit(shapes, dtypes, sizes):
 
 
 def whole_batches(chunks, batch_size, least=16, enough=32 << 20):
-    """Regroup chunks (tuples of arrays that follow one another) so that each but the last is a whole number of batches.
+    """Regroup chunks (tuples of arrays in sequence) so that each chunk but the last is a whole number of batches.
 
-    Small ones are joined until they make `least` batches or `enough` bytes. Of a chunk of that size no more is copied
-    than what completes the batch that the chunks before it began.
+    Small chunks are joined up to `least` batches or `enough` bytes. From a larger chunk, only the rows that complete
+    the last open batch are copied.
     """
     held, count, size = [], 0, 0
     for chunk in chunks:
@@ -180,14 +187,16 @@ def _joined(chunks):
 
 
 def batches(chunks, batch_size):
-    """Cut a sequence of chunks (tuples of arrays) into mini-batches, of which only the last may be short."""
+    """Cut a sequence of chunks (tuples of arrays) into mini-batches; only the last may be short."""
     for chunk in whole_batches(chunks, batch_size, least=1):
         for start in range(0, len(chunk[0]), batch_size):
             yield tuple(column[start : start + batch_size] for column in chunk)
 
 
 def permuted(segment, how, batch_size, random):
-    """The rows of `segment` in a new order: True permutes rows, 'batch' whole batches. `random`: numpy Generator."""
+    """The rows of `segment` in a new order; `how`: True permutes rows, 'batch' whole batches. `random`: numpy
+    Generator.
+    """
     if how == "batch":
         starts = random.permutation(np.arange(0, segment.rows, batch_size))
         order = np.concatenate([np.arange(s, min(s + batch_size, segment.rows)) for s in starts])

@@ -1,8 +1,9 @@
-"""Errors: PostgreSQL's, raised from Python, and what Keras' say. Standard library only."""
+"""Errors: raising PostgreSQL's from Python, and shortening Keras'. Standard library only."""
 
 import re
+from typing import Any
 
-# how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
+# beginnings of lines in TensorFlow's and Keras' errors that precede the informative line
 SAY_LITTLE = (
     "Graph execution error",
     "Detected at node",
@@ -10,36 +11,38 @@ SAY_LITTLE = (
     "<stack traces",
     "Exception encountered when calling",
 )
-# Keras' errors that repeat a whole config around the one that says what is wrong
+# errors of Keras that repeat a whole config around the informative error
 UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializing class")
 MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 
 
-def raise_error(plpy, message, sqlstate, detail=None, hint=None):
-    """Raise an error of PostgreSQL's, with its DETAIL and HINT."""
+def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = None, hint: str | None = None) -> None:
+    """Raise a PostgreSQL error with DETAIL and HINT."""
     try:
         plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
-    except TypeError:  # before PostgreSQL 9.6 it takes a text alone: what tells more is an error of SPI's
+    except TypeError:  # before PostgreSQL 9.6, plpy.error takes only a text
         problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
         problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
         raise problem from None
 
 
-def sqlstate_of(error):
-    """The SQLSTATE of an error of SPI's. (Before PostgreSQL 9.6 one of our own has only its number.)"""
+def sqlstate_of(error: Exception) -> str:
+    """The SQLSTATE of an SPI error. (Before PostgreSQL 9.6, an error raised from Python has only the SQLSTATE's
+    number.)
+    """
     number = (getattr(error, "spidata", None) or (0,))[0]
     return getattr(error, "sqlstate", None) or "".join(chr((number >> 6 * i & 0x3F) + ord("0")) for i in range(5))
 
 
 def _sqlcode(sqlstate):
-    """The number by which PostgreSQL's C code knows an SQLSTATE."""
+    """The number of an SQLSTATE in PostgreSQL's C code."""
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
 
 
-def first_line(error):
-    """The first line of an exception's text that says something, short enough for an error message.
+def first_line(error: BaseException) -> str:
+    """The first informative line of an exception's text, short enough for an error message.
 
-    Of an object that Keras cannot make, it is what its own constructor says, not the configs of all that it is in.
+    For an object that Keras cannot make, that is the error of the object's constructor, without the enclosing configs.
     """
     where = ""
     while UNWRAPPED.search(str(error)) and error.__context__ is not None:
@@ -52,6 +55,12 @@ def first_line(error):
     return (where + said[0])[:500]
 
 
-def refusal(error):
-    """The kind of an exception and what it says, short: why something is not used."""
+def refusal(error: BaseException) -> str:
+    """The class and the shortened text of an exception: the reason why a kernel or prefix is not used."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+def abbreviated(value: Any) -> str:
+    """The repr of a value, cut to 200 characters for an error message."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

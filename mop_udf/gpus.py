@@ -1,12 +1,12 @@
-"""The GPUs that TensorFlow sees, one description a line: ``python -m mop_udf.gpus``."""
+"""Prints the GPUs that TensorFlow finds, one description a line: ``python -m mop_udf.gpus``."""
 
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def describe():
-    """Descriptions of the GPUs, as TensorFlow names them."""
+def describe() -> list[str]:
+    """Descriptions of the GPUs, with TensorFlow's names."""
     import tensorflow as tf
 
     return [

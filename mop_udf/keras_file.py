@@ -1,7 +1,7 @@
-"""Models as files of Keras' own format (.keras): out of the database and into it.
+"""Export and import of models as files in Keras' format (.keras).
 
-Keras' loader imports what a file names, so a file is taken apart here: its JSON goes through the allow-list, and of
-its weights only arrays that lie in the file itself are read.
+Keras' loader imports any module that a file names. Therefore this module takes the file apart: its JSON goes through
+the allow-list, and of its weights only arrays inside the file are read.
 """
 
 import io
@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from typing import Any
 
 import h5py
 import keras
@@ -19,18 +20,21 @@ import numpy as np
 from mop_udf import architecture, models, state
 from mop_udf.errors import first_line
 
-# what the weights' file may hold besides the weights themselves: names, an optimizer's variables in wider numbers
+# The weights' file may also hold names, and an optimizer's variables in wider numbers.
 MORE_BYTES, TIMES = 16 << 20, 8
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
 
 class FileError(ValueError):
-    """The bytes are no model file that may be loaded."""
+    """The bytes are not a model file that may be loaded."""
 
 
-def save(model, described):
-    """The bytes of a .keras file of `model`, which is not compiled: it predicts, and is trained after `compile`. Its
-    inputs and outputs are dictionaries where those of `described` are: its architecture, by models.normalise."""
+def save(model: keras.Model, described: dict[str, Any]) -> bytes:
+    """The bytes of a .keras file of `model`, not compiled: it can predict, and train after `compile`.
+
+    `described`: its architecture as models.normalise gives it. The file's inputs and outputs are dictionaries where the
+    architecture has dictionaries.
+    """
     ends = [described["config"].get(key) for key in ("input_layers", "output_layers")]
     if any(isinstance(own, dict) for own in ends):
         taken, given = (
@@ -38,7 +42,7 @@ def save(model, described):
             for own, tensors in zip(ends, (model.inputs, model.outputs))
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # (Keras would have the tensors called as the dictionary's names)
+            warnings.simplefilter("ignore")  # (Keras expects the tensors' names to equal the dictionary's keys)
             model = keras.Model(taken, given, name=model.name)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
@@ -47,16 +51,16 @@ def save(model, described):
             return file.read()
 
 
-def load(data):
+def load(data: bytes) -> tuple[str, bytes]:
     """The bytes of a .keras file -> (architecture JSON text, float32 bytes of the weights).
 
-    Raises FileError where they are none, ConfigurationError where the architecture may not be loaded.
+    Raises FileError where the bytes are not such a file, ConfigurationError where the architecture may not be loaded.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             for name in file.namelist():
                 if name not in (CONFIG, WEIGHTS, "metadata.json"):
-                    raise FileError(f"it holds {name!r}, which is no part of a model")
+                    raise FileError(f"it holds {name!r}, which is not part of a model")
             text = _member(file, CONFIG, architecture.MOST_CHARACTERS).decode()
             json.loads(text)
             model = models.build(models.normalise(text), 0)
@@ -71,7 +75,7 @@ def load(data):
         EOFError,
         zlib.error,
     ) as error:
-        raise FileError(f"it is no .keras file: {error}") from error
+        raise FileError(f"it is not a .keras file: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, WEIGHTS)
         with open(path, "wb") as file:
@@ -85,12 +89,12 @@ def load(data):
 
 
 def _member(file, name, most):
-    """The bytes of the file `name` in an archive, at most `most`."""
+    """The bytes of the file `name` in an archive, up to `most`."""
     try:
         info = file.getinfo(name)
     except KeyError:
         raise FileError(f"it has no {name}") from None
-    # other methods unpack without bounds, and Keras uses none
+    # other methods unpack without bounds, and Keras does not use them
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise FileError(f"its {name} is compressed by method {info.compress_type}, which Keras does not use")
     if info.file_size > most:
@@ -99,7 +103,9 @@ def _member(file, name, most):
 
 
 def _check(path, most):
-    """Refuse HDF5 that reads other files (links, external or virtual storage), or unpacks to more than `most` bytes."""
+    """Refuse HDF5 that refers to other files (links, external or virtual storage), or unpacks to more than `most`
+    bytes.
+    """
     total = 0
 
     def walk(group):

@@ -1,20 +1,23 @@
 """Custom losses and metrics: functions pickled by dill, from a table that a superuser owns.
 
-They are unpickled in the trainer, or in a process of their own:
-``python -m mop_udf.objects check`` (pickle on stdin) and ``python -m mop_udf.objects top_k K NAME`` (pickle on stdout).
+They are unpickled in the trainer, or in a separate process: ``python -m mop_udf.objects check`` reads a pickle on
+stdin;
+``python -m mop_udf.objects top_k K NAME`` writes a pickle to stdout.
 """
 
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import dill
 
 
-def load(data):
-    """The function of a pickle. Raises ValueError where it is none: unpickling runs code, so anything may go wrong.
+def load(data: bytes) -> Callable[..., Any]:
+    """The function of a pickle. Raises ValueError where the pickle does not load, for any reason, or is not a function.
 
-    One that was made in a PL/Python function has that function's globals within, and so the module `plpy`: an empty one
-    stands for it here, where there is no database to talk to.
+    A function made in PL/Python carries the globals of that function, including the module `plpy`. Without a database,
+    an empty module stands for `plpy`.
     """
     sys.modules.setdefault("plpy", types.ModuleType("plpy"))
     try:
@@ -22,12 +25,12 @@ def load(data):
     except Exception as error:
         raise ValueError(f"dill cannot load it: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise ValueError(f"it is no function but {type(function).__name__}")
+        raise ValueError(f"it is not a function but {type(function).__name__}")
     return function
 
 
-def top_k_accuracy(k, name):
-    """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy of that k."""
+def top_k_accuracy(k: int, name: str) -> Callable[..., Any]:
+    """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy for this k."""
 
     def accuracy(y_true, y_pred):
         import keras

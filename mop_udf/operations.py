@@ -1,17 +1,19 @@
-"""Keras' operations that a functional model may have as nodes: those that only compute. Standard library only.
+"""The operations of keras.ops that a functional model may have as nodes. Standard library only.
 
-`x + i`, `x * 2` or `keras.ops.mean(x)` on the tensors of a model are objects of their own in its JSON. Here is what of
-them may be loaded, with which arguments, and what may stand among the arguments of a call: plain data and arrays of
-numbers. Operations that take functions, read files, make tensors from nothing but a size, or hold random numbers that
-are not part of the model's state are not among them.
+In a model's JSON, `x + i`, `x * 2` or `keras.ops.mean(x)` on its tensors are objects. This module lists the operations
+that may be loaded, and checks their arguments and the arguments of calls: plain data and arrays of numbers. Operations
+are excluded if they take functions, read files, make tensors from just a size, or hold random numbers outside the
+model's state.
 """
+
+from typing import Any
 
 
 class OperationError(ValueError):
-    """The operation, or an argument of it, is none that may be loaded; the text says why."""
+    """The operation, or one of its arguments, may not be loaded; the text says why."""
 
 
-ALLOWED = {
+NAMES = {
     "keras.src.ops.numpy": """
         Abs Absolute Add All Amax Amin Any Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax Argmin Argsort
         Average BroadcastTo Cbrt Ceil Clip Concatenate Copy Cos Cosh CountNonzero Cross Cumprod Cumsum Deg2rad Diagonal
@@ -31,8 +33,8 @@ ALLOWED = {
     "keras.src.ops.linalg": "Norm",
     "keras.src.ops.image": "CropImages PadImages RGBToGrayscale Resize",
 }
-ALLOWED = {module: frozenset(names.split()) for module, names in ALLOWED.items()}
-MOST_PIECES = 1000  # that an operation may cut a tensor into: each is an object
+ALLOWED = {module: frozenset(names.split()) for module, names in NAMES.items()}
+MOST_PIECES = 1000  # pieces of a tensor that an operation may make: each is an object
 PIECES = {"Split": "indices_or_sections", "Unstack": "num"}
 NUMBERS = frozenset(
     """
@@ -41,30 +43,30 @@ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 
 )
 
 
-def is_operation(module):
-    """True where a node of that module (text or None) is an operation, not a layer."""
+def is_operation(module: str | None) -> bool:
+    """True where a node of this module (text or None) is an operation, not a layer."""
     return isinstance(module, str) and "ops" in module.split(".")
 
 
-def check(module, name, config):
-    """The config with which the operation may be made. Raises OperationError."""
+def check(module: str, name: str, config: Any) -> dict[str, Any]:
+    """The config of an operation that may be loaded. Raises OperationError."""
     if name not in ALLOWED.get(module, ()):
         raise OperationError(
-            f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
-            f"keras.ops that compute and nothing else may"
+            f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only "
+            f"operations of keras.ops that merely compute may"
         )
     if not isinstance(config, dict) or not all(
         isinstance(key, str) and _is_plain(value) for key, value in config.items()
     ):
-        raise OperationError(f"operation {name} has an argument that is no plain data")
+        raise OperationError(f"operation {name} has an argument that is not plain data")
     pieces = config.get(PIECES.get(name))
     if isinstance(pieces, (int, float)) and pieces > MOST_PIECES:
         raise OperationError(f"operation {name} makes {pieces} pieces, at most {MOST_PIECES}")
     return dict(config)
 
 
-def constant(kind, config):
-    """The checked config of an array of numbers within a call's arguments. Raises OperationError."""
+def constant(kind: str, config: Any) -> dict[str, Any]:
+    """The checked config of an array of numbers in a call's arguments. Raises OperationError."""
     config = config if isinstance(config, dict) else {}
     value, dtype = config.get("value"), config.get("dtype")
     if not (isinstance(dtype, str) and dtype in NUMBERS and _is_numbers(value)):

@@ -1,6 +1,7 @@
-"""Frozen prefixes in a trainer: what they give for a segment is kept beside its rows, for all models that share them.
+"""Frozen prefixes in a trainer: their outputs for a segment, cached beside its rows for all models with that prefix.
 
-Whether it is used is decided for each unit; what does not fit, or cannot be computed by itself, is trained as a whole.
+Each unit decides whether to use them. If the outputs do not fit the cache, or the prefix cannot be computed by itself,
+the whole model trains.
 """
 
 import numpy as np
@@ -11,20 +12,24 @@ from mop_udf.errors import refusal
 from mop_udf.kernels import batch_size
 from mop_udf.kernels.forward import Forward
 
-BATCH_BYTES = 64 << 20  # of all layers' outputs, for the rows that go through a prefix at once
+BATCH_BYTES = 64 << 20  # of all layers' outputs, for the rows that pass a prefix at once
 
 
 class Cut:
-    """A compiled model cut after its frozen prefix: `kernels` (Chosen) and `forward` (Forward) are those of the head,
-    whose input is what the prefix gives."""
+    """A compiled model cut after its frozen prefix.
+
+    `kernels` (TunedKernels) and `forward` (Forward) belong to the head, whose input is the prefix's output.
+    """
 
     def __init__(self, split, kernels, forward):
         self.split, self.kernels, self.forward = split, kernels, forward
-        self.refused = None  # why it cannot be used
+        self.refused = None  # why the prefix cannot be used, or None
         self._prefix = Forward(split.prefix)
 
     def compute(self, columns, least):
-        """The prefix's outputs (an array) for inputs (arrays), `least` rows at a time, or more where they are small."""
+        """The prefix's outputs (an array) for inputs (arrays), at least `least` rows at a time, more where they are
+        small.
+        """
         output = self.split.prefix.outputs[0]
         result = np.empty([len(columns[0]), *output.shape[1:]], state.dtype(output.dtype))
         enough = BATCH_BYTES // max(1, self._prefix.row_bytes)
@@ -32,16 +37,15 @@ class Cut:
         return result
 
     def report(self, kernels):
-        """What the log tells of it: how many layers the prefix has where a model was trained by `kernels` of its head,
-        else why it was not."""
+        """For the log: the number of the prefix's layers where the head's `kernels` trained, else the reason why not."""
         return {"layers": self.split.layers} if kernels is self.kernels else {"refused": self.refused}
 
 
 class Features:
-    """A segment as the heads of models have it that share a prefix: the one of `compiled`, with its weights."""
+    """The rows of a segment as input of heads: the outputs of the prefix of `compiled` with its weights."""
 
     def __init__(self, cache, unit, compiled, weights=None):
-        """`cache`: the trainer's; `weights`: arrays in the order of the model's weights, those that it has if None."""
+        """`cache`: data.Cache; `weights`: arrays in the order of the model's weights, or None for its present weights."""
         self.cache, self.unit, self.cut = cache, unit, compiled.cut
         self._digest = self.cut.split.digest(weights)
 
@@ -49,20 +53,22 @@ class Features:
     def nbytes(self):
         return self.unit["rows"] * self.cut.split.row_bytes
 
-    def are_here(self):
+    def are_cached(self):
         return self.cache.features_of(self.unit["dataset"], self._digest) is not None
 
     def has_capacity(self):
-        """True where they fit the cache together with the segment's rows, which may still be on their way."""
+        """True where the cache can hold the features and the segment's rows; the rows may still be on their way."""
         coming = 0 if self.cache.get(self.unit["dataset"]) else self.unit["nbytes"]
-        # three times: they may be shuffled, and kernels make tensors of them
-        return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.room_for_features(
+        # three times: a pass may shuffle them, and kernels make tensors of them
+        return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.make_feature_capacity(
             self.nbytes + coming, [*self.unit["keep"], self.unit["dataset"]]
         )
 
     def segment(self, least):
-        """The Segment of them and of the outputs' columns, made where they are not here: then the model has the
-        weights, and takes `least` rows at a time. None where they cannot be had."""
+        """The Segment of the features and the output columns, or None where the features cannot be computed or kept.
+
+        Features that are not cached are computed, `least` rows at a time; the model must have the weights.
+        """
         columns, inputs = self.cache.get(self.unit["dataset"]).columns, self.unit["inputs"]
         found = self.cache.features_of(self.unit["dataset"], self._digest)
         if found is None:
@@ -70,7 +76,7 @@ class Features:
                 return None
             try:
                 found = Segment((self.cut.compute(columns[:inputs], least),))
-            except Exception as error:  # whatever hinders it: the whole model shows whether the model is to blame
+            except Exception as error:  # any error: training the whole model shows whether the model is to blame
                 self.cut.refused = refusal(error)
                 return None
             self.cache.add_features(self.unit["dataset"], self._digest, found)
@@ -78,9 +84,9 @@ class Features:
 
 
 def features(cache, unit, compiled, weights=None):
-    """The Features with which a unit (its header) is done by a CompiledModel; None where it is done by the whole model.
+    """The Features that a CompiledModel uses for a unit (its header), or None for the whole model.
 
-    A kernel that is asked for by name does what it does without: `plain` is plain Keras, bit by bit. See Features.
+    A kernel that the setting names trains the whole model: `plain` means plain Keras, bit by bit.
     """
     if not (
         unit.get("share_prefixes")
@@ -91,5 +97,6 @@ def features(cache, unit, compiled, weights=None):
     ):
         return None
     found = Features(cache, unit, compiled, weights)
-    again = unit["kind"] != "train" or unit["run_passes_left"] > 1  # they are computed as fast as a pass is done
-    return found if found.are_here() or again and found.has_capacity() else None
+    # a single pass over the rows costs as much as computing the features
+    again = unit["kind"] != "train" or unit["run_passes_left"] > 1
+    return found if found.are_cached() or again and found.has_capacity() else None

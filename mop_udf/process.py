@@ -1,18 +1,19 @@
-"""Starting, holding and ending the trainer process of a backend. Standard library only."""
+"""Starting, holding and ending a backend's trainer process. Standard library only."""
 
 import fcntl
 import os
 import subprocess
 import tempfile
+from typing import Any
 
-from mop_udf import compile_cache, fork_server
+from mop_udf import compile_cache, fork_server_client, server_folder
 from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-F_SETPIPE_SZ = 1031  # Linux; in Python's fcntl from 3.10 on
-PIPE_BYTES = 1 << 20  # what every user may ask for
-LAST_BYTES = 2000  # of what a trainer wrote before it ended: what is told
-UNANSWERED = ("unit", "state", "states_end", "rows")  # operations: what follows them is answered
+F_SETPIPE_SZ = 1031  # Linux; Python's fcntl defines it from 3.10 on
+PIPE_BYTES = 1 << 20  # the limit for unprivileged users
+QUOTED_BYTES = 2000  # of a trainer's last output that error messages quote
+UNANSWERED = ("unit", "state", "states_end", "rows")  # operations without an answer
 
 
 class TrainerLost(Exception):
@@ -20,10 +21,10 @@ class TrainerLost(Exception):
 
 
 class TrainerError(Exception):
-    """The trainer refused the work and lives on.
+    """The trainer answered with an error and lives on.
 
-    `configuration` tells whether the configuration is to blame; `datasets`: what the trainer's cache holds now, or None
-    where that has not changed.
+    `configuration`: True where the configuration is to blame; `datasets`: the datasets in the trainer's cache, or None
+    where they have not changed.
     """
 
     def __init__(self, message, configuration, datasets=None):
@@ -32,19 +33,19 @@ class TrainerError(Exception):
 
 
 class MemoryExceeded(TrainerError):
-    """The trainer held more memory than it may, and was ended; the text says how much. Not to be tried again."""
+    """The trainer exceeded its memory limit and was ended; the text gives the memory. A retry would fail again."""
 
     def __init__(self, message):
         super().__init__(message, configuration=True, datasets=())
 
 
-def command(home, module, *arguments):
-    """The command line of a module that the packages' own interpreter runs."""
+def command(home: str, module: str, *arguments: Any) -> list[str]:
+    """The command line that runs a module by the packages' own interpreter."""
     return [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *map(str, arguments)]
 
 
-class Executed:
-    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.fork_server.Forked`."""
+class ExecutedTrainer:
+    """A trainer started by exec of the packages' own interpreter; same interface as fork_server_client.ForkedTrainer."""
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
@@ -60,44 +61,47 @@ class Executed:
         self.pid = self._process.pid
 
     @property
-    def code(self):
+    def code(self) -> int | None:
         return self._process.returncode
 
-    def born(self, seconds):
+    def started(self, seconds: float) -> bool:
         return True
 
-    def ended(self):
+    def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait(self):
-        self._process.kill()  # it may not yet listen to its pipe
+    def wait(self) -> None:
+        self._process.kill()  # it may not watch its pipe yet
         self._process.wait()
 
 
 class Trainer:
     """A trainer process and the channel to it.
 
-    The fork server forks it (mop_udf.fork_server); where there is none it is an exec of the packages' own interpreter. Either
-    has a clean environment and a session of its own, and dies with this process: the kernel kills it when nobody has
-    the other end of its pipe `life`. `tick` is called while waiting for it; whatever `tick` raises ends the trainer,
-    since an answer that nobody waits for would be taken for the next one.
+    The fork server forks the process (mop_udf.fork_server); without a fork server, it is an exec of the packages' own
+    interpreter. In both cases it has a clean environment and its own session, and dies with this process: the kernel
+    kills it when no process holds the other end of its pipe `life`. `check_interrupts` is called while waiting for the
+    trainer. An error that it raises ends the trainer, since the pending answer would be taken for the next one.
     """
 
     def __init__(self, home, options, check_interrupts):
-        """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms.
+        """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms, and
+        optionally:
 
-        They may also have ray, the cluster on which it is to run (see pg_mop.elsewhere); nursery_ms, how long the
-        fork server stays without being needed (0, None: it is done without); and, None being no limit, memory_mb, of the
-        memory that it holds, and model_mb, of the weights and optimizer variables of a model; role, the number of the
-        one whose compilations it shares, and compile_cache_mb, how many of them are kept.
+        - ray: the Ray cluster that runs the trainer (pg_mop/backend/ray_cluster.py)
+        - fork_server_ms: the idle time after which the fork server ends (0, None: no fork server)
+        - memory_mb: limit of the process's memory (None: no limit)
+        - model_mb: limit of a model's weights and optimizer variables (None: no limit)
+        - role, compile_cache_mb: OID of the role whose compile cache the trainer shares, and the size of that cache
         """
         self.options = options
-        self._owes = False  # (Greenplum interrupts Python anywhere, also between a question and its answer)
-        self.datasets = set()  # keys of the segments that the trainer keeps in its cache
-        self._home, self._tick, self._memory_mb = home, check_interrupts, options.get("memory_mb")
+        # an answer is pending (Greenplum may interrupt Python between a request and its answer)
+        self._answer_pending = False
+        self.datasets = set()  # keys of the segments in the trainer's cache
+        self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
-                **fork_server.environment(options["keras_backend"]),
+                **server_folder.environment(options["keras_backend"]),
                 "OMP_NUM_THREADS": str(options["threads"]),
                 "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
             },
@@ -112,7 +116,7 @@ class Trainer:
             "module": "mop_udf.trainer",
         }
         if ray := options.get("ray"):
-            self._memory_mb = None  # that of the relay is not meant
+            self._memory_mb = None  # the limit is the trainer's, not the relay's
             self._request["module"] = "mop_udf.relay"
             self._request["arguments"][:0] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
         elif options.get("role") is not None and options.get("gpu") is None:
@@ -128,24 +132,24 @@ class Trainer:
         self._begin(self._request["idle_ms"] and not ray and self._fork)
 
     def _begin(self, fork=None):
-        """Make the pipes, and start the process at their other ends: by `fork`, if that gives one, or by itself."""
-        self._process, self._life, self._its_ends, own = None, None, [], []
-        self._log, self._said = tempfile.TemporaryFile(), ""
+        """Make the pipes, and start the process at their other ends, by `fork` if it gives a process, else by exec."""
+        self._process, self._life, self._child_ends, own = None, None, [], []
+        self._log, self._last_output = tempfile.TemporaryFile(), ""
         try:
             for _ in range(3):
                 own += os.pipe()
             requests, self._requests, self._answers, answers, life, self._life = own
-            self._its_ends = [requests, answers, life]  # until it lives
+            self._child_ends = [requests, answers, life]  # open until the trainer lives
             for pipe in (requests, answers):
                 try:
                     fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
-                except OSError:  # this user has used up his share of pipes' memory: a small one is only slower
+                except OSError:  # the user's limit of pipe memory is reached: a small pipe is only slower
                     pass
             files = [requests, answers, self._log.fileno(), life]
             self._process = fork and fork(files)
             if not self._process:
-                self._process = Executed(self._home, self._request, files)
-                self._close(self._its_ends)
+                self._process = ExecutedTrainer(self._home, self._request, files)
+                self._close(self._child_ends)
         except BaseException as error:
             if self._life is None:
                 self._close(own)
@@ -156,35 +160,35 @@ class Trainer:
         self.channel = Channel(self._answers, self._requests, self._watch)
 
     def _fork(self, files):
-        return fork_server.ask(self._home, self._request, files, self._life)
+        return fork_server_client.ask(self._home, self._request, files, self._life)
 
     def _close(self, files):
         while files:
             os.close(files.pop())
 
     @property
-    def pid(self):
+    def pid(self) -> int:
         self._guard("wait_readable", 0)
         return self._process.pid
 
-    def alive(self):
-        """True where it can be asked something: it lives, and owes no answer that nobody waits for any more."""
-        return self._life is not None and not self._owes and not self._process.ended()
+    def alive(self) -> bool:
+        """True where the trainer can take a request: it lives, and no abandoned answer is pending."""
+        return self._life is not None and not self._answer_pending and not self._process.ended()
 
-    def _born(self):
-        """Wait until it lives."""
-        while self._its_ends:
-            born = self._process.born(CHECK_SECONDS)
+    def _wait_started(self):
+        """Wait until the trainer lives."""
+        while self._child_ends:
+            born = self._process.started(CHECK_SECONDS)
             if born is None:
-                self._tick()
+                self._check_interrupts()
             elif born:
-                self._close(self._its_ends)
-            else:  # with pipes that nobody else can have
+                self._close(self._child_ends)
+            else:  # with new pipes, which no other process can have
                 self.kill()
                 self._begin()
 
     def _watch(self):
-        """What is done at every tick."""
+        """Check the trainer's memory, and interrupts. Called at least every 0.1 s while waiting."""
         if self._memory_mb:
             with open(f"/proc/{self._process.pid}/statm") as file:
                 held = int(file.read().split()[1]) * PAGE_BYTES >> 20
@@ -192,24 +196,27 @@ class Trainer:
                 raise MemoryExceeded(
                     f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows ({self._memory_mb} MB)"
                 )
-        self._tick()
+        self._check_interrupts()
 
-    def send(self, header, *payloads, more=False):
-        """Send a frame; `more`: as Channel.send has it. Raises TrainerLost and MemoryExceeded; ends the trainer on any
-        interruption."""
-        self._owes = header["op"] not in UNANSWERED
+    def send(self, header: dict[str, Any], *payloads: Any, more: bool = False) -> None:
+        """Send a frame; `more` as of Channel.send. Raises TrainerLost or MemoryExceeded; any interruption ends the
+        trainer.
+        """
+        self._answer_pending = header["op"] not in UNANSWERED
         self._guard("send", header, *payloads, more=more)
 
-    def receive(self, joined=False):
-        """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
-        or TrainerError where the answer is an error."""
+    def receive(self, joined: bool = False) -> tuple[dict[str, Any], Any]:
+        """(header, payloads) of the answer; `joined`: all payloads as one.
+
+        Raises TrainerError for an answer that is an error, TrainerLost or MemoryExceeded.
+        """
         header, payloads = self._guard("receive", joined)
-        self._owes = header.get("last") is False
+        self._answer_pending = header.get("last") is False
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
 
-    def kill(self):
+    def kill(self) -> None:
         """End the process at once."""
         if self._life is not None:
             os.close(self._life)
@@ -217,18 +224,18 @@ class Trainer:
             if self._process is not None:
                 self._process.wait()
             self._close([self._requests, self._answers])
-            self._close(self._its_ends)
-            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * LAST_BYTES))
-            said = self._log.read()
-            # (a long stack begins with what was wrong)
-            fatal, rest = said[:-LAST_BYTES].rfind(b"Fatal Python error"), said[-LAST_BYTES:]
-            first = b"" if fatal < 0 else said[fatal:].split(b"\n", 1)[0] + b" ... "
-            self._said = (first + rest).decode("utf-8", "replace").strip()
+            self._close(self._child_ends)
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * QUOTED_BYTES))
+            output = self._log.read()
+            # (the first line of a long stack names the error)
+            fatal, rest = output[:-QUOTED_BYTES].rfind(b"Fatal Python error"), output[-QUOTED_BYTES:]
+            first = b"" if fatal < 0 else output[fatal:].split(b"\n", 1)[0] + b" ... "
+            self._last_output = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
     def _guard(self, operation, *args, **more):
         try:
-            self._born()
+            self._wait_started()
             return getattr(self.channel, operation)(*args, **more)
         except (ChannelClosed, ValueError, OSError):
             self.kill()
@@ -246,4 +253,4 @@ class Trainer:
             if code < 0
             else f"ended with exit status {code}"
         )
-        return f"the trainer process {self._process.pid} {how}{self._said and '; its last words: '}{self._said}"
+        return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"

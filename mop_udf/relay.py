@@ -1,11 +1,11 @@
-"""A trainer on a Ray cluster: this process stands between it and the backend.
+"""The relay: a process between a backend and its trainer on a Ray cluster.
 
-`python -m mop_udf.relay BACKEND LIFE ADDRESS GPUS CPUS SECONDS ARGUMENTS...`: BACKEND and LIFE as of mop_udf.trainer,
-whose further arguments these ARGUMENTS are. An actor, to which Ray gives the GPUs, starts the very same trainer, of
-these very sources, with a connection to here as its stdin and stdout; so frames pass as they are, rows among them, and
-nothing goes through Ray's object store. Whichever of actor, node and this process goes, the trainer goes, too.
+`python -m mop_udf.relay BACKEND LIFE ADDRESS GPUS CPUS SECONDS ARGUMENTS...`: BACKEND, LIFE and ARGUMENTS are the
+arguments of mop_udf.trainer. An actor that holds the GPUs starts the trainer from the sources of this package. The
+trainer's stdin and stdout are a connection to the relay, so frames, including rows, pass unchanged, and Ray's object
+store is not used. If the actor, its node or the relay ends, the trainer ends, too.
 
-`python -m mop_udf.relay room ADDRESS GPUS CPUS` says for how many such trainers there is room.
+`python -m mop_udf.relay capacity ADDRESS GPUS CPUS` prints the number of such trainers that the cluster can hold.
 """
 
 import io
@@ -17,11 +17,11 @@ import sys
 import threading
 import zipfile
 
-from mop_udf.trainer import die_with, first_to_go, keep_stdout
+from mop_udf.child_process import die_with_pipe, prefer_oom_kill, take_stdio
 
 CONNECT_SECONDS = 40
 CHUNK = 1 << 20
-KEPT_ALIVE = (  # a machine that is gone says nothing: its silence ends the connection after a minute
+KEPT_ALIVE = (  # a lost machine sends nothing: these options end its connection after a minute
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -32,10 +32,10 @@ KEPT_ALIVE = (  # a machine that is gone says nothing: its silence ends the conn
 
 
 class Host:
-    """The Ray actor. Ray brings it to its node by value: it knows nothing of this package."""
+    """The Ray actor. Ray copies the class to the node by value, without the rest of this package."""
 
     def start(self, sources, environment, arguments, token, kept_alive):
-        """Wait for a connection that begins with `token`, and be its trainer's host: (address, port) to connect to."""
+        """Start the trainer at a connection that begins with `token`: (address, port) to connect to."""
         import secrets
         import socket
         import threading
@@ -76,12 +76,12 @@ class Host:
                 with tempfile.NamedTemporaryFile(suffix=".zip") as file:
                     file.write(sources)
                     file.flush()
-                    life, ours = os.pipe()  # ours is closed by the end of this process
+                    life, ours = os.pipe()  # the end of this process closes `ours`
                     program = (
                         "import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
                         "trainer.live(*map(int, sys.argv[1:8]))"
                     )
-                    # of the node's environment, where its programs and its GPUs are
+                    # variables of the node that locate its programs and its GPUs
                     own = {
                         name: value
                         for name, value in os.environ.items()
@@ -97,17 +97,17 @@ class Host:
                     gone = select.poll()
                     gone.register(connection, select.POLLRDHUP)
                     while trainer.poll() is None:
-                        if gone.poll(500):  # one that computes would find out only afterwards
+                        if gone.poll(500):  # a computing trainer would notice only afterwards
                             trainer.kill()
             finally:
-                os._exit(0)  # what Ray has given it is free now
+                os._exit(0)  # Ray gets the actor's GPUs and CPUs back at once
 
         threading.Thread(target=host).start()
         return address, listener.getsockname()[1]
 
 
 def sources():
-    """This package as a zip file (bytes), which Python imports from."""
+    """This package as a zip file (bytes) that Python can import from."""
     folder, packed = os.path.dirname(os.path.abspath(__file__)), io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, _, files in os.walk(folder):
@@ -119,7 +119,7 @@ def sources():
 
 
 def reach(address):
-    """Connect to the cluster; ends this process with a sentence where that cannot be done. Gives the module ray."""
+    """Connect to the cluster: the module ray. Where that fails, prints a sentence and ends this process."""
     late = threading.Timer(CONNECT_SECONDS, end, [f"Ray at {address} has not answered for {CONNECT_SECONDS} s"])
     late.daemon = True
     late.start()
@@ -134,7 +134,7 @@ def reach(address):
 
 
 def capacity(address, gpus, cpus):
-    """Print for how many trainers of so many GPUs and CPUs the nodes have room, were they idle."""
+    """Print the number of trainers, each with so many GPUs and CPUs, that the idle nodes could hold."""
     ray = reach(address)
     fits = [
         min([int(node["Resources"].get(name, 0) / wanted) for name, wanted in (("GPU", gpus), ("CPU", cpus)) if wanted])
@@ -146,8 +146,10 @@ def capacity(address, gpus, cpus):
 
 
 def connect(address, gpus, cpus, seconds, arguments):
-    """A socket to a new trainer on the cluster, and what must be kept as long as it is to live. Ends this process with
-    a sentence where there is none to be had."""
+    """(socket to a new trainer on the cluster, its actor); the actor must be kept as long as the trainer is to live.
+
+    Where that fails, prints a sentence and ends this process.
+    """
     ray = reach(address)
     environment = {name: value for name, value in os.environ.items() if name not in ("PATH", "CUDA_VISIBLE_DEVICES")}
     if not gpus:
@@ -155,12 +157,12 @@ def connect(address, gpus, cpus, seconds, arguments):
     token = secrets.token_bytes(32)
     try:
         actor = ray.remote(Host).options(num_gpus=gpus, num_cpus=cpus).remote()
-        place = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
-        connection = socket.create_connection(place, CONNECT_SECONDS)
+        target = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
+        connection = socket.create_connection(target, CONNECT_SECONDS)
     except ray.exceptions.GetTimeoutError:
-        end(f"Ray at {address} has had no room for {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
+        end(f"Ray at {address} has had no capacity for {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
     except OSError as error:
-        end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}", True)
+        end(f"the node {target[0]} of Ray at {address} cannot be reached: {error}", True)
     except Exception as error:
         end(f"Ray at {address} cannot start a trainer: {type(error).__name__}: {str(error)[:500]}", True)
     connection.settimeout(None)
@@ -171,8 +173,10 @@ def connect(address, gpus, cpus, seconds, arguments):
 
 
 def end(sentence, leave=False):
-    """End this process with a sentence. `leave`: take leave of the cluster, which else keeps what it has given for half
-    a minute; but that may take for ever."""
+    """Print a sentence and end this process.
+
+    `leave`: disconnect from the cluster, for at most 10 s; without that, Ray frees the resources after half a minute.
+    """
     os.write(2, f"{sentence}\n".encode())
     if leave:
         import ray
@@ -185,7 +189,7 @@ def end(sentence, leave=False):
 
 
 def pump(requests, answers, connection):
-    """Hand on what comes, either way, until either side has gone. Raises OSError."""
+    """Forward data in both directions until one side closes: the descriptor of that side. Raises OSError."""
     ends = {requests: connection.fileno(), connection.fileno(): answers}
     while True:
         for side in select.select(list(ends), [], [])[0]:
@@ -197,10 +201,10 @@ def pump(requests, answers, connection):
 
 
 def main(backend, life, address, gpus, cpus, seconds, *arguments):
-    """Be the relay of a process that has the writing end of the pipe `life`; ends this process."""
-    die_with(int(life))
-    first_to_go()
-    requests, answers = keep_stdout()
+    """Run as the relay of the process that holds the writing end of the pipe `life`; ends this process."""
+    die_with_pipe(int(life))
+    prefer_oom_kill()
+    requests, answers = take_stdio()
     connection, _actor = connect(address, float(gpus), float(cpus), float(seconds), list(arguments))
     try:
         if pump(requests, answers, connection) == connection.fileno():
@@ -211,6 +215,6 @@ def main(backend, life, address, gpus, cpus, seconds, *arguments):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "room":
+    if sys.argv[1] == "capacity":
         capacity(sys.argv[2], *map(float, sys.argv[3:]))
     main(*sys.argv[1:])

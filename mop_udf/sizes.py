@@ -1,10 +1,12 @@
-"""How large a model would be, known before anything of it is allocated. Runs in the trainer."""
+"""The size of a model before it is allocated. Runs in the trainer."""
 
 import contextlib
 import functools
 import json
 import math
 import os
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,33 +14,35 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
-MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
-OTHERS = 1 << 20  # of it besides the weights and the architecture, and more than that
+MOST_ROW = (1 << 30) - 1  # limit of a row in bytes when it is written to a PostgreSQL table, such as the model table
+OTHERS = 1 << 20  # generous size of that row without weights and architecture
 
-limit_mb = None  # of a model's weights and optimizer variables (pg_mop.max_model_mb); the trainer's options set it
+# limit of a model's weights and optimizer variables (pg_mop.max_model_mb), set from the trainer's options
+limit_mb = None
 
 
 class TooLarge(Exception):
-    """The model is larger than the limit or this machine's memory; the text says by how much."""
+    """The model is larger than the limit or this machine's memory; the text gives both sizes."""
 
 
 class Unsized(Exception):
-    """How large the model would be cannot be said: Keras does not make it (`__cause__` says why)."""
+    """The model's size is unknown because Keras does not make the model; `__cause__` says why."""
 
 
-def check(architecture, make_optimizer=None):
-    """Raise TooLarge where a model of the architecture (dict, normalised) may not or cannot be built.
+def check(architecture: dict[str, Any], make_optimizer: Callable[[], Any] | None = None) -> None:
+    """Raise TooLarge where a model of the architecture (dict, normalised) exceeds a limit.
 
-    `make_optimizer` gives a new optimizer, whose variables count as well. Raises Unsized where Keras refuses the
-    architecture, or it cannot be sized: such a model is not to be built.
+    `make_optimizer` makes a new optimizer; its variables count as well. Raises Unsized where Keras refuses the
+    architecture or the size is unknown: such a model must not be built.
     """
     text = json.dumps(architecture)
     variables = _variables(text)
     weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
-    _compare(weights, 0)  # an optimizer is not asked about what is too large for it, too
-    stored = 4 * sum(math.prod(map(int, shape)) for shape, _, _ in variables)  # as float32, whatever they are now
+    _compare(weights, 0)  # first, since an optimizer for too large weights may itself fail
+    # users get float32 weights, whatever the dtype
+    stored = 4 * sum(math.prod(map(int, shape)) for shape, _, _ in variables)
     if stored + len(text) + OTHERS > MOST_ROW:
         raise TooLarge(f"the model has {stored:,} bytes of weights, more than a value of PostgreSQL may have (1 GB)")
     if make_optimizer is not None:
@@ -58,9 +62,9 @@ def _compare(weights, others):
 
 @functools.lru_cache(1000)
 def _variables(text):
-    """(shape, dtype, trainable) of every variable that the architecture (JSON) has, and of arrays it is built with.
+    """(shape, dtype, trainable) of every variable of the architecture (JSON), and of arrays that building it makes.
 
-    Raises Unsized, or TooLarge where what has been made by then is too large.
+    Raises Unsized, or TooLarge where the variables made before an error are too large.
     """
     with _unallocated() as made:
         try:
@@ -70,7 +74,7 @@ def _variables(text):
             raise Unsized from error
         found = [(tuple(v.shape), v.dtype, v.trainable) for v in made]
     for layer in model._flatten_layers():
-        # the one layer that spreads a number over its input's shape when it is built
+        # the only layer that expands a number to its input's shape when it is built
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is not None and layer.built:
             found += [(tuple(layer._broadcast_shape), "float32", False)] * 2
     return found
@@ -89,7 +93,7 @@ def _optimizer_bytes(optimizer, trainable):
         found += sum(_bytes(v.shape, v.dtype) for v in made)
         return variable
 
-    # single numbers an optimizer makes otherwise; and TensorFlow's would ask the weights for their values
+    # optimizers make scalars in another way, and TensorFlow's would read the weights' values
     optimizer.add_variable, optimizer._var_key = add, id
     optimizer.add_variable_from_reference = functools.partial(BaseOptimizer.add_variable_from_reference, optimizer)
     optimizer.build(weights)
@@ -99,21 +103,23 @@ def _optimizer_bytes(optimizer, trainable):
 def _bytes(shape, dtype):
     try:
         size = np.dtype(dtype).itemsize
-    except TypeError:  # bfloat16 and the like, which numpy does not know
+    except TypeError:  # e.g. bfloat16, unknown to numpy
         size = 2
     return math.prod(map(int, shape)) * size
 
 
 @contextlib.contextmanager
 def _unallocated():
-    """Variables that are made here get no values; gives the list of them, which grows as they are made.
+    """A context that gives new variables no values: the list of these variables.
 
-    What layers compute meanwhile is computed nowhere.
+    Layers compute on shapes alone in it.
     """
     made, make = [], Variable.__init__
 
     def initialize(self, initializer, shape=None, dtype=None, **more):
-        """As Keras', but a variable that is made of a value, as the state of a recurrent layer, has its shape alone."""
+        """Keras' constructor; a variable made from a value, such as the state of a recurrent layer, keeps only the
+        shape.
+        """
         if not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer)
             initializer, shape = "zeros", tuple(value.shape)
@@ -124,7 +130,7 @@ def _unallocated():
     global_state.set_global_attribute("uninitialized_variables", made)
     Variable.__init__ = initialize
     try:
-        with framework.nowhere(), keras.StatelessScope(initialize_variables=False):
+        with framework.shapes_only(), keras.StatelessScope(initialize_variables=False):
             yield made
     finally:
         Variable.__init__ = make

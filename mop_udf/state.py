@@ -1,33 +1,35 @@
-"""Model state <-> bytes, versioned; and the plain float32 weights that users see.
+r"""The format of model states in bytes, with a version, and of the plain float32 weights that users see.
 
-Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's,
-or one of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
-(seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All
-little-endian, row-major, unpadded. Where the optimizer keeps moving averages of weights (`use_ema`), the header lists
-them under "averages": [place among the weights, place among the optimizer's arrays].
+Layout: ``b"pg_mop\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's, or one
+of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
+(seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All arrays are
+little-endian, row-major and unpadded. If the optimizer keeps moving averages of weights (`use_ema`), the header lists
+them under "averages": [position in the weights, position in the optimizer's arrays].
 """
 
 import functools
 import json
 import math
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 MAGIC = b"pg_mop\0"
 VERSION = 1
-SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # that numpy knows from another package only
+SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # numpy needs the package ml_dtypes for these
 GROUPS = ("weights", "seeds", "optimizer")
 
 
 class StateError(ValueError):
-    """The bytes are no model state, or one of a version that this code does not know."""
+    """The bytes are not a model state, or have an unknown version."""
 
 
-def pack(groups, averages=()):
+def pack(groups: dict[str, list[np.ndarray]], averages: Sequence[tuple[int, int]] = ()) -> list[Any]:
     """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order.
 
-    `averages`: [(place among the weights, place among the optimizer's arrays), ...] of moving averages of weights.
+    `averages`: [(position in the weights, position in the optimizer's arrays), ...] of moving averages of weights.
     """
     header = {name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS}
     if averages:
@@ -40,43 +42,43 @@ def pack(groups, averages=()):
     ]
 
 
-def values(variables):
-    """The values of Keras variables, as arrays of their own: they stay as they are when the variables change."""
-    # np.array(variable) would ask the variable itself for a copy, which it does not know how to make
+def values(variables: Iterable[Any]) -> list[np.ndarray]:
+    """Copies of the values of Keras variables, as arrays."""
+    # np.array(variable) would ask the variable for a copy, and not every variable can make one
     return [np.array(np.asarray(v)) for v in variables]
 
 
-def parts(buffers, size):
-    """Buffers -> lists of buffers of together `size` bytes, the last list excepted; nothing is copied."""
-    part, room = [], size
+def parts(buffers: Iterable[Any], size: int) -> Iterator[list[memoryview]]:
+    """Buffers -> lists of buffers with `size` bytes in total, the last list excepted; nothing is copied."""
+    part, free = [], size
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
         while view.nbytes:
-            piece = view[:room]
+            piece = view[:free]
             part.append(piece)
-            view, room = view[piece.nbytes :], room - piece.nbytes
-            if not room:
+            view, free = view[piece.nbytes :], free - piece.nbytes
+            if not free:
                 yield part
-                part, room = [], size
+                part, free = [], size
     if part:
         yield part
 
 
-def unpack(data):
+def unpack(data: Any) -> dict[str, list[np.ndarray]]:
     """Bytes-like -> {"weights": [array, ...], ...}; the arrays are views of `data`. Raises StateError."""
     return _unpack(data)[0]
 
 
-def weights(data):
-    """Bytes-like -> the weights with which training goes on: a list of arrays, views of `data`. Raises StateError."""
+def weights(data: Any) -> list[np.ndarray]:
+    """Bytes-like -> the weights to continue training with: arrays, views of `data`. Raises StateError."""
     return unpack(data)["weights"]
 
 
-def output_weights(data):
-    """Bytes-like -> the weights that users get: a list of arrays, views of `data`. Raises StateError.
+def output_weights(data: Any) -> list[np.ndarray]:
+    """Bytes-like -> the users' weights: arrays, views of `data`. Raises StateError.
 
-    Where the optimizer keeps moving averages of weights, these are the result of training, as at the end of Keras'
-    `fit`; training itself goes on with the weights.
+    If the optimizer keeps moving averages of weights, these are the result, as at the end of Keras' `fit`; training
+    continues with the weights.
     """
     groups, averages = _unpack(data)
     for weight, average_ in averages:
@@ -85,7 +87,7 @@ def output_weights(data):
 
 
 def _unpack(data):
-    """Bytes-like -> the groups of arrays, and the places of moving averages."""
+    """Bytes-like -> (the groups of arrays, the positions of moving averages)."""
     view = memoryview(data)
     fixed = len(MAGIC) + 5
     if len(view) < fixed or bytes(view[: len(MAGIC)]) != MAGIC:
@@ -120,13 +122,13 @@ def _unpack(data):
     return groups, averages
 
 
-@functools.lru_cache(100)  # (numpy takes its time to find a name)
+@functools.lru_cache(100)  # (numpy is slow to find a name)
 def _dtype_name(dtype):
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 
 
-def dtype(name):
-    """numpy's dtype of that name, which may also be Keras' or that of the header."""
+def dtype(name: str) -> np.dtype:
+    """numpy's dtype with the name of Keras or of the header."""
     if name not in SHORT_FLOATS:
         return np.dtype(name)
     import ml_dtypes
@@ -134,12 +136,12 @@ def dtype(name):
     return np.dtype(getattr(ml_dtypes, name))
 
 
-def weights_to_bytes(arrays):
+def weights_to_bytes(arrays: Iterable[np.ndarray]) -> bytes:
     """Arrays in get_weights() order -> concatenated float32 bytes (docs/contract/serialization.md, section 1)."""
     return b"".join(np.ascontiguousarray(a, dtype="<f4").tobytes() for a in arrays)
 
 
-def weights_from_bytes(data, shapes):
+def weights_from_bytes(data: Any, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     """Concatenated float32 bytes -> arrays of `shapes`. Raises StateError with both counts where they differ."""
     wanted, given = sum(math.prod(s) for s in shapes), len(data) / 4
     if given != wanted:
@@ -151,10 +153,10 @@ def weights_from_bytes(data, shapes):
     return arrays
 
 
-def average(models, rows):
-    """Lists of arrays (an iterable of them, one for each model) -> their mean, weighted by `rows`, array by array.
+def average(models: Iterable[list[np.ndarray]], rows: Sequence[int]) -> list[np.ndarray]:
+    """The mean of several models' arrays, weighted by `rows`. `models`: an iterable of lists of arrays.
 
-    Summed in float64; each array of the result has the dtype of its first.
+    Sums are in float64; each result has the dtype of the first model's array.
     """
     total, sums, kinds = sum(rows), None, None
     for arrays, count in zip(models, rows):

@@ -1,1 +1,1 @@
-"""Ways to run a sub-epoch on arrays. Nothing here knows of a database."""
+"""Kernels: implementations of training, evaluation and prediction on arrays. They know nothing of a database."""

@@ -1,33 +1,38 @@
-"""How many rows go through a model at once where it does not train: few at first, then as many as memory allows.
+"""The number of rows that pass a model at once outside training: few at first, then as many as memory allows.
 
-Pure Python but for what /proc tells of this process.
+Pure Python, except that it reads this process's memory from /proc.
 """
 
 import resource
+from collections.abc import Callable
+from typing import Any
 
 FIRST, MOST = 16, 1024  # rows
-ENOUGH = 256 << 20  # bytes that a batch may take where no limit is set: more is not faster
-SHARE = 0.9  # of a limit, up to which this process may grow
+ENOUGH = 256 << 20  # bytes that a batch may take without a limit: larger batches are not faster
+SHARE = 0.9  # of the limit: this process may grow up to it
 
-limit_bytes = None  # that this process may hold (pg_mop.trainer_memory_mb); the trainer's options set it
+limit_bytes = None  # memory limit of this process (pg_mop.trainer_memory_mb), set from the trainer's options
 
 
 class BatchSize:
-    """The batch size of one model, which grows by what its batches are seen to take.
+    """The batch size of one model; it grows by the measured memory of its batches.
 
-    Twice as many rows take about twice what the last doubling added, so what one batch shows tells what the next needs:
-    never less than the layers' outputs, since what TensorFlow holds in reserve, of other models, hides what is taken.
+    A doubling of the rows adds about twice the memory that the last doubling added, so each batch predicts the memory
+    of the next size. The prediction is at least the size of the layers' outputs: memory that TensorFlow holds in
+    reserve for other models can hide the increase.
     """
 
     def __init__(self, row_bytes=0, memory=None):
-        """`row_bytes`: of all layers' outputs for a row; `memory`: what tells of this process's, a :class:`Memory`."""
+        """`row_bytes`: size of all layers' outputs for a row; `memory`: measures this process, by default a
+        :class:`Memory`.
+        """
         self.rows, self.row_bytes, self.memory = FIRST, row_bytes, memory or Memory()
-        self._warm = self.settled = False  # settled: nothing is left to be learnt
-        self._base = self._before = None  # bytes held before batches were measured; at most in the last of those
+        self._warm = self.settled = False  # settled: the batch size does not grow any more
+        self._base = self._before = None  # bytes held before the measurements; peak of the last measured batch
 
-    def try_on(self, work):
-        """Let `work()` do a batch of `rows` rows, and learn from what it takes."""
-        if not self._warm:  # the first batch makes the function, which takes memory of its own
+    def measure(self, work: Callable[[], Any]) -> None:
+        """Run `work()`, which processes a batch of `rows` rows, and adapt the batch size to the memory that it takes."""
+        if not self._warm:  # the first batch also compiles, which takes memory of its own
             self._warm = True
             work()
             return
@@ -36,7 +41,7 @@ class BatchSize:
         self._learn(held, self.memory.peak())
 
     def _learn(self, held, peak):
-        """`held`, `peak`: bytes that this process held before a full batch, and at most during it."""
+        """`held`, `peak`: bytes of this process before a full batch, and at most during it."""
         if self._base is None:
             self._base, self._before = held, peak
             self.rows *= 2
@@ -52,32 +57,32 @@ class BatchSize:
         else:
             self.settled = True
 
-    def shrink(self):
-        """There was not enough memory: use half of it from now on. False where a single row is too much."""
+    def shrink(self) -> bool:
+        """After memory ran out, halve the batch size for good. False where a single row is too much."""
         if self.rows == 1:
             return False
         self.rows, self.settled = max(1, self.rows // 2), True
         return True
 
 
-def may_hold(nbytes):
-    """True where this process may hold so many bytes more."""
+def may_hold(nbytes: int) -> bool:
+    """True where this process may take `nbytes` more."""
     return limit_bytes is None or _status("VmRSS:") + nbytes <= SHARE * limit_bytes
 
 
 class Memory:
-    """What this process holds, and what it held at most since it was last asked to begin."""
+    """The memory of this process, present and peak."""
 
-    def begin(self):
-        """Bytes held now; the peak counts from now on."""
+    def begin(self) -> int:
+        """Reset the peak: the bytes held now."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
-        except OSError:  # then the peak is that of the process's life, which nothing before has exceeded
+        except OSError:  # the peak then counts from the start of the process
             pass
         return _status("VmRSS:")
 
-    def peak(self):
+    def peak(self) -> int:
         """The most bytes held since `begin`."""
         return _status("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 

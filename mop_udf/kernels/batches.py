@@ -1,4 +1,4 @@
-"""Batches of rows as Keras wants them: the same for every framework."""
+"""Batches of rows as Keras expects them, for every framework."""
 
 import math
 
@@ -8,9 +8,11 @@ import numpy as np
 from mop_udf.data import Columns
 
 
-def once(columns, key, make):
-    """The nest of arrays or tensors that `make()` gives of rows; of those that stay (data.Columns) it is made once, as
-    far as they have room for it."""
+def cached(columns, key, make):
+    """The result of `make()`, a nest of arrays or tensors made from `columns`.
+
+    For data.Columns it is made only once and kept under `key`, within their limit.
+    """
     made = columns.made.get(key) if isinstance(columns, Columns) else None
     if made is None:
         made = make()
@@ -20,30 +22,30 @@ def once(columns, key, make):
 
 
 def _nbytes(value):
-    # (TensorFlow's tensors do not tell)
+    # (TensorFlow's tensors have no nbytes)
     return value.nbytes if hasattr(value, "nbytes") else value.dtype.size * math.prod(value.shape)
 
 
 def array(value):
-    """The array of a Keras variable, or of a tensor wherever it is."""
-    # (convert_to_numpy would ask variables of TensorFlow for a copy, which they do not know how to make)
+    """The array of a Keras variable, or of a tensor on any device."""
+    # (convert_to_numpy would ask TensorFlow's variables for a copy, and they cannot make one)
     return np.asarray(value) if isinstance(value, keras.Variable) else keras.ops.convert_to_numpy(value)
 
 
 def split(batch, inputs):
-    """A batch -> (x, y) as Keras wants them: an array where there is one, else a list."""
+    """A batch -> (x, y) as Keras expects them: a single array, or a list of several."""
     x, y = batch[:inputs], batch[inputs:]
     return (x[0] if len(x) == 1 else list(x)), (y[0] if len(y) == 1 else list(y))
 
 
 def weighted(batch, inputs, class_weight):
-    """A batch -> (x, y), or (x, y, weight of each row) where classes have weights."""
+    """A batch -> (x, y), or (x, y, weight of each row) with class weights."""
     x, y = split(batch, inputs)
     return (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
 
 
 def sample_weights(y, class_weight):
-    """A weight for each row of `y` (one-hot) from {class: weight}, 1 where there is none; as Keras' class_weight."""
+    """A weight for each row of `y` (one-hot) from {class: weight}, default 1; as Keras' class_weight."""
     if isinstance(y, list):
         raise ValueError("`class_weight` is only supported for Models with a single output.")
     classes = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.rint(y[..., 0]).astype(int)

@@ -1,13 +1,13 @@
-"""Where this process computes, as text: seconds that were measured are good for the like alone."""
+"""The versions and the device of this process as text: measured times hold for equal ones only."""
 
 import keras
 
 from mop_udf import compile_cache
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
-def described(threads):
-    """(versions, device) of a process that computes with so many processor threads."""
+def described(threads: int) -> tuple[str, str]:
+    """(versions, device) of a process with this number of processor threads."""
     with open("/proc/cpuinfo") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")
     device = framework.gpu_name() or f"{model} ({compile_cache.processor()}), {threads} threads"

@@ -1,29 +1,33 @@
-"""Rows through a model without training it: its predictions, or the sums of its loss and metrics.
+"""Inference: a model's predictions, or the sums of its loss and metrics, over rows.
 
-The sums of a batch are one function, compiled once for any number of rows; it begins with sums of zero, so that nothing
-is left of what has failed. A loop over batches within it, as kernels/on_tensorflow/loop.py has one for training, was
-tried: it took 0.1 s longer to compile, and saved no more than a call for each thousand rows.
+The sums of a batch are one function, compiled once for any number of rows. It sets the sums to zero first, so a failed
+batch leaves nothing behind. A compiled loop over batches, as in kernels/on_tensorflow/loop.py, was tried: it took 0.1 s
+longer to compile, and saved only one call for each thousand rows.
 """
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
 
 from mop_udf.kernels.batch_size import BatchSize
 from mop_udf.kernels.batches import split
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 class Forward:
-    """One model, with the batch size that suits it.
+    """Predicts and evaluates with one model, at a batch size that fits memory.
 
     `scores`: a :class:`~mop_udf.kernels.scores.Scores` to evaluate with, or None.
     """
 
     def __init__(self, model, scores=None, layers=None, name=None):
-        """`layers`: those that the rows go through, all of the model's if None; `name`: equal for models and scores
-        that are compiled alike, whenever they are; None where there is none."""
+        """`layers`: the layers that the rows pass, None for all of the model's.
+
+        `name`: equal for models and scores with equal compiled code, in all trainers; None to keep no compiled code.
+        """
         self.row_bytes = row_bytes(model._flatten_layers() if layers is None else layers)
         self.model, self.scores, self.size = model, scores, BatchSize(self.row_bytes)
         self._ready, self._steps, self._name = False, {}, name
@@ -39,8 +43,10 @@ class Forward:
         return [np.concatenate(own) for own in zip(*self._over(columns, work))]
 
     def fill(self, columns, result, rows):
-        """Write the output of a model that has one, for inputs (arrays of equal length), into the array `result`: of
-        `rows` rows at a time, fewer where memory ends."""
+        """Write the output of a model with one output, for inputs (arrays of equal length), into the array `result`.
+
+        It takes `rows` rows at a time, fewer after memory has run out.
+        """
         start = 0
         while start < len(result):
             x, _ = split(tuple(c[start : start + rows] for c in columns), len(columns))
@@ -54,31 +60,32 @@ class Forward:
             start += rows
 
     def evaluate(self, columns, inputs):
-        """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
+        """The sums (see Scores) over rows: a tuple of arrays, the first `inputs` of them inputs."""
 
         def work(columns):
             return np.asarray(self._run("evaluate", split(columns, inputs)))
 
-        if not self._ready:  # metrics make their variables when they first see rows
+        if not self._ready:  # metrics make their variables at their first batch
             self.scores.update(*framework.tensors(split(tuple(c[:1] for c in columns), inputs)))
             self._ready = True
         self._probe(columns, work)
         return sum(self._over(columns, work))
 
     def _probe(self, columns, work):
-        """Find the batch size, on rows that are done once more afterwards: so that what is computed does not depend on
-        how it was found, but on the rows and on memory where that is short."""
+        """Find the batch size on rows that are computed again afterwards.
+
+        So results do not depend on the search, only on the rows, and on the memory where it is short.
+        """
         while not self.size.settled and self.size.rows <= len(columns[0]):
             batch = tuple(c[: self.size.rows] for c in columns)
             try:
-                self.size.try_on(lambda batch=batch: work(batch))
+                self.size.measure(lambda batch=batch: work(batch))
             except framework.OUT_OF_MEMORY:
                 if not self.size.shrink():
                     raise
 
     def _over(self, columns, work):
-        """What `work` gives for each batch of the rows; one for which memory does not suffice is done again in smaller
-        ones."""
+        """Yield the result of `work` for each batch of the rows; after memory has run out, batches are smaller."""
         start = 0
         while start < len(columns[0]):
             piece = tuple(c[start : start + self.size.rows] for c in columns)
@@ -92,14 +99,14 @@ class Forward:
             start += len(piece[0])
 
     def _run(self, kind, data):
-        """A step on rows, compiled for any number of them."""
+        """Run a step on rows. It is compiled for any number of rows."""
         data = framework.tensors(data)
         key = (kind, str([(t.dtype, t.shape[1:]) for t in keras.tree.flatten(data)]))
         if key not in self._steps:
             variables = self.model.variables
             if kind == "evaluate":
                 step, join = self.scores.sums, _added
-                # (of several outputs Keras keeps each one's loss in metrics)
+                # (for several outputs, Keras keeps each output's loss in metrics)
                 variables = [*variables, *self.model.metrics_variables, *self.scores.variables]
                 variables = list({id(variable): variable for variable in variables}.values())
             else:
@@ -118,13 +125,13 @@ def _one_after_the_other(*outputs):
     return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 
-def row_bytes(layers):
-    """Bytes of the outputs of Keras layers for one row, as far as their shapes are known."""
+def row_bytes(layers: Iterable[Any]) -> int:
+    """Bytes of the outputs of Keras layers for one row, where their shapes are known."""
     total = 0
     for layer in layers:
         try:
             shapes = [tuple(output.shape[1:]) for output in keras.tree.flatten(layer.output)]
-        except AttributeError:  # it is part of another layer
+        except AttributeError:  # the layer is part of another layer
             continue
         total += sum(4 * math.prod(shape) for shape in shapes if None not in shape)
     return total

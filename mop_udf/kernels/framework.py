@@ -1,11 +1,11 @@
-"""`own`: what kernels need of the framework that Keras works with in this process.
+"""`framework`: the kernels for the framework that Keras uses in this process.
 
-Each framework has a package on_NAME here, with the same names; `on_tensorflow` says what they do. Nothing else imports
-a framework, but for `mop_udf.gpus`.
+Each framework has a package on_NAME with the same names; `on_tensorflow` documents them. No other module imports a
+framework, except `mop_udf.gpus`.
 """
 
 import importlib
 
 import keras
 
-own = importlib.import_module(f"mop_udf.kernels.on_{keras.backend.backend()}")
+framework = importlib.import_module(f"mop_udf.kernels.on_{keras.backend.backend()}")

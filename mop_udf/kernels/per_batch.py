@@ -1,15 +1,18 @@
-"""Scalars of an optimizer that change with every mini-batch, where steps are compiled: sequences whose numbers may
-change without compiling anew. A framework says how it keeps a number, and what it computes with.
+"""Scalars of an optimizer that follow a Sequence per mini-batch, for frameworks that compile steps.
+
+The numbers of a sequence can change without a new compilation. Each framework provides its variables and operations.
 """
 
 import keras
 
 
 class Bound:
-    """A Sequence whose numbers are kept where compiled steps read them. A framework's subclass has:
+    """A Sequence whose numbers are in variables that compiled steps read. A framework's subclass provides:
 
-    `operations`: those of sequences.PYTHON on its tensors; `keep(number)`: what has `assign`; `read(kept)`: its value
-    as a tensor; `wide(value)`: a float64 tensor.
+    - `operations`: the operations of sequence_functions.PYTHON on its tensors
+    - `keep(number)`: a variable with `assign`
+    - `read(kept)`: its value as a tensor
+    - `wide(value)`: a float64 tensor
     """
 
     def __init__(self, sequence):
@@ -22,16 +25,16 @@ class Bound:
             kept.assign(number)
 
     def value(self, step):
-        """The value after so many mini-batches (an integer tensor): a float64 tensor. Runs while a step is compiled."""
+        """The value after `step` mini-batches (an integer tensor): a float64 tensor. Runs while a step is compiled."""
         bound = self.sequence.bind([self.read(kept) for kept in self.numbers])
         return self.wide(bound(self.operations, self.wide(step)))
 
 
 def kinds(bound, scalar):
-    """(Rate, SequencedScalar) of a framework, from its Bound and its Scalar."""
+    """(Rate, SequencedScalar) of a framework, made from its Bound and its Scalar."""
 
     class Rate(keras.optimizers.schedules.LearningRateSchedule):
-        """The learning rate as a Sequence: a schedule of Keras."""
+        """A learning rate that follows a Sequence: a schedule of Keras."""
 
         def __init__(self, sequence):
             self._sequence = bound(sequence)
@@ -44,7 +47,7 @@ def kinds(bound, scalar):
             return {"sequence": self._sequence.sequence.text}
 
     class SequencedScalar(scalar):
-        """Another scalar of an optimizer as a Sequence."""
+        """Another scalar of an optimizer that follows a Sequence."""
 
         def __init__(self, sequence, optimizer):
             self._sequence = bound(sequence)

@@ -1,17 +1,17 @@
-"""What plain kernels have in common where Keras can make a model's variables without training."""
+"""The base of plain kernels, for frameworks where Keras can make a model's variables without training."""
 
 from mop_udf.kernels.batches import weighted
 
 
 class Plain:
-    """Trains one compiled Keras model, batch by batch; a subclass says how: `run(data)`."""
+    """Trains one compiled Keras model, batch by batch. A subclass implements `run(data)`."""
 
     def __init__(self, model):
         self.model, self.trains = model, False  # trains: Keras has made all variables
-        self.steps = {}  # what has been compiled
+        self.steps = {}  # compiled steps, by the shapes of their batch
 
     def step(self, batch, inputs, class_weight, full):
-        """Train on one batch, a full or a short one."""
+        """Train on one batch; `full`: it has the full number of rows."""
         if not self.trains:
             self.begin(batch, inputs, class_weight)
         self.run(weighted(batch, inputs, class_weight))
@@ -22,5 +22,5 @@ class Plain:
         self.trains = True
 
     def run(self, data):
-        """Train on (x, y) or (x, y, weight of each row), by one step of Keras."""
+        """Train on (x, y) or (x, y, weight of each row) by one step of Keras."""
         raise NotImplementedError

@@ -1,14 +1,14 @@
-"""The frozen prefix of a model: what it computes of a row before anything that trains, and so the same at every visit.
+"""The frozen prefix of a model: its part before all trained weights, with the same output for a row at every visit.
 
-Transfer learning has it: layers with `trainable: false` at the input side. Their outputs are computed once for a
-segment, and the rest of the model, the *head*, trains on these (common sub-expression elimination; Retiarii, OSDI
-2020). A model is cut at one tensor of its outermost graph; where there are several, at the last:
+Models for transfer learning have one: layers with `trainable: false` at the input side. Their outputs are computed once
+for a segment, and the rest of the model, the *head*, trains on these outputs (common sub-expression elimination;
+Retiarii, OSDI 2020). A model is cut at the last tensor of its outermost graph that meets these conditions:
 
-- everything that the tensor is computed of gives for each row the same whenever it is computed, in training as without,
-  whatever the other rows of its batch are: see `_is_fixed`;
-- the outputs are computed of it alone;
-- there is a matrix of weights before it: what is less is done as fast as it is read;
-- something trains after it.
+- everything before the tensor is fixed: it gives the same output for a row each time, in training or not, and
+  independent of the batch's other rows (`_is_fixed`);
+- the model's outputs are computed from the tensor alone;
+- a matrix of weights lies before the tensor: cheaper computations are as fast as reading their result;
+- something trains after the tensor.
 """
 
 import hashlib
@@ -21,9 +21,8 @@ from keras.src.models.functional import operation_fn
 
 from mop_udf import state
 
-# Layers that give for each row what they give for it alone, with no random numbers and nothing that training changes
-# but weights. (Recurrent layers and attention have random states for their dropout; Masking and masked Embeddings give
-# more than their outputs.)
+# Layers whose output for a row depends on that row and their weights only, without random numbers. (Recurrent layers
+# and attention have random states for their dropout; Masking and masked Embeddings also give a mask.)
 FIXED = frozenset(
     """
 Activation Add Average AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization CenterCrop Concatenate
@@ -43,19 +42,19 @@ Minimum Multiply Negative Power Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid S
 Subtract Tanh TrueDivide
 """.split()
 )
-# keys of a layer's configuration that say nothing of what it computes, once it has its weights
+# suffixes of config keys that do not matter for the computation, once the layer has its weights
 SILENT = ("name", "trainable", "_initializer", "_regularizer", "_constraint")
 
 
 class Split:
-    """A built Keras model cut in two, which share its layers and variables.
+    """A built Keras model, cut in two parts that share its layers and variables.
 
-    `prefix`: a model from the inputs to the tensor where it is cut; `head`: from there to the outputs, not compiled;
-    `row_bytes`: of what the prefix gives for a row.
+    `prefix`: a model from the inputs to the cut tensor; `head`: from that tensor to the outputs, not compiled;
+    `row_bytes`: size of the prefix's output for a row.
     """
 
     def __init__(self, model, cut, fixed, after):
-        """`cut`: a tensor of the model's graph; `fixed`: the nodes before it, `after`: those after it, in order."""
+        """`cut`: a tensor of the model's graph; `fixed`: the nodes before it; `after`: the nodes after it, in order."""
         inputs = _graph(model).inputs
         self.prefix = keras.Model(inputs[0] if len(inputs) == 1 else inputs, cut)
         self.head = Head(model, cut, after)
@@ -68,15 +67,15 @@ class Split:
 
     @property
     def layers(self):
-        """How many layers the prefix has, those of models in it included."""
+        """The number of layers in the prefix, including the layers of nested models."""
         return sum(
             not isinstance(layer, (keras.Model, keras.layers.InputLayer)) for layer in self.prefix._flatten_layers()
         )
 
     def digest(self, weights=None):
-        """Names what the prefix computes: equal for equal layers with equal weights, in whatever models (bytes).
+        """A digest (bytes) of the prefix's computation, equal for equal layers with equal weights in any model.
 
-        `weights`: arrays in the order of the model's weights; those that it has if None.
+        `weights`: arrays in the order of the model's weights, or None for its present weights.
         """
         found = hashlib.blake2b(self._text, digest_size=32)
         for number, variable in zip(self._numbers, self._variables):
@@ -87,13 +86,13 @@ class Split:
 
 
 class Head(keras.Model):
-    """What comes after the cut, as a model of its own whose variables are all those of the whole, in their order.
+    """The part after the cut as a model of its own, with all variables of the whole model in their order.
 
-    So its optimizer, its losses (regularization, too) and its random state are the whole model's.
+    So its optimizer, its losses (including regularization) and its random state are those of the whole model.
     """
 
     def __init__(self, whole, cut, nodes):
-        super().__init__(autocast=False)  # the layers do what the whole's do with the dtype of the tensor
+        super().__init__(autocast=False)  # the layers cast the tensor as they do in the whole model
         self.whole, self._path = whole, _Path(cut, nodes, _graph(whole))
         self.outputs = whole.outputs
         if hasattr(whole, "output_names"):
@@ -105,19 +104,19 @@ class Head(keras.Model):
 
     @property
     def own_layers(self):
-        """The layers after the cut, with those of models among them."""
+        """The layers after the cut, including the layers of nested models."""
         return [one for layer in self._path.layers for one in layer._flatten_layers()]
 
 
 class _Path:
-    """Nodes of a graph, in order, from one tensor to the outputs. (Keras would take a list of layers for sublayers.)"""
+    """Nodes of a graph, in order, from one tensor to the outputs. (Keras would register a list of layers as sublayers.)"""
 
     def __init__(self, cut, nodes, graph):
         self.cut, self.nodes, self.graph = cut, nodes, graph
         self.layers = [n.operation for n in nodes if isinstance(n.operation, keras.layers.Layer)]
 
     def run(self, features, training):
-        """The outputs, as Keras' Functional.call computes them."""
+        """The outputs, computed as Keras' Functional.call does."""
         known = {id(self.cut): features}
         for node in self.nodes:
             args, kwargs = node.arguments.fill_in(known)
@@ -128,7 +127,7 @@ class _Path:
 
 
 def split(model):
-    """The Split of a built Keras model at the last tensor where it may be cut; None where there is none."""
+    """The Split of a built Keras model at the last possible tensor; None where no tensor is possible."""
     graph = _graph(model)
     if graph is None or not model.trainable_variables:
         return None
@@ -153,13 +152,13 @@ def split(model):
 
 
 def _graph(model):
-    """The Functional model that a model is; None for one that is not of layers in a graph."""
+    """The Functional model of a model; None for a model that is not a graph of layers."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     return graph if hasattr(graph, "_nodes_by_depth") else None
 
 
 def _nodes(graph):
-    """The nodes of a Functional model that compute, each after those whose outputs it needs."""
+    """The computing nodes of a Functional model, each after the nodes that it depends on."""
     return [
         node
         for depth in sorted(graph._nodes_by_depth, reverse=True)
@@ -169,7 +168,7 @@ def _nodes(graph):
 
 
 def _computed_of(tensors, nodes):
-    """Those of `nodes` that can be computed of `tensors` alone."""
+    """The nodes that can be computed from `tensors` alone."""
     known, found = {id(tensor) for tensor in tensors}, []
     for node in nodes:
         if (
@@ -183,7 +182,7 @@ def _computed_of(tensors, nodes):
 
 
 def _needed_for(tensor, nodes):
-    """The tensors that `tensor` is computed of by `nodes` (in order), and itself."""
+    """`tensor` and all tensors that `nodes` (in order) compute it from."""
     needed = {id(tensor): tensor}
     for node in reversed(nodes):
         if any(id(output) in needed for output in node.outputs):
@@ -192,7 +191,7 @@ def _needed_for(tensor, nodes):
 
 
 def _is_array(tensor):
-    """True where a tensor's size is known, but for the number of its rows."""
+    """True for a float tensor with a known size, apart from the number of rows."""
     return (
         len(tensor.shape) > 1
         and tensor.shape[0] is None
@@ -202,8 +201,7 @@ def _is_array(tensor):
 
 
 def _is_fixed(node):
-    """True where a node of a graph gives for each row the same, whenever and with whatever other rows it is computed,
-    and adds nothing to the loss."""
+    """True where a node gives the same output for a row each time, in any batch, and adds nothing to the loss."""
     operation = node.operation
     if not isinstance(operation, keras.layers.Layer):
         return _is_elementwise(node)
@@ -222,13 +220,12 @@ def _is_fixed(node):
 
 
 def _is_trained_in_place(layer):
-    """True for a normalization by the statistics of the batch, which it also changes: without weights of its own to
-    train, it may still do so."""
+    """True for a normalization that updates its statistics in training; it does so even without trainable weights."""
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def _is_along_rows(layer, node):
-    """True where a layer's `axis` is that of the rows."""
+    """True where a layer works along the axis of the rows."""
     axes = getattr(layer, "axis", None)
     axes = list(axes) if isinstance(axes, (list, tuple)) else [axes]
     return any(
@@ -237,7 +234,7 @@ def _is_along_rows(layer, node):
 
 
 def _is_elementwise(node):
-    """True for an operation element by element between tensors that have rows, and constants that have none."""
+    """True for an operation element by element on tensors with rows and constants without."""
     operation, tensors = node.operation, node.input_tensors
     ranks = {len(tensor.shape) for tensor in tensors}
     others = [
@@ -254,7 +251,7 @@ def _is_elementwise(node):
 
 
 def _has_matrix(operation):
-    """True where there is a matrix by which an operation multiplies, as a layer or as layers of a model."""
+    """True where an operation, a layer or a nested layer, multiplies by a matrix of weights."""
     if not isinstance(operation, keras.layers.Layer):
         return False
     return any(
@@ -266,10 +263,12 @@ def _has_matrix(operation):
 
 
 def _described(inputs, nodes, outputs):
-    """What `nodes` compute of `inputs`, as far as that is no matter of weights: what JSON can say, without names that
-    say nothing; and the layers, in the order in which it tells of them."""
+    """(description as JSON data, layers): the computation of `outputs` from `inputs` by `nodes`.
+
+    The description leaves out the weights' values and the names; the layers are in the order of the description.
+    """
     numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
-    layers, told = [], [[str(tensor.dtype), tensor.shape[1:]] for tensor in inputs]
+    layers, description = [], [[str(tensor.dtype), tensor.shape[1:]] for tensor in inputs]
 
     def named(value):
         return {"tensor": numbers[id(value)]} if isinstance(value, keras.KerasTensor) else value
@@ -277,19 +276,19 @@ def _described(inputs, nodes, outputs):
     for node in nodes:
         operation, within = _operation(node.operation)
         layers += within
-        told.append([operation, *node.arguments.convert(named)])
+        description.append([operation, *node.arguments.convert(named)])
         for tensor in node.outputs:
             numbers[id(tensor)] = len(numbers)
-    return [told, [numbers[id(tensor)] for tensor in outputs]], layers
+    return [description, [numbers[id(tensor)] for tensor in outputs]], layers
 
 
 def _operation(operation):
-    """What tells of an operation, and the layers that it is or has."""
+    """(description, layers) of an operation, a layer or a nested model."""
     kind = type(operation).__name__
     if isinstance(operation, keras.Model):
         inner = _graph(operation)
-        told, layers = _described(inner.inputs, _nodes(inner), inner.outputs)
-        return [kind, told], layers
+        description, layers = _described(inner.inputs, _nodes(inner), inner.outputs)
+        return [kind, description], layers
     if not isinstance(operation, keras.layers.Layer):
         return [
             kind,
@@ -303,5 +302,5 @@ def _operation(operation):
 
 
 def _plain(value):
-    """What JSON does not know of itself, as it can say it."""
+    """JSON data for a value that JSON does not support."""
     return [str(value.dtype), np.asarray(value).tolist()] if hasattr(value, "dtype") else repr(value)

@@ -1,39 +1,40 @@
-"""Numbers of an optimizer that may change without compiling anew: the rates, momenta and decays that people sweep."""
+"""Numbers of an optimizer that change without a new compilation: learning rates, momenta, decays and the like."""
 
 import operator
 
 
 class Scalar:
-    """Stands where a Keras optimizer keeps a Python float, and may be given another value later.
+    """Replaces a Python float in a Keras optimizer; its value can be assigned later.
 
-    In arithmetic with Python numbers it gives another Scalar, with tensors a tensor: everything is computed in float64
-    until it meets a tensor, as Python does with a float, so that results are those of the float itself. `if` sees
-    its sign, which must not change.
+    Arithmetic with Python numbers gives another Scalar, with tensors a tensor. As with a Python float, all computations
+    are in float64 until a tensor is involved, so results equal the float's. `if` tests its sign, which must not change.
     """
 
     def __init__(self, value, compute=None):
-        """`value`: the first; `compute`: gives the float64 tensor of a Scalar that was computed from another."""
+        """`value`: the first value; `compute`: for a Scalar computed from others, gives its float64 tensor."""
         self.first, self.compute = value, compute or self.keep(value)
 
     def derived(self, first, compute):
-        """One that is computed from others."""
+        """A Scalar that is computed from others."""
         made = object.__new__(type(self))
         Scalar.__init__(made, first, compute)
         return made
 
     def keep(self, value):
-        """Keep the number where compiled steps read it, and where `assign` sets it: what gives it as a tensor."""
+        """Keep the number in a variable that compiled steps read and `assign` sets: a function that gives it as a
+        tensor.
+        """
         raise NotImplementedError
 
     @staticmethod
     def cast(value, dtype):
-        """A number or tensor as a tensor of that dtype."""
+        """A number or tensor as a tensor of a dtype."""
         raise NotImplementedError
 
     def _apply(self, operation, other, swapped=False):
         if not isinstance(other, (int, float, Scalar)):
-            here = self.cast(self.compute(), getattr(other, "dtype", "float32"))
-            return operation(other, here) if swapped else operation(here, other)
+            number = self.cast(self.compute(), getattr(other, "dtype", "float32"))
+            return operation(other, number) if swapped else operation(number, other)
 
         def compute():
             that = other.compute() if isinstance(other, Scalar) else self.cast(other, "float64")
@@ -86,14 +87,16 @@ class Scalar:
         return operation(self.first, 0)
 
 
-def variers(scalar, sequenced):
-    """A framework's function `varied`, from its Scalar and its SequencedScalar."""
+def variable_maker(scalar, sequenced):
+    """The function `make_variable` of a framework, made from its Scalar and its SequencedScalar."""
 
-    def varied(owner, name, sequence=None):
-        """Let a number that an optimizer, or its schedule, has as an attribute change without compiling anew: what to
-        assign to. `sequence`: the Sequence that an optimizer's number follows from mini-batch to mini-batch."""
+    def make_variable(owner, name, sequence=None):
+        """Turn a number in an attribute of an optimizer or its schedule into a variable: an object with `assign`.
+
+        `sequence`: a Sequence per mini-batch for the number, or None. A new value needs no new compilation.
+        """
         made = scalar(getattr(owner, name)) if sequence is None else sequenced(sequence, owner)
         setattr(owner, name, made)
         return made
 
-    return varied
+    return make_variable

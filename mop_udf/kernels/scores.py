@@ -1,11 +1,11 @@
-"""Loss and metrics as sums over rows: they can be added up over batches, segments and replicas in any way.
+"""Loss and metrics as sums over rows, which add up over batches, segments and replicas in any grouping.
 
-Every metric of Keras that may be asked for computes its value from variables that are sums; so do the losses, which are
-means over rows, but for Dice and Tversky: these relate sums over all rows that they are given, and are computed here
-from those of all rows, not batch by batch. Sums are kept in float64.
+Every supported metric of Keras computes its value from variables that are sums. Losses are means over rows, except for
+Dice and Tversky: these relate sums over all their rows, so they are computed here from the sums over all rows instead
+of batch by batch. Sums are in float64.
 
-What training reports, means over batches while weights change, is another number: it is that of an evaluation only
-where nothing trains and nothing is random, where it would save nothing worth having. So it never stands in for one.
+The loss reported by training is a mean over batches while the weights change. It equals the loss of an evaluation only
+if nothing trains and nothing is random, where reusing it would save little. So it never replaces an evaluation.
 """
 
 import keras
@@ -14,20 +14,20 @@ from keras import ops
 
 from mop_udf.kernels.batches import array
 
-OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
+OF_ALL_ROWS = ("dice", "tversky")  # losses that are not means over rows
 
 
 class Scores:
-    """The sums of one compiled model, which are variables: `update` adds a batch, `sums` gives those of one alone."""
+    """The sums of one compiled model, in variables: `update` adds a batch, `sums` gives the sums of a single batch."""
 
     def __init__(self, model, loss, loss_weights, metrics):
-        """`loss`, `loss_weights` as in parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
+        """`loss`, `loss_weights`: of parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
         self.model, self.metrics = model, metrics
         self.loss = loss.lower() if isinstance(loss, str) and loss.lower() in OF_ALL_ROWS else None
-        self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one, without a name
+        self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one output, without a name
         self.loss_weights = _weights(loss_weights, self.names)
-        self.total = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # of loss times rows
-        # of an output's labels times predictions, labels, predictions
+        self.total = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # the loss times the rows
+        # of each output: sums of labels times predictions, of labels, of predictions
         self.overlaps = keras.Variable(np.zeros((len(metrics), 3)), dtype="float64", trainable=False)
 
     @property
@@ -35,7 +35,7 @@ class Scores:
         return [self.total, self.overlaps, *(v for own in self.metrics for _, m in own for v in m.variables)]
 
     def update(self, x, y):
-        """Add a batch (tensors, or lists of them where there are several)."""
+        """Add a batch: tensors, or lists of tensors for several inputs or outputs."""
         predicted = self.model(x, training=False)
         rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
         labels, outputs = keras.tree.flatten(y), keras.tree.flatten(predicted)
@@ -53,9 +53,9 @@ class Scores:
                 metric.update_state(label, output)
 
     def sums(self, x, y):
-        """The sums of a batch as one vector (float64): to be compiled.
+        """The sums of a batch as one vector (float64), for compilation.
 
-        Their variables must have been made: see `update`.
+        The variables must exist: call `update` first.
         """
         for variable in self.variables:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
@@ -63,10 +63,10 @@ class Scores:
         return ops.concatenate([ops.cast(ops.reshape(v, [-1]), "float64") for v in self.variables])
 
     def results(self, sums, rows):
-        """The loss and {name of a metric: its value} of `rows` rows whose sums are `sums`.
+        """(loss, {name of a metric: its value}) of `rows` rows, from their `sums`.
 
-        A metric that has a value for each class gives their mean; of several outputs, each has its own as well, named
-        <output>_<metric>, as in Keras.
+        The value of a metric with a value for each class is their mean. For several outputs, each output's value is
+        given in addition as <output>_<metric>, as in Keras.
         """
         for variable in self.variables:
             size = int(np.prod(variable.shape))
@@ -90,7 +90,7 @@ def _weights(loss_weights, names):
 
 
 def _overlap(loss, both, labels, predictions):
-    """Keras' loss of that name from sums: of labels times predictions, of labels, of predictions."""
+    """Keras' loss from the sums of labels times predictions, of labels, and of predictions."""
     if loss == "dice":
         return 1 - 2 * both / (labels + predictions + keras.config.epsilon())
     missed, wrong = labels - both, predictions - both

@@ -1,24 +1,24 @@
-"""What Keras reports of the rows that a model was trained on: the same for every framework."""
+"""Keras' report on training: loss and metrics, for every framework."""
 
 import keras
 import numpy as np
 
 from mop_udf.kernels.batches import array
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 class TrainingMetrics:
-    """What a model's metrics have seen since they were reset.
+    """A model's metrics since their reset.
 
-    Where these are means alone, as where nothing but the loss is watched, their sums are set and read together: by
-    themselves they take longer than a small model trains.
+    If all metrics are means, as with the loss alone, their sums are set and read together: one by one they would take
+    longer than a small model trains.
     """
 
     def __init__(self, model):
         self.model, self._names, self._sums = model, None, None
 
     def reset(self, made):
-        """Forget what they have seen. `made`: Keras has made all of the model's metrics, and their variables."""
+        """Reset the metrics. `made`: Keras has made all metrics of the model and their variables."""
         if made and self._names is None:
             self._look()
         if self._sums is None:
@@ -36,9 +36,9 @@ class TrainingMetrics:
             self._zeros = [np.zeros((), variable.dtype) for variable in self._sums.variables]
 
     def report(self, rows):
-        """{"loss", "metrics": {name: value}, "rows"} since the reset: plain numbers.
+        """{"loss", "metrics": {name: value}, "rows"} since the reset, with plain numbers.
 
-        A metric that has a value for each class gives their mean.
+        The value of a metric with a value for each class is their mean.
         """
         if self._sums is None:
             values = {name: float(np.mean(array(value))) for name, value in self.model.get_metrics_result().items()}

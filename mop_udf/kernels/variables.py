@@ -1,18 +1,18 @@
-"""A model's variables, read and set together, one by one: what serves where a call for each costs little."""
+"""A model's variables, read and set one by one, for frameworks where a call for each costs little."""
 
 import numpy as np
 
 
 class Variables:
-    """Keras variables whose values come and go as lists of arrays, in order."""
+    """Keras variables, read and set as lists of arrays, in order."""
 
     def __init__(self, variables):
         self.variables = list(variables)
 
     def put(self, arrays):
-        """Set the variables to arrays of their shapes, which may come of another framework."""
+        """Set the variables to arrays of their shapes, possibly of another framework."""
         for variable, array in zip(self.variables, arrays):
-            variable.assign(np.array(array))  # a copy: the framework may keep the memory that it is given
+            variable.assign(np.array(array))  # a copy: the framework may keep this memory
 
     def take(self):
         """The variables' values."""

@@ -26,8 +26,8 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_at_host(directory text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
-from mop_udf import fork_server
-fork server.share(directory)
+from mop_udf import server_folder
+server_folder.share(directory)
 return True
 $$;
 

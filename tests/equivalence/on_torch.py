@@ -11,9 +11,9 @@ import sys
 os.environ.update(KERAS_BACKEND="torch", CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
 OURS = sys.argv[1] == "ours"
 if OURS:
-    from mop_udf.kernels.framework import own
+    from mop_udf.kernels.framework import framework
 
-    assert own.begin(1) is None
+    assert framework.begin(1) is None
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from keras import layers as kl  # noqa: E402
@@ -105,7 +105,7 @@ def by_keras(make, x, y, optimizer, arguments):
 
 
 def by_ours(make, x, y, optimizer, arguments):
-    from mop_udf import models, params
+    from mop_udf import evaluation, model_cache, models, params
 
     text = ", ".join(
         f"{key}=Exponential({value[0]}, {value[1]}, per='batch')" if isinstance(value, tuple) else f"{key}={value}"
@@ -116,7 +116,7 @@ def by_ours(make, x, y, optimizer, arguments):
         f"batch_size={SIZE}",
     )
     assert params.scalars(compile_params)
-    compiled = models.ModelCache().get(make().to_json(), compile_params, {}, 5)
+    compiled = model_cache.ModelCache().get(make().to_json(), compile_params, {}, 5)
     compiled.start(5)
     compiled.set_scalars(compile_params)
     state = None
@@ -126,7 +126,7 @@ def by_ours(make, x, y, optimizer, arguments):
             compiled.load(state)
         compiled.kernels.train([(*x, y)], ROWS, SIZE, len(x), forced="plain")
         state = b"".join(bytes(part) for part in compiled.save())
-    evaluation = models.Evaluation(compiled, compiled.weights_of(state, False), len(x))
+    evaluation = evaluation.Evaluation(compiled, compiled.weights_of(state, False), len(x))
     evaluation.add((*x, y))
     told = evaluation.report()
     return compiled.model.get_weights(), [told["loss"], told["metric"]]

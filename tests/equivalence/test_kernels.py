@@ -120,7 +120,7 @@ def test_configurations_that_differ_in_scalars_compile_once(db, data):
 
 
 def test_the_loop_comes_first_and_the_choice_is_logged(db, data):
-    """Whether another is tried is a matter of time: tests/unit/test_choice.py."""
+    """Whether another is tried is a matter of time: tests/unit/test_autotuner.py."""
     selection(db, "mst", "arch", [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)'", "batch_size=8")])
     client = db.another()  # sessions and trainers of its own
     client.run("SET pg_mop.kernel = auto")

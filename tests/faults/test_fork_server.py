@@ -143,8 +143,8 @@ def test_who_expects_it_keeps_it(own, db, alone):
     os.kill(pid, signal.SIGKILL)
     for _ in range(6):
         client.run(
-            "DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import fork_server\n"
-            "fork_server.expect(mop_udf.home, 'tensorflow', 1000)\n$$"
+            "DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import fork_server_client\n"
+            "fork_server_client.expect(mop_udf.home, 'tensorflow', 1000)\n$$"
         )
         time.sleep(0.4)
     assert fork_servers(own) == [fork_server]

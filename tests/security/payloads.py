@@ -219,7 +219,7 @@ ARCHITECTURES = {
     "code as an argument of an operation": (
         "naive",
         lambda m: functional(made("keras.src.ops.numpy", "Mean", axis=code(m))),
-        "operation Mean has an argument that is no plain data",
+        "operation Mean has an argument that is not plain data",
     ),
     "code among numbers that are added": (
         "naive",
@@ -258,7 +258,7 @@ ARCHITECTURES = {
     "exec of builtins as an activation": (
         "naive",
         lambda m: sequential(dense(activation=call("builtins", "exec", touch(m)))),
-        "activation 'exec' is none of Keras' own",
+        "activation 'exec' is not one of Keras' own",
     ),
     "eval as an initializer": (
         "naive",
@@ -441,7 +441,7 @@ PARAMETERS = {
     "a schedule of code": (
         "compile",
         lambda m: _compile(optimizer=f"Adam(learning_rate=[{touch(m)} for _ in [1]])"),
-        "must be a literal|is no sequence",
+        "must be a literal|is not a sequence",
     ),
     "a subclass walk": (
         "compile",
@@ -449,7 +449,7 @@ PARAMETERS = {
             optimizer="SGD(lr=[c for c in ().__class__.__base__."
             f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"
         ),
-        "must be a literal|is no sequence",
+        "must be a literal|is not a sequence",
     ),
     "code as a metric": ("compile", lambda m: _compile(metrics=f"[{touch(m)}]"), "metrics' must be a literal"),
     "a dictionary with code as weights": (
@@ -560,7 +560,7 @@ FILES = {
         ),
         "module 'os' of class 'Sequential'",
     ),
-    "a pickle called .keras": ("pickle", lambda m: pickle.dumps(Writes(m)), "it is no .keras file"),
+    "a pickle called .keras": ("pickle", lambda m: pickle.dumps(Writes(m)), "it is not a .keras file"),
     "pickled weights": (
         "pickle_member",
         lambda m: archive(weights=pickle.dumps(Writes(m))),
@@ -569,11 +569,11 @@ FILES = {
     "a pickled part of a model": (
         "pickle_member",
         lambda m: archive(**{"custom.pkl": pickle.dumps(Writes(m))}),
-        "it holds 'custom.pkl', which is no part of a model",
+        "it holds 'custom.pkl', which is not part of a model",
     ),
-    "a path that climbs": ("unzip", lambda m: archive(**{"../" * 9 + m[1:]: "x"}), "which is no part of a model"),
-    "an absolute path": ("unzip", lambda m: archive(**{m: "x"}), "which is no part of a model"),
-    "a symbolic link": ("unzip", symlink, "it holds 'assets', which is no part of a model"),
+    "a path that climbs": ("unzip", lambda m: archive(**{"../" * 9 + m[1:]: "x"}), "which is not part of a model"),
+    "an absolute path": ("unzip", lambda m: archive(**{m: "x"}), "which is not part of a model"),
+    "a symbolic link": ("unzip", symlink, "it holds 'assets', which is not part of a model"),
     "a bomb of zeros": (
         "unpack",
         lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_DEFLATED),

@@ -297,12 +297,12 @@ def test_what_the_size_costs(holder):
     import os
 
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-    from mop_udf import models, sizes
+    from mop_udf import models, optimizers, sizes
 
     models.build(models.normalise(dense(name="warm")), 1)
     architecture = models.normalise(dense(width=9))
     began = time.thread_time()  # of the processor: others may be at work
-    sizes.check(architecture, lambda: models.make_optimizer("Adam", {}))
+    sizes.check(architecture, lambda: optimizers.make_optimizer("Adam", {}))
     assert time.thread_time() - began < 0.1, "less than 30 ms, on a machine that has nothing else to do"
     before = sizes._variables.cache_info().misses
     first = models.build(architecture, 7).get_weights()
@@ -312,17 +312,17 @@ def test_what_the_size_costs(holder):
 
 
 def test_every_optimizers_variables_are_counted():
-    from mop_udf import models, params, sizes
+    from mop_udf import models, optimizers, parameter_names, sizes
 
     model = models.build(models.normalise(wide(300, 200)), 1)
     weights = [(tuple(v.shape), v.dtype) for v in model.trainable_variables]
-    for name in params.OPTIMIZERS:
-        optimizer = models.make_optimizer(name, {})
+    for name in parameter_names.OPTIMIZERS:
+        optimizer = optimizers.make_optimizer(name, {})
         before = len(optimizer.variables)
         optimizer.build(model.trainable_variables)
         real = sum(int(np.prod(v.shape)) * 4 for v in optimizer.variables[before:])
         # single numbers of their own are not counted
-        assert 0 <= real - sizes._optimizer_bytes(models.make_optimizer(name, {}), weights) < 100, name
+        assert 0 <= real - sizes._optimizer_bytes(optimizers.make_optimizer(name, {}), weights) < 100, name
 
 
 def test_a_huge_model_fails_alone_in_a_run(db):

@@ -173,7 +173,7 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
 @pytest.mark.parametrize(
     "compile_params,text",
     [
-        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "for which it is 'categorical_crossentropy'"),
+        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "use 'categorical_crossentropy'"),
         (
             "loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']",
             "which it is 'categorical_accuracy'",

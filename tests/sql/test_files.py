@@ -104,12 +104,12 @@ def fewer(file):
 @pytest.mark.parametrize(
     "spoil,fragment",
     [
-        (lambda d, p: b"no zip", "no .keras file"),
-        (lambda d, p: b"", "no .keras file"),
-        (lambda d, p: d[: len(d) // 2], "no .keras file"),
+        (lambda d, p: b"no zip", "not a .keras file"),
+        (lambda d, p: b"", "not a .keras file"),
+        (lambda d, p: d[: len(d) // 2], "not a .keras file"),
         (lambda d, p: changed(d, config=None), "config.json"),
         (lambda d, p: changed(d, model=None), "model.weights.h5"),
-        (lambda d, p: changed(d, config="{no"), "no .keras file"),
+        (lambda d, p: changed(d, config="{no"), "not a .keras file"),
         (lambda d, p: changed(d, config='{"class_name": "Lambda", "config": {}}'), "Lambda"),
         (lambda d, p: changed(d, config=dense(5)), "do not fit"),
         (lambda d, p: changed(d, model=b"junk"), "cannot be read"),
@@ -146,6 +146,6 @@ def test_other_bad_input(db, models):
         ("mop_export_model('nope', 1)", "not exist"),
         ("mop_export_model('models', NULL)", "several models"),
         ("mop_import_model('own', NULL)", "must not be NULL"),
-        ("mop_import_model(NULL, '\\x00')", "no .keras file"),
+        ("mop_import_model(NULL, '\\x00')", "not a .keras file"),
     ):
         assert fragment in str(db.error("SELECT madlib." + call))

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mop_udf import architecture
+from mop_udf import architecture, architecture_shapes
 from mop_udf.architecture import ArchitectureError, check
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
@@ -332,10 +332,10 @@ def test_json_of_keras_2_gives_a_working_model(name):
 
     made = check(json.dumps(KERAS_2[name]))
     model = keras.models.model_from_json(json.dumps(made))
-    shapes = architecture.input_shapes(made)
+    shapes = architecture_shapes.input_shapes(made)
     inputs = [np.ones((2, *shape), "f4") for shape in shapes]
     output = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
-    assert list(output.shape) == [2, architecture.output_widths(made)[0]]
+    assert list(output.shape) == [2, architecture_shapes.output_widths(made)[0]]
 
 
 def evil(**changes):
@@ -611,7 +611,7 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
             at[key] = copy.deepcopy(source.choice(values))
         try:
             made = check(damaged)
-            for read in (architecture.input_shapes, architecture.output_widths):
+            for read in (architecture_shapes.input_shapes, architecture_shapes.output_widths):
                 read(made)
         except ArchitectureError:
             pass
@@ -628,21 +628,23 @@ def test_a_state_that_a_layer_begins_with_is_used():
 
 def test_shapes_and_units_are_read_from_both_generations():
     made = check(KERAS_2["convolutions"])
-    assert architecture.input_shapes(made) == [[8, 8, 1]] and architecture.output_widths(made) == [3]
+    assert architecture_shapes.input_shapes(made) == [[8, 8, 1]] and architecture_shapes.output_widths(made) == [3]
     with pytest.raises(ArchitectureError, match="input shape"):
-        architecture.input_shapes(check({"class_name": "Sequential", "config": [layer("Dense", units=1)]}))
-    assert architecture.output_widths(check({"class_name": "Sequential", "config": [layer("Flatten")]})) == [None]
+        architecture_shapes.input_shapes(check({"class_name": "Sequential", "config": [layer("Dense", units=1)]}))
+    assert architecture_shapes.output_widths(check({"class_name": "Sequential", "config": [layer("Flatten")]})) == [
+        None
+    ]
 
 
 def test_the_number_of_outputs_is_the_models():
     made = check(KERAS_2["functional, two inputs"])
-    assert architecture.output_widths(made, 1) == [2]
+    assert architecture_shapes.output_widths(made, 1) == [2]
     with pytest.raises(ArchitectureError, match="has 1 output, not 2"):
-        architecture.output_widths(made, 2)
+        architecture_shapes.output_widths(made, 2)
     made["config"]["output_layers"].append(["e", 0, 0])
-    assert architecture.output_widths(made, 2) == [2, 5]
+    assert architecture_shapes.output_widths(made, 2) == [2, 5]
     with pytest.raises(ArchitectureError, match="has 2 outputs, not 1"):
-        architecture.output_widths(made, 1)
+        architecture_shapes.output_widths(made, 1)
 
 
 def test_a_thresholded_relu_keeps_its_threshold():
@@ -739,9 +741,16 @@ def test_inputs_and_outputs_of_dictionaries_have_the_order_that_keras_gives_them
     ):
         for outputs, widths in (([s, r], [5, 4]), ({"z": r, "y": s}, [5, 4]), ({"y": r, "z": s}, [4, 5])):
             made = architecture.check(with_ends(inputs, outputs))
-            assert architecture.input_shapes(made) == shapes and architecture.output_widths(made, 2) == widths
-            assert architecture.named(made, "input_layers") == (sorted(inputs) if isinstance(inputs, dict) else None)
-            assert architecture.named(made, "output_layers") == (["y", "z"] if isinstance(outputs, dict) else None)
+            assert (
+                architecture_shapes.input_shapes(made) == shapes
+                and architecture_shapes.output_widths(made, 2) == widths
+            )
+            assert architecture_shapes.named(made, "input_layers") == (
+                sorted(inputs) if isinstance(inputs, dict) else None
+            )
+            assert architecture_shapes.named(made, "output_layers") == (
+                ["y", "z"] if isinstance(outputs, dict) else None
+            )
             model = keras.models.model_from_json(json.dumps(made))
             assert [output.shape[1] for output in model.outputs] == widths
             assert [list(i.shape[1:]) for i in model.inputs] == shapes
@@ -750,10 +759,10 @@ def test_inputs_and_outputs_of_dictionaries_have_the_order_that_keras_gives_them
 def test_a_dictionary_of_one_is_its_only_one_and_of_lists_is_refused():
     p, q, r, s = (["p", 0, 0], ["q", 0, 0], ["r", 0, 0], ["s", 0, 0])
     one = architecture.check(with_ends([p, q], {"only": r}))
-    assert architecture.name_misfit(one, "output_layers", ["label"]) is None
-    assert architecture.output_widths(one, 1) == [4]
+    assert architecture_shapes.name_misfit(one, "output_layers", ["label"]) is None
+    assert architecture_shapes.output_widths(one, 1) == [4]
     for outputs in ({"a": [r, s]}, [{"a": r, "b": s}], {"a": {"b": r, "c": s}}):
         made = architecture.check(with_ends([p, q], outputs))
         with pytest.raises(architecture.ArchitectureError, match="in a dictionary together with lists"):
-            architecture.name_misfit(made, "output_layers", ["a", "b"])
-    assert architecture.named(architecture.check(with_ends([p, q], [[r], [s]])), "output_layers") is None
+            architecture_shapes.name_misfit(made, "output_layers", ["a", "b"])
+    assert architecture_shapes.named(architecture.check(with_ends([p, q], [[r], [s]])), "output_layers") is None

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mop_udf import compile_cache, fork_server
+from mop_udf import compile_cache, server_folder
 from mop_udf.compile_cache import CompileCache
 from workload import dense
 
@@ -55,20 +55,20 @@ def other(tmp_path_factory):
 
 def test_segments_on_a_host_share_what_one_of_them_has(data, other):
     (first, pid), own = other, directory()
-    fork_server.share(str(first))
-    fork_server.share(str(first))
+    server_folder.share(str(first))
+    server_folder.share(str(first))
     assert directory().startswith(f"{first}/") and os.path.basename(directory()) == os.path.basename(own)
-    folder, opened, server = fork_server.own_folder()
+    folder, opened, server = server_folder.own_folder()
     os.close(opened)
     assert folder == f"{first}/pgsql_tmp.pg_mop" and server == pid
-    fork_server.share(str(data))
+    server_folder.share(str(data))
     assert directory() == own
 
 
 @pytest.mark.parametrize("trouble", ["down", "another process", "open to others", "empty", "no folder"])
 def test_where_that_is_not_to_be_had_each_has_its_own(data, other, trouble):
     (first, _), own = other, directory()
-    fork_server.share(str(first))
+    server_folder.share(str(first))
     if trouble == "down":
         (first / "postmaster.pid").write_text("4194305\n")
     elif trouble == "another process":  # which has the number that the server had
@@ -81,7 +81,7 @@ def test_where_that_is_not_to_be_had_each_has_its_own(data, other, trouble):
     elif trouble == "no folder":
         shutil.rmtree(data / "pgsql_tmp.pg_mop")
         (data / "pgsql_tmp.pg_mop").touch()
-        fork_server.share(str(first))
+        server_folder.share(str(first))
         assert directory() == {}
         return
     assert directory() == own
@@ -168,11 +168,11 @@ def test_what_is_damaged_is_not_read(tmp_path):
 
 def test_one_of_two_trainers_compiles(tmp_path):
     first, second = CompileCache(tmp_path, 100), CompileCache(tmp_path, 100)
-    with first.alone("net", True) as turn:
+    with first.exclusive("net", True) as turn:
         assert turn
-        with second.alone("net", False) as turn:
+        with second.exclusive("net", False) as turn:
             assert not turn
-        with second.alone("another", False) as turn:
+        with second.exclusive("another", False) as turn:
             assert turn
         second.tidy(), second.clear()  # what is held stays
         ended = []
@@ -182,22 +182,22 @@ def test_one_of_two_trainers_compiles(tmp_path):
         assert not ended
     waiting.join()
     assert ended == [True]
-    with CompileCache("/nowhere", 1).alone("net", False) as turn:
+    with CompileCache("/nowhere", 1).exclusive("net", False) as turn:
         assert turn
 
 
 def _turn(cache):
-    with cache.alone("net", True) as turn:
+    with cache.exclusive("net", True) as turn:
         return turn
 
 
 TRAIN = """
 import hashlib, sys
 import tensorflow as tf
-from mop_udf import models, params
+from mop_udf import model_cache, params
 from workload import dense, random_rows
 compile_params = params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'")
-model = models.ModelCache().get(dense(), compile_params, {})
+model = model_cache.ModelCache().get(dense(), compile_params, {})
 model.start(7)
 for _ in range(int(sys.argv[1])):
     tf.function(lambda x: x + 1)(tf.constant(1.0))

@@ -68,13 +68,13 @@ def assert_same(model, shapes):
     """The model's JSON gives, after the check, the model itself; and `shapes` are those of its outputs."""
     import keras
 
-    from mop_udf import architecture, models
+    from mop_udf import architecture, architecture_shapes, models
 
     text = model.to_json()
     made = architecture.check(text)
     built = models.build(made, 3)
     assert models.output_shapes(built) == shapes
-    for known, shape in zip(architecture.output_widths(made, len(shapes)), shapes):
+    for known, shape in zip(architecture_shapes.output_widths(made, len(shapes)), shapes):
         assert known in (None, shape[-1])
     keras.utils.set_random_seed(3)
     plain = keras.models.model_from_json(text)
@@ -107,12 +107,12 @@ def test_outputs_that_no_layer_with_units_makes(name):
 def test_a_model_as_the_first_layer():
     import keras
 
-    from mop_udf import architecture
+    from mop_udf import architecture, architecture_shapes
 
     first = functional((4,), lambda x, k, ops: k.Dense(3)(x) + 1)
     model = keras.Sequential([first, keras.layers.Dense(2)])
     assert_same(model, [[2]])
-    assert architecture.input_shapes(architecture.check(model.to_json())) == [[4]]
+    assert architecture_shapes.input_shapes(architecture.check(model.to_json())) == [[4]]
 
 
 def test_every_layer_draws_the_initial_weights_that_plain_keras_draws():

@@ -265,7 +265,7 @@ def test_what_says_the_same_is_equal():
 def test_the_names_are_those_of_the_installed_keras():
     program = """
 import keras
-from mop_udf import params as p
+from mop_udf import parameter_names as p
 for name in sorted(p.LOSSES): keras.losses.get(name)
 for name in sorted(p.METRICS - {"accuracy", "acc", "crossentropy", "ce"}): keras.metrics.get(name)
 for name in [*p.OLD_LOSSES.values()]: assert name in p.LOSSES

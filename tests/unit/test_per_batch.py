@@ -11,7 +11,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import numpy as np
 import pytest
 
-from mop_udf import architecture, params, state
+from mop_udf import architecture, architecture_dropout, parameter_resolver, params, state
 from workload import dense, layer, random_rows, sequential
 
 ROWS, BATCH, PASSES = 24, 8, 3
@@ -20,7 +20,7 @@ KERNELS = ("plain", "loop", "xla")
 
 def parsed(optimizer, iteration=1):
     text = f"loss='categorical_crossentropy', optimizer='{optimizer}', metrics=['accuracy']"
-    return params.parse_compile_params(params.resolve(text, "", iteration)[0])
+    return params.parse_compile_params(parameter_resolver.resolve(text, "", iteration)[0])
 
 
 def trained(cache, optimizer, kernel, saved=None):
@@ -105,9 +105,9 @@ SEQUENCES = {
 def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(name, kernel):
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
-    cache = models.ModelCache()
+    cache = model_cache.ModelCache()
     first, second, rate = SEQUENCES[name]
     results = [trained(cache, f"SGD(lr={text}, momentum=0.5)", kernel) for text in (first, second, first)]
     assert len(cache.models) == 1, "they share one compiled model"
@@ -131,9 +131,9 @@ def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(n
 def test_other_scalars_per_batch_are_what_setting_them_before_every_batch_gives(optimizer, name, kernel):
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
-    cache = models.ModelCache()
+    cache = model_cache.ModelCache()
     results = [
         trained(cache, optimizer.format(f'Exponential({value}, 0.9, per="batch")'), kernel) for value in (0.9, 0.5)
     ]
@@ -209,9 +209,9 @@ def by_keras_in_our_steps(optimizer):
 def test_keras_schedules_train_bit_by_bit_as_in_keras(name, kernel):
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
-    cache, kind = models.ModelCache(), name.split(",")[0]
+    cache, kind = model_cache.ModelCache(), name.split(",")[0]
     configs = SCHEDULES[name]
     results = []
     for config in (*configs, configs[0]):
@@ -232,9 +232,9 @@ def test_keras_schedules_train_bit_by_bit_as_in_keras(name, kernel):
 def test_a_warm_up_from_zero_compiles_nothing_anew(kernel):
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache, models
 
-    cache, text = models.ModelCache(), "SGD(lr=Warmup(0, 2, MultiStep(0.5, [1], 0.1)), momentum=0.5)"
+    cache, text = model_cache.ModelCache(), "SGD(lr=Warmup(0, 2, MultiStep(0.5, [1], 0.1)), momentum=0.5)"
     for iteration in range(1, PASSES + 1):
         compile_params, _ = models.parse(f"loss='categorical_crossentropy', optimizer='{text}'", "", iteration)
         compiled = cache.get(dense(), compile_params, {})
@@ -276,12 +276,12 @@ def test_what_is_computed_otherwise_is_compiled_for_itself():
 
 
 def test_a_state_goes_on_with_its_sequence_per_batch():
-    from mop_udf import models
+    from mop_udf import model_cache
 
     saved, text = [], 'SGD(lr=Exponential(0.5, 0.8, per="batch"), momentum=Exponential(0.9, 0.9, per="batch"))'
-    expected = trained(models.ModelCache(), text, "plain", saved)
+    expected = trained(model_cache.ModelCache(), text, "plain", saved)
     compile_params = parsed(text)
-    compiled = models.ModelCache().get(dense(), compile_params, {})
+    compiled = model_cache.ModelCache().get(dense(), compile_params, {})
     compiled.load(saved[0])
     compiled.set_scalars(compile_params)
     for _ in range(PASSES - 1):
@@ -323,10 +323,10 @@ def with_rates(cache, rates, kernel="plain"):
 def test_a_rate_of_dropout_is_that_of_a_keras_model_whose_layers_are_given_it(rates):
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache, models
     from mop_udf.kernels.on_tensorflow.plain import Plain
 
-    cache = models.ModelCache()
+    cache = model_cache.ModelCache()
     result = with_rates(cache, rates)
     assert len(cache.models) == len({str(rate) for rate in rates})
     model = models.build(models.normalise(NOISY, rates[0]), 7)
@@ -343,9 +343,9 @@ def test_a_rate_of_dropout_is_that_of_a_keras_model_whose_layers_are_given_it(ra
 
 
 def test_every_rate_of_dropout_begins_with_the_same_weights_and_zero_draws_nothing():
-    from mop_udf import models
+    from mop_udf import model_cache, models
 
-    cache, begins = models.ModelCache(), []
+    cache, begins = model_cache.ModelCache(), []
     for rate in (0.0, 0.5, 0.9):
         compiled = cache.get(NOISY, parsed("SGD()"), {}, 7, dropout=rate)
         compiled.start(7)
@@ -369,7 +369,7 @@ def test_dropout_in_layers_within_layers():
     from mop_udf import models
 
     made = models.build(models.normalise(text, {"maps": 0.3, "each": 0.0}), 1)
-    models.set_rates(made, {"maps": 0.3, "each": 0.0})
+    models.set_zero_rates(made, {"maps": 0.3, "each": 0.0})
     rates = {one.name: one.rate for one in made._flatten_layers() if hasattr(one, "rate")}
     assert rates == {"maps": 0.3, "each": 0.0}
 
@@ -386,5 +386,5 @@ def test_dropout_in_layers_within_layers():
 def test_dropout_that_the_architecture_does_not_have_is_refused(text, dropout, message):
     made = architecture.check(text)
     with pytest.raises(architecture.ArchitectureError, match=message):
-        architecture.check_dropout(made, dropout)
-    architecture.check_dropout(made, None)
+        architecture_dropout.check_dropout(made, dropout)
+    architecture_dropout.check_dropout(made, None)

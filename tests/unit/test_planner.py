@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mop_udf import params
+from mop_udf import parameter_resolver
 from pg_mop.engines.base import Segment
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.planner import Planner, Workload
@@ -45,7 +45,7 @@ def workload(segments=4, iterations=3, metrics=(3,), servers=None, **changes):
 
 
 def configuration(key, rate=0.1, architecture=DENSE, fit="batch_size=10, epochs=2"):
-    resolver = params.Resolver(f"loss='mse', optimizer='SGD(learning_rate={rate})', metrics=['mae']", fit)
+    resolver = parameter_resolver.Resolver(f"loss='mse', optimizer='SGD(learning_rate={rate})', metrics=['mae']", fit)
     return {
         "mst_key": key,
         "model_id": 1,

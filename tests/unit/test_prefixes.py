@@ -342,10 +342,10 @@ def test_prefixes_of_equal_digests_compute_the_same():
 
 
 def compiled(original, optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", metrics=("accuracy",), **functions):
-    from mop_udf import models
+    from mop_udf import model_cache
 
     text = f"loss='{loss}', optimizer='{optimizer}', metrics={list(metrics)!r}"
-    made = models.ModelCache().get(
+    made = model_cache.ModelCache().get(
         original.to_json(),
         params.parse_compile_params(text),
         {name: dill.dumps(f, recurse=True) for name, f in functions.items()},
@@ -378,7 +378,7 @@ def kept(rows, limit=1 << 30):
 
 def trained(made, rows, kernel, shared, inputs=1, class_weight=None, passes=3):
     """Losses of passes, the weights and the optimizer's variables after them, and an evaluation."""
-    from mop_udf import models, prefixes
+    from mop_udf import evaluation, prefixes
 
     cache, kernels, told, own = kept(rows), made.kernels, unit(rows, inputs), inputs
     columns = rows
@@ -388,7 +388,7 @@ def trained(made, rows, kernel, shared, inputs=1, class_weight=None, passes=3):
     assert {report["kernel"] for report in reports} == {kernel}
     weights = state.values(made.model.weights)
     found = prefixes.features(cache, {**told, "kind": "evaluate"}, made, weights) if shared else None
-    evaluation = models.Evaluation(made, weights, inputs, found)
+    evaluation = evaluation.Evaluation(made, weights, inputs, found)
     evaluation.add(rows)
     assert len(cache.features) == bool(shared), "what training computed serves the evaluation"
     return [r["loss"] for r in reports], weights, state.values(made.optimizer.variables), evaluation.report()
@@ -536,7 +536,7 @@ def test_features_stay_within_the_caches_limit_and_go_before_rows(monkeypatch):
     assert prefixes.features(kept(rows, size + features - 1), unit(rows), made) is None
     cache = kept(rows, size + features)
     assert prefixes.features(cache, unit(rows), made).segment(BATCH) and cache.used() == size + features
-    assert cache.room_for(1, ["d"]) and not cache.features and "d" in cache.segments, "rows come first"
+    assert cache.make_capacity(1, ["d"]) and not cache.features and "d" in cache.segments, "rows come first"
     empty = data.Cache(size + features - 1)  # the rows are on their way
     assert prefixes.features(empty, unit(rows), made) is None
     empty.limit += 1
@@ -550,9 +550,9 @@ def test_rows_that_no_run_asks_for_make_room_for_features():
     cache.segments["old"] = data.Segment((np.zeros(100, "u1"),))
     cache.features_of("old", b"1")
     cache.add_features("old", b"1", data.Segment((np.zeros(10, "u1"),)))
-    assert not cache.room_for_features(100, ["d", "old"])
+    assert not cache.make_feature_capacity(100, ["d", "old"])
     assert len(cache.segments) == 2 and len(cache.features) == 1, "nothing goes for the sake of what does not fit"
-    assert cache.room_for_features(100, ["d"])
+    assert cache.make_feature_capacity(100, ["d"])
     assert list(cache.segments) == ["d"] and not cache.features, "with a segment what was computed of it"
 
 
@@ -560,7 +560,7 @@ def test_features_in_turn_do_not_drive_one_another_out():
     """Of two prefixes of which one fits the first stays, until nobody asks for it any more."""
     cache, made = kept((np.zeros(100, "u1"),), 150), []
     for number in [1, 2] * 10 + [2] * 10:
-        if cache.features_of("d", number) is None and cache.room_for_features(40, ["d"]):
+        if cache.features_of("d", number) is None and cache.make_feature_capacity(40, ["d"]):
             cache.add_features("d", number, data.Segment((np.zeros(40, "u1"),)))
             made.append(number)
     assert made == [1, 2]

@@ -7,7 +7,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import numpy as np
 import pytest
 
-from mop_udf import params
+from mop_udf import parameter_names, params
 from workload import dense, random_rows
 
 # two configurations each, which differ in every scalar
@@ -40,11 +40,11 @@ def parsed(name, arguments):
 def by_keras(compile_params):
     import keras
 
-    from mop_udf import models
+    from mop_udf import models, optimizers
 
     model = models.build(models.normalise(dense()), 7)
     model.compile(
-        optimizer=models.make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"]),
+        optimizer=optimizers.make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"]),
         loss=compile_params["loss"],
         jit_compile=False,
         run_eagerly=True,
@@ -58,7 +58,7 @@ def by_keras(compile_params):
 
 
 def test_every_optimizer_has_its_pair():
-    assert {name.split(",")[0] for name in PAIRS} == set(params.OPTIMIZERS)
+    assert {name.split(",")[0] for name in PAIRS} == set(parameter_names.OPTIMIZERS)
 
 
 @pytest.mark.thorough
@@ -70,9 +70,9 @@ def test_every_optimizer_has_its_pair():
     ],
 )
 def test_scalars_are_those_of_the_configuration(name, kernel):
-    from mop_udf import models
+    from mop_udf import model_cache
 
-    cache, results = models.ModelCache(), []
+    cache, results = model_cache.ModelCache(), []
     x, y = random_rows(24)
     for arguments in (*PAIRS[name], PAIRS[name][0]):
         compile_params = parsed(name, arguments)

@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import models, params, state
+from mop_udf import evaluation, model_cache, parameter_names, params, state
 from mop_udf.kernels.batch_size import BatchSize
 from workload import dense, layer, sequential
 
 PIECES = (1, 7, 0, 130, 62)  # rows
-WIDE = sorted(params.METRICS - {"ctc"})
+WIDE = sorted(parameter_names.METRICS - {"ctc"})
 
 
 def rows(classes, seed=0):
@@ -25,7 +25,9 @@ def rows(classes, seed=0):
 def compiled(loss="categorical_crossentropy", metrics=(), classes=3, architecture=None, **more):
     text = f"loss='{loss}', optimizer='SGD()', metrics={list(metrics)!r}"
     text += "".join(f", {k}={v}" for k, v in more.items())
-    return models.ModelCache().get(architecture or dense(classes=classes), params.parse_compile_params(text), {}, 5)
+    return model_cache.ModelCache().get(
+        architecture or dense(classes=classes), params.parse_compile_params(text), {}, 5
+    )
 
 
 def in_pieces(model, columns, inputs=1):
@@ -34,10 +36,10 @@ def in_pieces(model, columns, inputs=1):
     total, start = 0, 0
     parts = []
     for count in PIECES:
-        evaluation = models.Evaluation(model, weights, inputs)
+        pieces = evaluation.Evaluation(model, weights, inputs)
         if count:
-            evaluation.add(tuple(c[start : start + count] for c in columns))
-            parts.append(np.array(evaluation.report()["sums"]))
+            pieces.add(tuple(c[start : start + count] for c in columns))
+            parts.append(np.array(pieces.report()["sums"]))
         start += count
     assert start == len(columns[0])
     for part in reversed(parts):
@@ -75,7 +77,7 @@ def test_every_metric_of_pieces_is_that_of_all_rows(classes):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("loss", sorted(params.LOSSES - {"ctc", "CTC"}))
+@pytest.mark.parametrize("loss", sorted(parameter_names.LOSSES - {"ctc", "CTC"}))
 def test_every_loss_of_pieces_is_that_of_all_rows(loss):
     columns = rows(3)
     model = compiled(loss)
@@ -120,7 +122,9 @@ def test_a_custom_metric_of_a_whole_batch_counts_by_its_rows():
     space = {"__name__": "__main__"}
     exec("def mean_error(t, p):\n    import keras\n    return keras.ops.mean(keras.ops.abs(t - p))\n", space)
     text = params.parse_compile_params("loss='mse', optimizer='SGD()', metrics=['mean_error', 'mae']")
-    model = models.ModelCache().get(dense(), text, {"mean_error": dill.dumps(space["mean_error"], recurse=True)}, 5)
+    model = model_cache.ModelCache().get(
+        dense(), text, {"mean_error": dill.dumps(space["mean_error"], recurse=True)}, 5
+    )
     scores = in_pieces(model, rows(3))
     assert scores["metrics"]["mean_error"] == pytest.approx(scores["metrics"]["mae"], rel=1e-6)
 
@@ -153,7 +157,7 @@ def test_an_evaluation_is_compiled_once_and_its_sums_are_those_of_its_batches():
 
 
 def test_an_evaluation_is_compiled_once_for_all_optimizers_and_rates():
-    cache, columns = models.ModelCache(), rows(3)
+    cache, columns = model_cache.ModelCache(), rows(3)
 
     def parsed(optimizer, metrics="['accuracy']"):
         return params.parse_compile_params(
@@ -169,7 +173,7 @@ def test_an_evaluation_is_compiled_once_for_all_optimizers_and_rates():
     weights = [w + 1 for w in state.values(trained[1].model.weights)]
     reports = []
     for model in (cache.evaluator(dense(), parsed("SGD()"), {}), trained[1]):
-        reports.append(models.Evaluation(model, weights, 1))
+        reports.append(evaluation.Evaluation(model, weights, 1))
         reports[-1].add(columns)
     assert reports[0].report()["sums"] == reports[1].report()["sums"]
     cache.most_bytes = 1
@@ -199,7 +203,7 @@ def grown(memory, row_bytes=0):
     size, tried = BatchSize(row_bytes, memory), []
     while not size.settled:
         tried.append(size.rows)
-        size.try_on(lambda: memory.batch(tried[-1]))
+        size.measure(lambda: memory.batch(tried[-1]))
     return [*tried, size.rows]
 
 

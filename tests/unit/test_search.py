@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from mop_udf.params import Resolver
+from mop_udf.parameter_resolver import Resolver
 from pg_mop.search import MADLIB, PROCEDURES, SearchError, create
 from pg_mop.search.asha import Rung
 from pg_mop.search.grids import COMPILE_KEYS, FIT_KEYS, GridError, parse_several

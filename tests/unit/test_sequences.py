@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mop_udf import params, sequences
-from mop_udf.params import ParameterError, Resolver, parse_compile_params, parse_fit_params, resolve
+from mop_udf import params, sequence_parser, sequences
+from mop_udf.parameter_resolver import Resolver, resolve
+from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
 
 LOSS = "loss='mse',"
 
 
 def values(text, count):
     """The values of the iterations 1 to `count`."""
-    sequence = sequences.parse(text)
+    sequence = sequence_parser.parse(text)
     return [sequence.at(step) for step in range(count)]
 
 
@@ -85,14 +86,14 @@ def test_a_value_that_the_text_names_is_that_value():
         ("Exponential(0.1, gamma=0)", "gamma of Exponential(value, gamma) must be above 0, not 0"),
         ("Exponential(0.1, 0.9, gamma=1)", "given gamma twice"),
         ("Exponential(*[1, 2])", "Exponential takes"),
-        ("Exponential(**{'a': 1})", "None is no argument"),
-        ("Exponential(0.1, rate=1)", "'rate' is no argument of Exponential (value, gamma, per)"),
+        ("Exponential(**{'a': 1})", "None is not an argument"),
+        ("Exponential(0.1, rate=1)", "'rate' is not an argument of Exponential (value, gamma, per)"),
         ("Exponential('a', 0.9)", "value of Exponential(value, gamma) must be a number, not 'a'"),
         ("Exponential(1e999, 0.9)", "value of Exponential(value, gamma) must be a number, not inf"),
-        ("Exponential(0.1, __import__('os'))", "__import__('os') is no literal"),
+        ("Exponential(0.1, __import__('os'))", "__import__('os') is not a literal"),
         (
             "MultiStep(0.1, 4)",
-            "milestones of MultiStep(value, milestones, gamma) must be a rising list of integers of at least 1, not 4",
+            "milestones of MultiStep(value, milestones, gamma) must be an ascending list of integers of at least 1, not 4",
         ),
         ("MultiStep(0.1, [4, 2])", "rising"),
         ("MultiStep(0.1, [0])", "rising"),
@@ -115,14 +116,14 @@ def test_a_value_that_the_text_names_is_that_value():
         ("[1, {0: 1}]", "not both"),
         ("[True]", "number"),
         ("Exponential(0.1, 0.9, per='epoch')", "per of Exponential must be 'iteration' or 'batch', not 'epoch'"),
-        ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is no learning rate schedule of Keras' own"),
-        ("{'class_name': ['x'], 'config': {}}", "is no learning rate schedule"),
+        ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is not a learning rate schedule of Keras"),
+        ("{'class_name': ['x'], 'config': {}}", "is not a learning rate schedule"),
         ("{'class_name': 'CosineDecay'}", "schedule CosineDecay has no config"),
         ("{'class_name': 'CosineDecay', 'config': {'decay_steps': 3}}", "CosineDecay needs initial_learning_rate"),
-        ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is no argument of schedule CosineDecay"),
+        ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is not an argument of schedule CosineDecay"),
         ("{'class_name': 'CosineDecay', 'config': {'alpha': {'class_name': 'x'}}}", "alpha of CosineDecay must be a"),
-        ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not of Keras' own form"),
-        ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not of Keras' own form"),
+        ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not in Keras' form"),
+        ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not in Keras' form"),
         (
             "{'class_name': 'ExponentialDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 0, 'decay_rate': 1}}",
             "decay_steps of ExponentialDecay must be above 0",
@@ -155,12 +156,12 @@ def test_bad_sequences_have_clear_errors(text, message):
 )
 def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
     if count == "None" and "step_size_down" in text:
-        assert sequences.parse(text.format(count)) == sequences.parse("CyclicLR(0, 1, 3)")
+        assert sequence_parser.parse(text.format(count)) == sequence_parser.parse("CyclicLR(0, 1, 3)")
         return
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text.format(count))
-    assert name in str(error.value) or "is no literal" in str(error.value)
-    assert sequences.parse(text.format("4.0")) == sequences.parse(text.format("4"))
+        sequence_parser.parse(text.format(count))
+    assert name in str(error.value) or "is not a literal" in str(error.value)
+    assert sequence_parser.parse(text.format("4.0")) == sequence_parser.parse(text.format("4"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
         ("MultiStep([3, 5], 0.1)", "value of MultiStep(value, milestones, gamma) must be a number, not [3, 5]"),
         ("MultiStep(0.1, 0.1, [3])", "gamma of MultiStep(value, milestones, gamma) must be a number, not [3]"),
         ("Warmup(0.1, 0.01, 5)", "steps of Warmup(start, steps, then) must be an integer of at least 1, not 0.01"),
-        ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is no literal"),
+        ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is not a literal"),
         (
             "CyclicLR(10, 0.1, 0.01)",
             "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma) must",
@@ -182,7 +183,7 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
 )
 def test_arguments_in_another_order_are_refused_with_the_right_one(text, message):
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text)
+        sequence_parser.parse(text)
     assert message in str(error.value)
 
 
@@ -210,7 +211,7 @@ def test_arguments_in_another_order_are_refused_with_the_right_one(text, message
 )
 def test_nothing_is_given_twice(text, message):
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text)
+        sequence_parser.parse(text)
     assert message in str(error.value)
 
 
@@ -396,9 +397,9 @@ def test_the_keys_of_compiled_models_know_sequences():
 
 def test_texts_that_are_sequences():
     for text in ("[1]", " Values ([1])", "cosine(1, 2)", "{'class_name': 'X'}", '{"config": {}}', "Warmup("):
-        assert sequences.is_sequence_text(text)
+        assert sequence_parser.is_sequence_text(text)
     for text in ("0.1", "None", "{0: 1}", "{'a': 0.5}", "Cosine", "Linear(1)", "'x'", "", "TensorBoard(a=1)"):
-        assert not sequences.is_sequence_text(text)
+        assert not sequence_parser.is_sequence_text(text)
 
 
 def test_schedules_are_written_with_all_that_keras_takes_by_default():
@@ -458,7 +459,7 @@ def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per
     assert isinstance(rate, float) or per and rate.per == "batch"
     assert parse_compile_params(written[0])["metrics"] == ["mae", "a)'b"]
     if not per:
-        own = sequences.parse(text) if sequences.is_sequence_text(text) else float(text)
+        own = sequence_parser.parse(text) if sequence_parser.is_sequence_text(text) else float(text)
         assert rate == (own.at(iteration - 1) if isinstance(own, sequences.Sequence) else own)
     assert params.scalars(parse_compile_params(written[0])) == {"learning_rate": rate}
     assert parse_fit_params(written[1])["batch_size"] == (5 if iteration == 1 else 6)
@@ -468,7 +469,7 @@ def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per
 @given(SEQUENCES, st.integers(0, 400))
 def test_values_lie_between_those_that_the_text_names(text, step):
     try:
-        sequence = sequences.parse(text) if sequences.is_sequence_text(text) else float(text)
+        sequence = sequence_parser.parse(text) if sequence_parser.is_sequence_text(text) else float(text)
         value = sequence.at(step) if isinstance(sequence, sequences.Sequence) else sequence
     except sequences.SequenceError:
         return

@@ -101,9 +101,9 @@ def test_pieces_are_bounded_in_bytes_and_large_chunks_are_not_copied():
 def test_the_cache_gives_room_by_dropping_what_the_run_does_not_need():
     cache = data.Cache(100)
     cache.segments = {"old": data.Segment((np.zeros(60, "i1"),)), "mine": data.Segment((np.zeros(40, "i1"),))}
-    assert not cache.room_for(101, [])
-    assert not cache.room_for(61, ["mine", "old"])
-    assert cache.room_for(60, ["mine"]) and list(cache.segments) == ["mine"]
+    assert not cache.make_capacity(101, [])
+    assert not cache.make_capacity(61, ["mine", "old"])
+    assert cache.make_capacity(60, ["mine"]) and list(cache.segments) == ["mine"]
 
 
 def test_a_permutation_keeps_every_row_with_its_label():

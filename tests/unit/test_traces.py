@@ -27,7 +27,7 @@ def traced(tmp_path, monkeypatch):
     """A cache of this process's own, and what is traced beside it: {"functions": how many}."""
     from mop_udf.kernels.on_tensorflow import traces
 
-    monkeypatch.setattr(compile_cache, "own", lambda: CompileCache(tmp_path, 1 << 24))
+    monkeypatch.setattr(compile_cache, "current", lambda: CompileCache(tmp_path, 1 << 24))
     counted, function = collections.Counter(), traces.function
     monkeypatch.setattr(sys.modules[__name__], "net", dense(name=f"net{next(NUMBERS)}"))  # whose names are new here
 
@@ -43,11 +43,11 @@ def traced(tmp_path, monkeypatch):
 
 
 def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functions=None):
-    from mop_udf import models
+    from mop_udf import model_cache, models
 
     text = f"loss='{loss}', optimizer=\"{optimizer}\", metrics=['accuracy']"
     compile_params, _ = models.parse(text, "batch_size=8, epochs=1", 1)
-    made = models.ModelCache().get(
+    made = model_cache.ModelCache().get(
         net, compile_params, {name: dill.dumps(function, recurse=True) for name, function in (functions or {}).items()}
     )
     made.set_scalars(compile_params)
@@ -57,12 +57,12 @@ def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functio
 
 def trained(kernel, **more):
     """The weights and losses of a model that a new trainer trains and evaluates."""
-    from mop_udf import models
+    from mop_udf import evaluation
 
     model, rows = model_of(**more), random_rows(203)
     report = model.kernels.train([rows], 203, 8, 1, forced=kernel)
     assert report["kernel"] == kernel
-    evaluation = models.Evaluation(model, model.weights_of(b"".join(model.save()), False), 1)
+    evaluation = evaluation.Evaluation(model, model.weights_of(b"".join(model.save()), False), 1)
     evaluation.add(rows)
     return [w.tobytes() for w in model.model.get_weights()], report["loss"], evaluation.report()["sums"]
 
@@ -107,7 +107,7 @@ def test_after_a_short_batch_functions_are_made_fast_again(traced):
     from mop_udf.kernels.on_tensorflow import traces
 
     before = context.context().function_call_options
-    with pytest.raises(ZeroDivisionError), traces.as_traced():
+    with pytest.raises(ZeroDivisionError), traces.unoptimized():
         assert context.context().function_call_options is not before
         raise ZeroDivisionError
     assert context.context().function_call_options is before
@@ -122,7 +122,7 @@ def test_numbers_that_may_change_are_read_anew(traced):
     fast = trained("xla", optimizer="SGD(lr=0.1, momentum=0.5, nesterov=True)")
     assert traced["functions"] == times
     traced.clear()
-    for path in os.scandir(compile_cache.own().path):
+    for path in os.scandir(compile_cache.current().path):
         os.unlink(path)
     again = trained("xla", optimizer="SGD(lr=0.1, momentum=0.5, nesterov=True)")
     assert again == fast != slow and traced["functions"] >= times
@@ -130,7 +130,7 @@ def test_numbers_that_may_change_are_read_anew(traced):
 
 @pytest.mark.parametrize("what", ["other variables", "nonsense", "no function", "no protocol buffer"])
 def test_what_cannot_be_used_is_traced(traced, what):
-    first, cache = trained("loop"), compile_cache.own()
+    first, cache = trained("loop"), compile_cache.current()
     times = traced["functions"]
     for path in os.scandir(cache.path):
         with open(path, "rb") as file:
@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_custom_functions(traced):
         return keras.ops.mean(keras.ops.square(true - predicted), axis=-1)
 
     trained("loop", loss="own", functions={"own": own})
-    assert not [*os.scandir(compile_cache.own().path)]
+    assert not [*os.scandir(compile_cache.current().path)]
 
 
 def test_nothing_is_kept_that_this_process_alone_can_do(traced):
@@ -173,7 +173,7 @@ def test_nothing_is_kept_that_this_process_alone_can_do(traced):
         made = tf.function(step, autograph=False)
         function = traces.function(lambda made=made: made.get_concrete_function(x), str(number), [known], True)
         assert function(x).numpy() == step(x).numpy()
-        assert (compile_cache.own().read(str(number)) is not None) == kept
+        assert (compile_cache.current().read(str(number)) is not None) == kept
 
 
 def test_two_functions_traced_as_the_first_of_their_trainers_are_both_read(traced):
@@ -255,7 +255,7 @@ def test_nothing_stays_of_what_has_been_traced(traced, kernel):
 
     trained(kernel)
     before = graphs()
-    for path in os.scandir(compile_cache.own().path):
+    for path in os.scandir(compile_cache.current().path):
         os.unlink(path)
     trained(kernel)
     assert traced["functions"] >= 2 and graphs() <= before

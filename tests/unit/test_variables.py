@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import models
+from mop_udf import model_cache, models
 from mop_udf.kernels.on_tensorflow.variables import FEWEST, MOST_BYTES, PATIENCE, Variables
 from workload import ADAM, layer, sequential
 
@@ -28,7 +28,7 @@ def compiled(dtype="float32", compiling=OF_ADAM):
     )
     parameters, _ = models.parse(compiling, "batch_size=4", 1)
     text = architecture if isinstance(architecture, str) else json.dumps(architecture)
-    return models.ModelCache(1 << 30).get(text, parameters, {}, 1)
+    return model_cache.ModelCache(1 << 30).get(text, parameters, {}, 1)
 
 
 @pytest.mark.parametrize("optimizer", [OF_ADAM, OF_NADAM])  # Nadam has a scalar of the weights' type
@@ -47,7 +47,7 @@ def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype, optimiz
         assert b"".join(model.save()) == state
         alone = [np.asarray(variable.value) for variable in model._variables.variables]
         assert all(np.array_equal(a, b) for a, b in zip(alone, model._variables.take()))
-    assert model._variables._together is not None
+    assert model._variables._all_at_once is not None
 
 
 def test_what_is_of_another_type_is_converted_as_ever():
@@ -62,7 +62,7 @@ def test_large_variables_are_never_copied():
     for _ in range(PATIENCE // FEWEST + 1):
         variables.put([np.ones(MOST_BYTES // 16, "float32")] * FEWEST)
         assert all((array == 1).all() for array in variables.take())
-    assert variables._together is None
+    assert variables._all_at_once is None
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -76,5 +76,5 @@ def test_models_that_are_alike_keep_their_variables_apart(tmp_path, monkeypatch,
         for own, variables in enumerate(of):
             taken = variables.take()
             assert all((array == np.float32(100 * number + 10 * own + n / 100)).all() for n, array in enumerate(taken))
-    assert all(variables._together is not None for variables in of)
+    assert all(variables._all_at_once is not None for variables in of)
     assert len(list(tmp_path.glob("*.trace"))) == (2 if kept else 0)

@@ -196,7 +196,7 @@ def loaded_by_keras(model, weights, path):
 
 
 def test_every_layer_that_may_be_loaded_is_tried():
-    from mop_udf.architecture import LAYERS
+    from mop_udf.architecture_classes import LAYERS
 
     tried = {name for kinds in SHAPES.values() for name in kinds}
     assert tried | set(PAIRS) | OTHERS == LAYERS
@@ -206,13 +206,13 @@ def test_every_layer_that_may_be_loaded_is_tried():
 def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path):
     import keras
 
-    from mop_udf import models
-    from mop_udf.kernels.choice import Learned
+    from mop_udf import compiled_model, evaluation, models
+    from mop_udf.kernels.autotuner_memory import AutotunerMemory
 
     model = model_of(shape, SHAPES[shape])
     text = model.to_json()
     x = np.random.default_rng(0).uniform(0, 1, (5, *shape)).astype("f4")
-    compiled = models.CompiledModel(text, COMPILE, {}, lambda *_: Learned(), "name", seed=1)
+    compiled = compiled_model.CompiledModel(text, COMPILE, {}, lambda *_: AutotunerMemory(), "name", seed=1)
     plain = models.build(models.normalise(text), 0)
     from mop_udf.kernels.forward import Forward
 
@@ -224,7 +224,7 @@ def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path)
         compiled.weights.put(weights)
         for forward in forwards:
             assert np.allclose(forward.predict((x,))[0], wanted, rtol=1e-4, atol=1e-4)
-        sums = models.Evaluation(compiled, weights, 1)
+        sums = evaluation.Evaluation(compiled, weights, 1)
         sums.add((x, wanted))
         assert sums.report()["loss"] < 1e-6
     keras.backend.clear_session()
@@ -235,8 +235,8 @@ def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path)
 def test_kernels_train_behind_an_adapted_normalization_as_keras_does(kernel, frozen, tmp_path):
     import keras
 
-    from mop_udf import models, state
-    from mop_udf.kernels.choice import Learned
+    from mop_udf import compiled_model, state
+    from mop_udf.kernels.autotuner_memory import AutotunerMemory
 
     x = keras.Input((3,))
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Normalization(name="norm")], name="inner")
@@ -245,7 +245,7 @@ def test_kernels_train_behind_an_adapted_normalization_as_keras_does(kernel, fro
     random = np.random.default_rng(0)
     rows, y = random.normal(5, 2, (64, 3)).astype("f4"), random.normal(size=(64, 2)).astype("f4")
     inner.layers[-1].adapt(rows)
-    compiled = models.CompiledModel(model.to_json(), COMPILE, {}, lambda *_: Learned(), "name", seed=1)
+    compiled = compiled_model.CompiledModel(model.to_json(), COMPILE, {}, lambda *_: AutotunerMemory(), "name", seed=1)
     compiled.start(1)
     compiled.set_weights(state.weights_to_bytes(model.get_weights()))
     compiled.kernels.train([(rows, y)], 64, 16, 1, forced=kernel)

@@ -1,4 +1,4 @@
-"""Keras on JAX; see on_tensorflow for what the names are."""
+"""Keras on JAX; on_tensorflow documents the names."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ import numpy as np
 
 from mop_udf import compile_cache
 
-jax.config.update("jax_enable_x64", True)  # sums of many rows, and schedules, are in float64
+jax.config.update("jax_enable_x64", True)  # sums over many rows, and schedules, are in float64
 
 from mop_udf.kernels.on_jax.group import Group  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
 from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
 from mop_udf.kernels.on_jax.plain import Plain  # noqa: E402
 from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
-from mop_udf.kernels.scalars import variers  # noqa: E402
+from mop_udf.kernels.scalars import variable_maker  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
 __all__ = [
@@ -32,22 +32,22 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
-varied = variers(Scalar, SequencedScalar)
-PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
+make_variable = variable_maker(Scalar, SequencedScalar)
+PIECES = (512, 64, 8, 1)  # rows of the compiled functions; pieces of these sizes make up any number of rows
 
 
 def begin(threads):
-    """See on_tensorflow. JAX has computed nothing yet: it reads these when it first does."""
+    """See on_tensorflow. JAX reads these settings at its first computation, which is still to come."""
     os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    if cache := compile_cache.own():
+    if cache := compile_cache.current():
         for name, value in (
             ("compilation_cache_dir", cache.path),
             ("persistent_cache_min_compile_time_secs", 0),
@@ -62,14 +62,14 @@ def begin(threads):
         None
         if has_gpu()
         else (
-            f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
-            f"is not there (nvidia-smi)"
+            f"JAX {jax.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only, or the GPU driver "
+            f"is missing (nvidia-smi)"
         )
     )
 
 
 def draw_from_state(model):
-    """See on_tensorflow: they do so here, too."""
+    """See on_tensorflow: nothing to do."""
 
 
 def has_gpu():
@@ -85,20 +85,20 @@ def loops(model, name, lasting):
 
 
 def refused(random, convolutional):
-    """{kernel: why it is of no use} for a model."""
-    found = {"xla": "JAX compiles everything by XLA: it is the loop"}
+    """{kernel: reason} for the kernels that are useless for a model."""
+    found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found
 
 
 def tensors(data):
-    """Arrays as they are: JAX takes them to its device where they are computed with."""
+    """The arrays themselves: JAX moves them to its device when it computes."""
     return data
 
 
 def for_any_rows(step, data, variables, join, name):
-    """See on_tensorflow: compiled for pieces of few sizes."""
+    """See on_tensorflow: compiled for pieces of a few sizes."""
 
     @jax.jit
     def pure(values, data):
@@ -118,6 +118,6 @@ def for_any_rows(step, data, variables, join, name):
     return call
 
 
-def nowhere():
-    """See on_tensorflow: Keras builds models on shapes alone here."""
+def shapes_only():
+    """See on_tensorflow: with JAX, Keras builds models on shapes alone."""
     return contextlib.nullcontext()

@@ -1,8 +1,8 @@
 """The kernel `vmap`: several states of one compiled model, trained on the same rows as one computation.
 
-It is the loop kernel's loop, mapped over the states and over the numbers of their optimizers. It is always of WIDTH
-states, of which the last one is repeated until there are as many: so it is compiled once, and what comes of a state
-does not depend on how many others there are, nor on its place among them (for each width XLA computes otherwise).
+It maps the loop kernel's loop over the states and over the numbers of their optimizers. It always computes WIDTH
+states, repeating the last state as needed. So it is compiled once, and the result of a state depends neither on the
+number of states nor on its position (XLA rounds differently for each width).
 """
 
 import jax
@@ -16,7 +16,7 @@ WIDTH = 16
 
 
 class Group(Loop):
-    """Trains the states that it was told to `begin` with; Keras must have made all of the model's variables."""
+    """Trains the states given to `begin`. Keras must have made all of the model's variables."""
 
     most = WIDTH
 
@@ -28,7 +28,7 @@ class Group(Loop):
 
     @property
     def _step(self):
-        """The model's Step; another one after Keras has made the variables of its metrics."""
+        """The model's Step, made again after Keras has made the variables of its metrics."""
         if self._known is None or len(self._known.groups[-1]) != len(self.model.metrics_variables):
             self._known = Step(self.model)
         return self._known
@@ -39,34 +39,34 @@ class Group(Loop):
         return numbers, jax.tree.map(np.asarray, state[:-1])
 
     def put(self, held):
-        """Put the model into a state that was `held`, or comes of training."""
+        """Put the model into a state from `held` or `end`."""
         self._step.write(held[1])
         for number, value in zip(self._step.numbers, held[0]):
             number.assign(value)
 
     def begin(self, states):
-        """Train these from now on, WIDTH at most, which were `held`; `reset` comes before each pass."""
+        """Train these states, from `held`, from now on, WIDTH at most. `reset` must precede each pass."""
         padded = [*states, *[states[-1]] * (WIDTH - len(states))]
         self.numbers, self.state = jax.tree.map(lambda *values: np.stack(values), *padded)
 
     def reset(self):
-        """Reset the metrics, which are no part of what was held."""
+        """Reset the metrics of all states."""
         self.model.reset_metrics()
         metrics = [np.stack([np.asarray(v.value)] * WIDTH) for v in self.model.metrics_variables]
         self.state = (*self.state[:3], metrics)
 
     def end(self):
-        """The states as they are now, with the metrics; WIDTH of them."""
+        """The WIDTH states as they are now, with their metrics."""
         made = jax.device_get((self.numbers, self.state))
         self.drop()
         return [jax.tree.map(lambda values, n=n: values[n], made) for n in range(WIDTH)]
 
     def drop(self):
-        """Forget the states."""
+        """Release the states."""
         self.numbers, self.state = [], ()
 
     def step(self, data):
-        """Train on one batch, which may be short; compiled for each size."""
+        """Train on one batch, possibly short; compiled for each size."""
         key = str([(a.dtype, a.shape) for a in keras.tree.flatten(data)])
         if key not in self.steps:
             self.steps[key] = self._mapped(lambda step, state, data: step(state, data), 1)
@@ -77,7 +77,7 @@ class Group(Loop):
         return self._mapped(over_batches(batch_size), 3)
 
     def _mapped(self, function, count):
-        """A function (see Step.pure) compiled for all states at once: of `count` arguments, which they share."""
+        """A function (see Step.pure) compiled for all states at once; they share its `count` arguments."""
         made = jax.jit(jax.vmap(self._step.pure(function), in_axes=(0, 0, *[None] * count)))
 
         def call(*arguments):

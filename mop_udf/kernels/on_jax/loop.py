@@ -1,7 +1,7 @@
 """The loop kernel on JAX: the mini-batches of many rows in memory as one loop compiled by XLA.
 
-It has the rows in pieces of a fixed number of batches, of which it trains on as many as it is told, so that one
-compilation serves every number of rows. The short last batch is the plain kernel's.
+It gets the rows in pieces of a fixed number of batches, and trains on a given range of them. So one compilation serves
+every number of rows. The plain kernel trains the short last batch.
 """
 
 import time
@@ -12,33 +12,33 @@ import numpy as np
 
 from mop_udf import compile_cache
 from mop_udf.kernels.on_jax.step import Step
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
 
 
-class Loop(Timed):
+class Loop(TimedLoop):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time."""
 
     jit_compile, takes_short = True, False
 
     @staticmethod
     def cut(array, first, count):
-        """So many rows of an array from `first` on, with zeros where it has no more."""
+        """`count` rows of an array from `first` on, padded with zeros."""
         part = array[first : first + count]
         missing = count - len(part)
         return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 
     def __init__(self, model, name=""):
-        """`name`: equal for models that are compiled alike, in all trainers."""
+        """`name`: equal for models with equal compiled code, in all trainers."""
         super().__init__()
         self.model, self.name = model, name
 
     def compile(self, data, batch_size, waits=True):
         """See on_tensorflow/loop.py."""
-        began, cache = time.monotonic(), compile_cache.own()
+        began, cache = time.monotonic(), compile_cache.current()
         if cache is None:
             self._compile(data, batch_size)
         else:
-            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
+            with cache.exclusive(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
                 if not turn:
                     return None
                 self._compile(data, batch_size)
@@ -50,7 +50,7 @@ class Loop(Timed):
         return batch_size, tuple((a.dtype, a.shape[1:]) for a in keras.tree.flatten(data))
 
     def _run(self, data, batch_size, start, stop):
-        """Train on batches `start` to `stop`; on none, it compiles."""
+        """Train on batches `start` to `stop`; with an empty range, only compile."""
         function = self.functions[self._key(data, batch_size)]
         rows = piece_rows(sum(a[:1].nbytes for a in keras.tree.flatten(data)), batch_size)
         for piece, begin, end in self._pieces(data, rows, batch_size, start, stop):

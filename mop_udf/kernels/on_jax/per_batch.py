@@ -7,7 +7,7 @@ from mop_udf.kernels.on_jax.scalars import Number, Scalar
 
 
 class ARRAYS:
-    """The operations of sequences.PYTHON on float64 arrays."""
+    """The operations of sequence_functions.PYTHON on float64 arrays."""
 
     cos, log, floor, maximum, where = jnp.cos, jnp.log, jnp.floor, jnp.maximum, jnp.where
 

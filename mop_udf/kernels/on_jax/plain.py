@@ -7,7 +7,7 @@ from mop_udf.kernels.on_jax.step import Step
 
 
 class Plain(plain.Plain):
-    """As `model.train_on_batch`; compiled for each size of a batch."""
+    """As `model.train_on_batch`, compiled for each size of a batch."""
 
     def run(self, data):
         key = str([(a.dtype, a.shape) for a in keras.tree.flatten(data)])

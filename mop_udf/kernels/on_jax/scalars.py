@@ -1,4 +1,4 @@
-"""JAX's Scalar: compiled steps take its number as an argument, since they know no variables."""
+"""JAX's Scalar: compiled steps know no variables, so they take its number as an argument."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from mop_udf.kernels import scalars
 
 
 class Number:
-    """A float64 number, or several, that a compiled step takes as an argument."""
+    """A float64 number or array that a compiled step takes as an argument."""
 
     def __init__(self, value):
         self.assign(value)
@@ -31,7 +31,7 @@ class Scalar(scalars.Scalar):
 
 
 def numbers(optimizer):
-    """The Numbers of an optimizer, in order: of its Scalars and of those of its schedule."""
+    """The Numbers of an optimizer, in order: of its Scalars and of its schedule."""
     found = {}
     for owner in (optimizer, getattr(optimizer, "_learning_rate", None)):
         for value in (owner, *vars(owner).values()) if hasattr(owner, "__dict__") else ():
@@ -43,7 +43,7 @@ def numbers(optimizer):
 
 @contextlib.contextmanager
 def given(numbers, values):
-    """Within it the numbers have other values: those of a step that is being compiled."""
+    """A context that gives the numbers other values, for a step that is being compiled."""
     before = [number.value for number in numbers]
     for number, value in zip(numbers, values):
         number.value = value

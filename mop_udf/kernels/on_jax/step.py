@@ -1,4 +1,4 @@
-"""A Keras step on a batch as a function without side effects, which JAX compiles."""
+"""A Keras training step as a function without side effects, for JAX to compile."""
 
 import jax
 
@@ -18,8 +18,10 @@ class Step:
         ]
 
     def pure(self, function):
-        """`function(step, state, *arguments) -> state` as one of (numbers, state, *arguments), where
-        `step(state, data) -> state` is Keras'."""
+        """Turn `function(step, state, *arguments) -> state` into a function of (numbers, state, *arguments).
+
+        The argument `step(state, data) -> state` is Keras' training step.
+        """
 
         def step(state, data):
             return self.model.train_step(state, data)[1]
@@ -31,18 +33,18 @@ class Step:
         return pure
 
     def compiled(self, function):
-        """`function` (see `pure`), compiled: of arguments alone, it trains the model's variables."""
+        """`function` (see `pure`), compiled as a function of its arguments that trains the model's variables."""
         made = jax.jit(self.pure(function))
 
         def call(*arguments):
             state = made(*self.read(), *arguments)
-            jax.block_until_ready(state)  # errors, and time, belong to this call
+            jax.block_until_ready(state)  # errors and time belong to this call
             self.write(state)
 
         return call
 
     def read(self):
-        """(The numbers, the state) that the model is in."""
+        """(numbers, state) of the model."""
         return [n.value for n in self.numbers], tuple([v.value for v in own] for own in self.groups)
 
     def write(self, state):

@@ -1,9 +1,13 @@
 """Keras on TensorFlow.
 
-What a framework's package has besides these functions: `Plain`, the plain kernel; `Variables`, which reads and sets a
-model's variables; `varied`, which lets an optimizer's number change without compiling anew (scalars.variers); `Rate`, a
-learning rate that changes with every mini-batch; `OUT_OF_MEMORY`, the errors that say that a batch was too large; and
-`Group`, the kernel that trains several states of a model at once (on_jax/group.py), or None where there is none.
+Besides the functions below, each framework's package has these names:
+
+- `Plain`: the plain kernel
+- `Variables`: reads and sets a model's variables
+- `make_variable`: lets an optimizer's number change without a new compilation (scalars.variable_maker)
+- `Rate`: a learning rate that changes with every mini-batch
+- `OUT_OF_MEMORY`: the errors that say that a batch was too large
+- `Group`: the kernel that trains several states of a model at once (on_jax/group.py), or None
 """
 
 import os
@@ -17,7 +21,7 @@ from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
 from mop_udf.kernels.on_tensorflow.plain import Plain
 from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
-from mop_udf.kernels.scalars import variers
+from mop_udf.kernels.scalars import variable_maker
 
 __all__ = [
     "OUT_OF_MEMORY",
@@ -32,22 +36,22 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 VERSION = tf.__version__
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 Group = None
-varied = variers(Scalar, SequencedScalar)
+make_variable = variable_maker(Scalar, SequencedScalar)
 
 
 def begin(threads):
-    """Prepare a new process that may use so many processor threads: why it cannot do what it was started for, or None.
+    """Prepare a new process with this number of processor threads: None, or why it cannot use its GPU.
 
-    It has not computed anything yet: TensorFlow takes these options before alone.
+    TensorFlow takes these options only before its first computation.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -59,14 +63,14 @@ def begin(threads):
         None
         if gpus or wanted in ("", "-1")
         else (
-            f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
-            f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)"
+            f"TensorFlow {tf.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only (make "
+            f"install FRAMEWORK=cuda), or the GPU driver is missing (nvidia-smi)"
         )
     )
 
 
 def draw_from_state(model):
-    """Let all layers of a new model draw random numbers from its own random state. They do so here."""
+    """Let all layers of a new model draw random numbers from the model's own random state. TensorFlow's do so already."""
 
 
 def has_gpu():
@@ -75,19 +79,21 @@ def has_gpu():
 
 
 def gpu_name():
-    """What the GPU is called that this process computes on; None where it has none."""
+    """The name of this process's GPU; None without a GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else None
 
 
 def loops(model, name, lasting):
-    """{name: kernel} of those that train on many batches at once; `name`: equal for models that are compiled alike;
-    `lasting`: so they are whenever they are compiled."""
+    """{name: kernel} of the kernels that train on many batches at once.
+
+    `name`: equal for models with equal compiled code; `lasting`: in later trainers as well.
+    """
     return {"loop": Loop(model, False, name, lasting), "xla": Loop(model, True, name, lasting)}
 
 
 def refused(random, convolutional):
-    """{kernel: why it is of no use} for a model; `random`: it draws random numbers while it trains."""
+    """{kernel: reason} for the kernels that are useless for a model; `random`: it draws random numbers in training."""
     return {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
 
 
@@ -97,17 +103,17 @@ def tensors(data):
 
 
 def for_any_rows(step, data, variables, join, name):
-    """A function of tensors compiled for such as `data` (a sequence, which may nest), with any number of rows.
+    """A function of tensors like `data` (a sequence, possibly nested), compiled for any number of rows.
 
-    `variables`: all that `step` reads or changes; `join(*parts)`: what it gives for rows, from what it gives for parts
-    of them in order (TensorFlow has no need of that); `name`: equal for what is compiled alike, whenever it is; None
-    where there is none.
+    `variables`: all variables that `step` reads or changes; `join(*parts)`: combines the results for parts of the rows,
+    in order (TensorFlow does not need it); `name`: equal for equal code, in all trainers; None to keep no compiled
+    code.
     """
     signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
     made = tf.function(step, input_signature=signature, autograph=False)
     return traces.function(made.get_concrete_function, name, variables, True)
 
 
-def nowhere():
-    """A context in which whatever is computed becomes part of a graph that is thrown away."""
+def shapes_only():
+    """A context that turns computations into parts of a graph, which is thrown away."""
     return tf.Graph().as_default()

@@ -1,10 +1,10 @@
 """The loop kernel: the mini-batches of many rows in memory as one compiled TensorFlow loop, with XLA or without.
 
-It removes the overhead of a Python call for each batch, which is most of the time of a small model. The loop's body is
-Keras' own train_step, so metrics, Dropout, BatchNormalization and class weights are Keras'. Without XLA one compilation
-serves every batch size, every number of rows and the short last batch. XLA compiles for one batch size and a number of
-rows, and leaves the short batch out; it has the rows in pieces of a fixed number of batches, of which it trains on as
-many as it is told, so that one compilation serves every number of rows.
+It removes the overhead of a Python call for each batch, most of the time of a small model. The loop's body is Keras'
+own train_step, so metrics, Dropout, BatchNormalization and class weights are Keras'. Without XLA, one compilation
+serves every batch size, every number of rows and the short last batch. XLA compiles for one batch size and one number
+of rows, and leaves the short batch out. It gets the rows in pieces of a fixed number of batches and trains on a given
+range of them, so one compilation serves every number of rows.
 """
 
 import functools
@@ -16,10 +16,10 @@ import tensorflow as tf
 from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.per_batch import numbers
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
 
-# what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
-OF_CACHE = (
+# errors from a damaged or unwritable file of XLA's cache (otherwise they would be the model's)
+CACHE_ERRORS = (
     tf.errors.OutOfRangeError,
     tf.errors.DataLossError,
     tf.errors.PermissionDeniedError,
@@ -29,38 +29,37 @@ OF_CACHE = (
 )
 
 
-class Loop(Timed):
+class Loop(TimedLoop):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time.
 
     Keras must have made all its variables before: a loop must not make any.
     """
 
-    takes_short = True  # without XLA: also the last batch, of fewer rows
+    takes_short = True  # without XLA, also the short last batch
 
     @staticmethod
     def cut(tensor, first, count):
-        """So many rows of a tensor from `first` on, with zeros where it has no more."""
+        """`count` rows of a tensor from `first` on, padded with zeros."""
         part = tensor[first : first + count]
         missing = count - part.shape[0]
         return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part
 
     def __init__(self, model, jit_compile, name="", lasting=False):
-        """`name`: equal for models that are compiled alike, in all trainers; `lasting`: what has been traced is kept
-        for those with this name."""
+        """`name`: equal for models with equal compiled code, in all trainers; `lasting`: keep traces under this name."""
         super().__init__()
         self.model, self.jit_compile, self.name, self.lasting = model, jit_compile, name, lasting
-        self.named = True  # what is traced has names of its own, by which XLA's cache finds it
+        self.named = True  # traces get names that depend on `name`, so that XLA's cache finds them
 
     def compile(self, data, batch_size, waits=True):
-        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it.
+        """Compile the loop for such data, without training: seconds that it took. Raises the framework's errors.
 
-        Where another trainer is about to compile the same, whoever `waits` reads it afterwards; for others it is None.
+        While another trainer compiles the same code, a caller that `waits` reads it afterwards; others get None.
         """
-        began, cache = time.monotonic(), compile_cache.own() if self.jit_compile else None
+        began, cache = time.monotonic(), compile_cache.current() if self.jit_compile else None
         if cache is None:
             self._compile(data, batch_size)
         else:
-            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
+            with cache.exclusive(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
                 if not turn:
                     return None
                 self._compile_to_keep(data, batch_size, cache)
@@ -70,17 +69,17 @@ class Loop(Timed):
     def _compile_to_keep(self, data, batch_size, cache):
         try:
             self._compile(data, batch_size)
-        except OF_CACHE:
+        except CACHE_ERRORS:
             self.named = False
-            self._compile(data, batch_size)  # traced by another name; where the model is to blame it fails again
+            self._compile(data, batch_size)  # traced with other names; an error of the model comes again
             cache.clear()
         cache.tidy()
 
     def _run(self, data, batch_size, start, stop):
-        """Train on batches `start` to `stop`; on none, it compiles."""
+        """Train on batches `start` to `stop`; with an empty range, only compile."""
         function = self.functions[self._key(data, batch_size)]
         if self.hasty:
-            with traces.as_traced():
+            with traces.unoptimized():
                 function(data, number(start), number(stop), number(batch_size))
             return
         for piece, begin, end in (
@@ -95,7 +94,7 @@ class Loop(Timed):
         return piece_rows(sum(t.dtype.size * math.prod(t.shape[1:]) for t in tf.nest.flatten(data)), batch_size)
 
     def _key(self, data, batch_size):
-        """What is compiled is compiled for these: (batch size, ((dtype, shape), ...))."""
+        """The key of the compiled code: (batch size, ((dtype, shape), ...))."""
         rows = self._piece_rows(data, batch_size) if self.jit_compile else None
         return (
             batch_size if self.jit_compile else None,
@@ -114,11 +113,11 @@ class Loop(Timed):
             count = tf.shape(tf.nest.flatten(data)[0])[0]
 
             def body(i):
-                here = tf.minimum(size, count - i * size) if fixed is None else fixed
+                rows = tf.minimum(size, count - i * size) if fixed is None else fixed
                 self.model.train_step(
                     tf.nest.map_structure(
                         lambda t: tf.ensure_shape(
-                            tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)], [here, *t.shape[1:]]),
+                            tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)], [rows, *t.shape[1:]]),
                             (fixed, *t.shape[1:]),
                         ),
                         data,
@@ -128,7 +127,7 @@ class Loop(Timed):
 
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
 
-        # (a tf.function would look at what it is called with for longer than small models train)
+        # (a concrete function: tf.function's look at its arguments would take longer than a small model trains)
         made = tf.function(loop, autograph=False, jit_compile=self.jit_compile)
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
         return traces.function(
@@ -141,7 +140,7 @@ class Loop(Timed):
 
 
 def trained(model):
-    """The variables that a compiled Keras model's training step may use, in an order that is always the same."""
+    """The variables that a compiled Keras model's training step may use, always in the same order."""
     optimizer = model.optimizer
     return [
         *model.variables,

@@ -1,12 +1,12 @@
-"""Operations of a traced function put so that XLA takes them quickly.
+"""Rewrites operations of a traced function so that XLA compiles them quickly.
 
-For a few of TensorFlow's operations XLA makes a program of MLIR each, and runs all of its passes on it: 4 ms for every
-Sqrt (Adam has one or two for each weight), Relu, ReluGrad and BiasAddGrad, which is more than half of what it takes
-until compiled code has been read from the cache. Others take some microseconds: max(x, 0), a selection, a sum, and
-x ** 0.5, which becomes the root on processors. (It differs in what it makes of -inf and -0, which an optimizer never
-takes the root of; a net's own roots stay.) Measured with Adam on a net of three layers: 0.05 s instead of 0.13.
+XLA turns a few of TensorFlow's operations into an MLIR program each and runs all its passes on the program: 4 ms for
+every Sqrt (Adam has one or two for each weight), Relu, ReluGrad and BiasAddGrad. This is more than half of the time to
+read compiled code from the cache. Equivalent operations take some microseconds: max(x, 0), a selection, a sum, and x **
+0.5, which processors compute as the root. (It differs for -inf and -0; an optimizer never takes their roots, and the
+net's own roots stay.) Measured with Adam on a net of three layers: 0.05 s instead of 0.13.
 
-A function is TensorFlow's protocol buffer, FunctionDef, in which "node:output:number" names an output.
+A function is TensorFlow's protocol buffer, FunctionDef; "node:output:number" names an output.
 """
 
 import numpy as np
@@ -15,12 +15,13 @@ from tensorflow.core.framework import types_pb2
 
 
 def lower(function, optimizer):
-    """Put the operations of a FunctionDef so, in place; `function` tells the shapes of outputs ("_output_shapes").
+    """Rewrite the operations of a FunctionDef in place; the function must have the shapes of outputs
+    ("_output_shapes").
 
-    `optimizer`: its name, which its operations are in the scope of.
+    `optimizer`: its name, the scope of its operations.
     """
     ranks = {node.name: _rank(node) for node in function.node_def}
-    renamed = {}  # output -> what it is called from now on
+    renamed = {}  # output -> its new name
     for node in list(function.node_def):
         if node.op == "Sqrt" and optimizer not in node.name.split("/")[:-1]:
             continue
@@ -33,13 +34,13 @@ def lower(function, optimizer):
                 del node.input[:]
                 node.input.extend([*takes, *after])
     for node in function.node_def:
-        for place, name in enumerate(node.input):
-            node.input[place] = renamed.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
     for key, name in function.ret.items():
         function.ret[key] = renamed.get(name, name)
 
 
-# each gives ((its output's name, that of what stands in its place), inputs), or None where it must stay
+# each gives ((name of its output, name of the replacement's output), inputs), or None where the operation stays
 def _root(function, node, inputs, ranks):
     node.op = "Pow"
     return ("y", "z"), [*inputs, _constant(function, node, np.float32(0.5))]
@@ -80,6 +81,6 @@ def _constant(function, node, value):
 
 
 def _rank(node):
-    """The rank of a node's output; None where it has several, or that is not known."""
+    """The rank of a node's output; None where it has several outputs or an unknown rank."""
     shapes = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
     return None if len(shapes) != 1 or shapes[0].unknown_rank else len(shapes[0].dim)

@@ -1,9 +1,9 @@
 """Scalars of an optimizer that change with every mini-batch: sequences per batch, and Keras' own schedules.
 
-They are computed within the compiled step from the optimizer's count of mini-batches. The numbers of a sequence are
-variables, so configurations that differ in these alone share one compiled model; what is computed from them is in
-float64 until it meets Keras' tensors. A schedule of Keras stays as Keras makes it, its numbers constants: TensorFlow
-rounds otherwise where it may compute with constants beforehand, and the result is to be Keras', bit by bit.
+They are computed in the compiled step from the optimizer's count of mini-batches. The numbers of a sequence are
+variables, so configurations that differ only in these numbers share one compiled model. Computations are in float64
+until they meet Keras' tensors. A Keras schedule stays as Keras makes it, with constants: TensorFlow can fold constants
+and then rounds differently, and the result must be Keras', bit by bit.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 
 
 class TENSORS:
-    """The operations of sequences.PYTHON on float64 tensors."""
+    """The operations of sequence_functions.PYTHON on float64 tensors."""
 
     cos, log, floor, maximum, where = tf.cos, tf.math.log, tf.floor, tf.maximum, tf.where
 
@@ -46,7 +46,7 @@ Rate, SequencedScalar = per_batch.kinds(Bound, Scalar)
 
 
 def numbers(owner):
-    """The variables of those numbers of an optimizer or schedule that may change without compiling anew (`varied`)."""
+    """The variables of an optimizer's or schedule's numbers that `make_variable` has made."""
     found = []
     for held in vars(owner).values():
         if isinstance(held, Rate | SequencedScalar):

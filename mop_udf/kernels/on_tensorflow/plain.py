@@ -1,4 +1,4 @@
-"""The plain kernel: one Keras step per mini-batch. It does whatever Keras does, and is the measure of the others."""
+"""The plain kernel: one Keras step per mini-batch. It supports every model, and the other kernels are measured by it."""
 
 import tensorflow as tf
 
@@ -11,10 +11,10 @@ class Plain:
     """Trains one compiled Keras model, batch by batch.
 
     Equal, bit for bit, to `model.train_on_batch` of a fresh model over the same batches. TensorFlow compiles a step for
-    the shapes of its first batch, and once more for any number of rows when another shape comes; the two round
-    differently. So that a result does not depend on what the trainer did before, the same two steps are made here on
-    purpose: one for full batches, one for short ones. (Keras' own train_on_batch forgets the metrics of the batch
-    before, so it serves for the first batch alone, in which Keras makes what variables it still lacks.)
+    the shapes of its first batch, and a second one for any number of rows when another shape comes; the two round
+    differently. This kernel always makes both steps, one for full batches and one for short batches, so that a result
+    does not depend on the trainer's earlier work. (Keras' own train_on_batch drops the metrics of earlier batches. It
+    serves only for the first batch, where Keras makes its missing variables.)
     """
 
     name = "plain"
@@ -24,7 +24,7 @@ class Plain:
         self.trains = False  # Keras has made its variables
 
     def step(self, batch, inputs, class_weight, full):
-        """Train on one batch, a full or a short one."""
+        """Train on one batch; `full`: it has the full number of rows."""
         data = weighted(batch, inputs, class_weight)
         if self.trains:
             self._run(data, full)
@@ -32,9 +32,9 @@ class Plain:
             self._first(data, lambda data: self._run(data, full))
 
     def begin(self, batch, inputs, class_weight):
-        """Let Keras make the variables of losses and metrics, without training: for a loop, which must not make any."""
+        """Let Keras make the variables of losses and metrics, without training: a loop must not make any."""
         x, y, *weight = tf.nest.map_structure(tf.convert_to_tensor, weighted(batch, inputs, class_weight))
-        before = state.values(self.model.variables)  # layers may change their own, also their weights
+        before = state.values(self.model.variables)  # layers may change their variables, even their weights
         predicted = self.model(x, training=True)
         self.model.compute_loss(x, y, predicted, *weight)
         self.model.compute_metrics(x, y, predicted, *weight)
@@ -44,13 +44,13 @@ class Plain:
         self.trains = True
 
     def _first(self, data, step):
-        """Let Keras make the variables that it still lacks, and train on `data` by `step`."""
+        """Let Keras make the missing variables, and train on `data` by `step`."""
         self.model.train_function = _of_iterator(step)
         self.model.train_on_batch(*data[:2], sample_weight=data[2] if len(data) > 2 else None)
         self.trains = True
 
     def _run(self, data, full):
-        """A step of Keras on one batch, compiled for its shapes: of any number of rows unless `full`."""
+        """Run a Keras step on one batch, compiled for its shapes; unless `full`, for any number of rows."""
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         shapes = tuple((t.dtype, (t.shape if full else [None, *t.shape[1:]])) for t in tf.nest.flatten(data))
         key = (full, str(shapes))
@@ -59,11 +59,11 @@ class Plain:
                 lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data
             )
             self.steps[key] = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
-            with traces.leaving_nothing():
+            with traces.without_gradient_registry():
                 return self.steps[key](data)
         return self.steps[key](data)
 
 
 def _of_iterator(step):
-    """A step on data as Keras' train_function: on what an iterator gives."""
+    """A step on data in the form of Keras' train_function, which takes an iterator."""
     return lambda iterator: step(tuple(part for part in next(iter(iterator)) if part is not None))

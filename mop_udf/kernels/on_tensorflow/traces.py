@@ -1,7 +1,7 @@
-"""What TensorFlow has traced, kept for later trainers beside what XLA has compiled (compile_cache.py).
+"""Traced functions of TensorFlow, kept for later trainers beside XLA's compiled code (compile_cache.py).
 
-Tracing Keras' step takes 0.1 s, reading what came of it 1 ms. It is kept as TensorFlow's own protocol buffers, with the
-places of the variables that it uses in a list of them. What cannot be kept or read is traced, as ever.
+Tracing a Keras step takes 0.1 s, reading the trace 1 ms. Traces are kept as TensorFlow's protocol buffers, with the
+positions of their variables in a list. Where a trace cannot be kept or read, the function is traced again.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from tensorflow.python.framework import ops
 from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow.lowering import lower
 
-SUFFIX = "_kept"  # of the functions' names: what has been traced may still have its own
-# what is missing or other than expected, in a file or in TensorFlow, whose inner parts these are
-NOT_TO_BE_HAD = (
+SUFFIX = "_kept"  # of the functions' names: the traced originals may still have theirs
+# unexpected content of a file, or of TensorFlow's internals used here
+TRACE_ERRORS = (
     AttributeError,
     KeyError,
     IndexError,
@@ -37,18 +37,17 @@ NOT_TO_BE_HAD = (
 
 
 class Function:
-    """A traced function: called with nests of tensors it gives its output, or a list of them."""
+    """A traced function: called with nests of tensors, it gives its output or a list of outputs."""
 
     def __init__(self, definitions, captured):
-        """`definitions`: FunctionDefs, of which the last is the function's own; `captured`: the tensors that it takes
-        after those that it is called with."""
+        """`definitions`: FunctionDefs, the function's own last; `captured`: tensors passed after the arguments."""
         self._context, self._captured = context.context(), captured
         self._name = definitions[-1].signature.name.encode()
         self._outputs = len(definitions[-1].signature.output_arg)
         added = []
         self._added = weakref.finalize(self, _forget, added)
         self._added.atexit = False
-        for definition in definitions:  # (TensorFlow counts how often it has each)
+        for definition in definitions:  # (TensorFlow counts references to each)
             self._context.add_function_def(definition)
             added.append(definition.signature.name)
 
@@ -58,9 +57,11 @@ class Function:
 
 
 @contextlib.contextmanager
-def as_traced():
-    """Within it functions run as they were traced: TensorFlow does not look first for what would make them faster, for
-    which it takes 0.05 s where a function is new. They round otherwise then."""
+def unoptimized():
+    """A context that runs functions as traced, without TensorFlow's graph optimizer.
+
+    The optimizer takes 0.05 s for a new function. Without it, results round differently.
+    """
     own = context.context()
     before = own.function_call_options
     own.function_call_options = _plainly()
@@ -83,51 +84,53 @@ def _forget(names):
 
 
 def function(trace, text, variables, lasting, optimizer=None):
-    """The function that `trace()` makes, a ConcreteFunction, or what an earlier trainer has kept of it: to be called
-    with the same arguments.
+    """The function that `trace()` makes, a ConcreteFunction, or the same function from an earlier trainer's trace.
 
-    `text`: equal for what is traced alike, which names it; None where it shall have other names than before;
-    `variables`: those that it may use, in an order that is always the same; `lasting`: it is kept under its text;
-    `optimizer`: the name of the one that XLA compiles in it for this processor, or None.
+    `text`: a name, equal for equal traces, or None for new names; `variables`: all variables that the function may use,
+    always in the same order; `lasting`: keep the trace under its name; `optimizer`: the name of the optimizer whose
+    operations XLA compiles for this processor, or None.
     """
     handles = [_handle(variable) for variable in variables]
     made_for = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
     alike = hashlib.sha256(str(made_for).encode()).hexdigest()
-    cache = compile_cache.own() if lasting and text else None
+    cache = compile_cache.current() if lasting and text else None
     if cache and (data := cache.read(text)):
         try:
             return _read(data, alike, handles)
-        except NOT_TO_BE_HAD:
+        except TRACE_ERRORS:
             pass
     try:
-        with leaving_nothing(), same_names(text):
+        with without_gradient_registry(), stable_names(text):
             traced = trace()
     except (tf.errors.InvalidArgumentError, KeyError) as error:
         if "same name" not in str(error) and not isinstance(error, KeyError):
             raise
-        with leaving_nothing():
-            traced, cache = trace(), None  # names that it had before are still in use
+        with without_gradient_registry():
+            traced, cache = trace(), None  # earlier functions with these names still exist
     try:
         definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
-        places = {id(handle): place for place, handle in enumerate(handles)}
+        positions = {id(handle): position for position, handle in enumerate(handles)}
         if (
             cache
-            and all(id(tensor) in places for tensor in captured)
+            and all(id(tensor) in positions for tensor in captured)
             and not any("token" in node.attr for definition in definitions for node in definition.node_def)
         ):
-            # (a token is for a Python function, which this process alone knows)
-            told = {"variables": alike, "captured": [places[id(tensor)] for tensor in captured]}
+            # (a token refers to a Python function of this process)
+            header = {"variables": alike, "captured": [positions[id(tensor)] for tensor in captured]}
             library = function_pb2.FunctionDefLibrary(function=definitions)
-            cache.write(text, json.dumps(told).encode() + b"\n" + library.SerializeToString())
+            cache.write(text, json.dumps(header).encode() + b"\n" + library.SerializeToString())
         return Function(definitions, list(captured))
-    except NOT_TO_BE_HAD:
+    except TRACE_ERRORS:
         return traced
 
 
 @contextlib.contextmanager
-def leaving_nothing():
-    """Within it something is traced that nobody will differentiate any more: TensorFlow would keep what custom
-    gradients (such as that of a softmax with its loss) are of, graphs of 1 to 3 MB, as long as the process lives."""
+def without_gradient_registry():
+    """A context for traces that are not differentiated later.
+
+    TensorFlow would keep the graphs of custom gradients (such as the gradient of a softmax with its loss), 1 to 3 MB
+    each, as long as the process lives.
+    """
     before = set(ops.gradient_registry.list())
     try:
         yield
@@ -137,9 +140,11 @@ def leaving_nothing():
 
 
 @contextlib.contextmanager
-def same_names(text):
-    """Within it TensorFlow's functions get names that depend on `text` alone, not on how many there are already: XLA's
-    cache takes them for a part of what is compiled, and what is read must not have the names of anything else."""
+def stable_names(text):
+    """A context that derives the names of TensorFlow's functions from `text` alone, not from their number.
+
+    XLA's cache takes the names as part of the code. Functions read from the cache must not share names with others.
+    """
     if text is None:
         yield
         return
@@ -152,22 +157,23 @@ def same_names(text):
 
 
 def _read(data, alike, handles):
-    told, functions = data.split(b"\n", 1)
-    told = json.loads(told)
-    if told["variables"] != alike:
+    header, functions = data.split(b"\n", 1)
+    header = json.loads(header)
+    if header["variables"] != alike:
         raise ValueError("it uses other variables")
     return Function(
-        function_pb2.FunctionDefLibrary.FromString(functions).function, [handles[place] for place in told["captured"]]
+        function_pb2.FunctionDefLibrary.FromString(functions).function,
+        [handles[position] for position in header["captured"]],
     )
 
 
 def _definitions(traced, optimizer):
-    """FunctionDefs of a ConcreteFunction, the last its own, under names of their own."""
+    """FunctionDefs of a ConcreteFunction, its own last, with names of their own."""
     made = [
         function_pb2.FunctionDef.FromString(definition.SerializeToString())
         for definition in (*traced.graph.as_graph_def(add_shapes=True).library.function, traced.function_def)
     ]
-    for node in made[-1].node_def:  # (of the others they have been added)
+    for node in made[-1].node_def:  # (the graph has added the shapes for the other functions)
         node.attr["_output_shapes"].list.shape.extend(
             output.shape.as_proto() for output in traced.graph.get_operation_by_name(node.name).outputs
         )
@@ -186,5 +192,5 @@ def _definitions(traced, optimizer):
 
 
 def _handle(variable):
-    """What stands for a variable of Keras or TensorFlow among the tensors that a function captures."""
+    """The tensor that functions capture for a variable of Keras or TensorFlow."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).handle

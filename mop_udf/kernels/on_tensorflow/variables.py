@@ -1,5 +1,7 @@
-"""A model's variables, read and set together: by TensorFlow's bare operations (10 to 20 us each, where a variable's own
-methods take 40 to 80), and many of them by one call. For a small model all of that is more than the training."""
+"""A model's variables, read and set by TensorFlow's bare operations, or many by one call.
+
+A bare operation takes 10 to 20 us, a variable's own method 40 to 80. For a small model, this is more than the training.
+"""
 
 import functools
 import math
@@ -9,14 +11,14 @@ import tensorflow as tf
 
 from mop_udf.kernels.on_tensorflow import traces
 
-PATIENCE = 4000  # variables that are set one by one before what sets all at once is made, which takes as long
-FEWEST = 12  # variables for which that is of use
-MOST_BYTES = 4 << 20  # of all: with more, the copy that it makes takes longer than the calls
+PATIENCE = 4000  # variables set one by one before the function for all is compiled, which takes as long
+FEWEST = 12  # least number of variables that make the function worthwhile
+MOST_BYTES = 4 << 20  # of all variables: copying more takes longer than the calls
 
 
 def put(variable, array):
-    """Set a variable of TensorFlow to an array, or number, of its shape and dtype."""
-    # (tf.constant of an array that has the dtype takes half of the time that being told of it would)
+    """Set a variable of TensorFlow to an array or number of its shape and dtype."""
+    # (without a dtype, tf.constant takes half the time)
     same = getattr(array, "dtype", None) == variable.dtype.as_numpy_dtype
     tf.raw_ops.AssignVariableOp(
         resource=variable.handle, value=tf.constant(array) if same else tf.constant(array, variable.dtype)
@@ -24,23 +26,23 @@ def put(variable, array):
 
 
 def taken(variable):
-    """The value of a variable of TensorFlow, which may be its own memory."""
-    # (asked for itself: of a scalar bfloat16 numpy takes nothing but an array, which a tensor does not give it)
+    """The value of a variable of TensorFlow, possibly as a view of its memory."""
+    # (called directly: for a scalar bfloat16, numpy needs an array, and a tensor does not give one otherwise)
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).__array__())
 
 
 class Variables:
-    """Keras variables whose values come and go as lists of arrays, in order."""
+    """Keras variables, read and set as lists of arrays, in order."""
 
     def __init__(self, variables):
         self.variables = list(variables)
         self.shapes = [tuple(v.shape) for v in self.variables]
         self.dtypes = [v.value.dtype.as_numpy_dtype for v in self.variables]
-        self.kinds = {}  # dtype -> places of the variables that have it
-        for place, variable in enumerate(self.variables):
-            self.kinds.setdefault(variable.dtype, []).append(place)
+        self.kinds = {}  # dtype -> positions of its variables
+        for position, variable in enumerate(self.variables):
+            self.kinds.setdefault(variable.dtype, []).append(position)
         size = sum(v.value.dtype.size * math.prod(shape) for v, shape in zip(self.variables, self.shapes))
-        self._together = None  # the functions that put and take all at once, when they have been compiled
+        self._all_at_once = None  # the functions that set and read all at once, after their compilation
         self._set = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
 
     def put(self, arrays):
@@ -55,32 +57,32 @@ class Variables:
         else:
             self._compiled()[0](
                 [
-                    tf.convert_to_tensor(np.concatenate([arrays[place].reshape(-1) for place in places]))
-                    for places in self.kinds.values()
+                    tf.convert_to_tensor(np.concatenate([arrays[position].reshape(-1) for position in positions]))
+                    for positions in self.kinds.values()
                 ]
             )
 
     def take(self):
-        """The variables' values; these may be their own memory: good until the next step."""
+        """The variables' values, possibly as views of their memory: valid until the next step."""
         if self._set <= PATIENCE:
             return [taken(variable.value) for variable in self.variables]
         found = [None] * len(self.variables)
         flats = self._compiled()[1]()
-        for places, flat in zip(self.kinds.values(), flats if isinstance(flats, list | tuple) else [flats]):
+        for positions, flat in zip(self.kinds.values(), flats if isinstance(flats, list | tuple) else [flats]):
             flat, at = np.asarray(flat), 0
-            for place in places:
-                end = at + math.prod(self.shapes[place])
-                found[place], at = flat[at:end].reshape(self.shapes[place]), end
+            for position in positions:
+                end = at + math.prod(self.shapes[position])
+                found[position], at = flat[at:end].reshape(self.shapes[position]), end
         return found
 
     def _compiled(self):
-        if self._together is None:
+        if self._all_at_once is None:
             flats = [
-                tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
-                for kind, places in self.kinds.items()
+                tf.TensorSpec([sum(math.prod(self.shapes[position]) for position in positions)], kind)
+                for kind, positions in self.kinds.items()
             ]
             values = [v.value for v in self.variables]
-            self._together = tuple(
+            self._all_at_once = tuple(
                 traces.function(
                     functools.partial(tf.function(made, autograph=False).get_concrete_function, *of),
                     f"{made.__name__} {self.shapes} {self.dtypes}",
@@ -89,16 +91,16 @@ class Variables:
                 )
                 for made, of in ((self._put_all, [flats]), (self._take_all, []))
             )
-        return self._together
+        return self._all_at_once
 
     def _put_all(self, flats):
-        for places, flat in zip(self.kinds.values(), flats):
-            parts = tf.split(flat, [math.prod(self.shapes[place]) for place in places])
-            for place, part in zip(places, parts):
-                self.variables[place].value.assign(tf.reshape(part, self.shapes[place]))
+        for positions, flat in zip(self.kinds.values(), flats):
+            parts = tf.split(flat, [math.prod(self.shapes[position]) for position in positions])
+            for position, part in zip(positions, parts):
+                self.variables[position].value.assign(tf.reshape(part, self.shapes[position]))
 
     def _take_all(self):
         return [
-            tf.concat([tf.reshape(self.variables[place].value, [-1]) for place in places], 0)
-            for places in self.kinds.values()
+            tf.concat([tf.reshape(self.variables[position].value, [-1]) for position in positions], 0)
+            for positions in self.kinds.values()
         ]

@@ -1,4 +1,4 @@
-"""Keras on PyTorch, on which every operation is computed as it comes; see on_tensorflow for what the names are."""
+"""Keras on PyTorch, which runs every operation at once; on_tensorflow documents the names."""
 
 import os
 
@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import torch
 
-from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, told
+from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
-from mop_udf.kernels.on_torch.varied import Rate, varied
+from mop_udf.kernels.on_torch.scalars import Rate, make_variable
 from mop_udf.kernels.variables import Variables
 
 __all__ = [
@@ -24,21 +24,21 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 Group = None
-NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
+NO_LOOP = "PyTorch runs every operation at once: there is no loop to compile"
 
 
 def begin(threads):
-    """See on_tensorflow. Nothing of CUDA has started yet: it reads CUDA_VISIBLE_DEVICES when it does."""
+    """See on_tensorflow. CUDA reads CUDA_VISIBLE_DEVICES at its start, which is still to come."""
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-    # sums that several threads add to: in one order (a replay is to give the same bits)
+    # sums of several threads in a fixed order: a replay must give the same bits
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -47,17 +47,19 @@ def begin(threads):
         return None
     if not torch.cuda.is_available():
         return (
-            f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
-            f"or the driver is not there (nvidia-smi)"
+            f"PyTorch {torch.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only, "
+            f"or the GPU driver is missing (nvidia-smi)"
         )
-    # for the life of this process: Keras was imported for processors, so that a fork server does not touch a GPU
+    # for the life of this process: Keras was imported for processors, so that the fork server does not touch a GPU
     keras.device("gpu:0").__enter__()
     return None
 
 
 def draw_from_state(model):
-    """See on_tensorflow. Keras lets dropout layers that were given no seed draw from PyTorch's own generator, whose
-    state is not the model's: they are to draw as if they had been given the seed that Keras made for them."""
+    """See on_tensorflow. Dropout layers without a seed would draw from PyTorch's global generator.
+
+    Its state is not part of the model's, so these layers draw as if the seed that Keras made for them had been given.
+    """
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
             if generator._initial_seed is None:
@@ -77,7 +79,7 @@ def loops(model, name, lasting):
 
 
 def refused(random, convolutional):
-    """{kernel: why it is of no use} for a model."""
+    """{kernel: reason} for the kernels that are useless for a model."""
     return {"loop": NO_LOOP, "xla": NO_LOOP}
 
 
@@ -89,12 +91,12 @@ def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: nothing is compiled."""
 
     def call(*data):
-        with told(), torch.no_grad():
+        with memory_errors(), torch.no_grad():
             return keras.tree.map_structure(keras.ops.convert_to_numpy, step(*data))
 
     return call
 
 
-def nowhere():
-    """See on_tensorflow: PyTorch has a device of shapes alone."""
+def shapes_only():
+    """See on_tensorflow: PyTorch's device `meta` has shapes alone."""
     return keras.device("meta")

@@ -1,4 +1,4 @@
-"""PyTorch's errors that say that memory has ended."""
+"""PyTorch's out-of-memory errors."""
 
 import contextlib
 
@@ -8,8 +8,8 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 @contextlib.contextmanager
-def told():
-    """Within it a lack of the processors' memory is a MemoryError: PyTorch says it in words alone."""
+def memory_errors():
+    """A context that turns a lack of main memory into a MemoryError; PyTorch only raises a RuntimeError with a text."""
     try:
         yield
     except RuntimeError as error:

@@ -1,12 +1,12 @@
-"""The plain kernel on PyTorch: one Keras step per mini-batch, which is what `model.train_on_batch` does."""
+"""The plain kernel on PyTorch: one Keras step per mini-batch, as in `model.train_on_batch`."""
 
 from mop_udf.kernels import plain
-from mop_udf.kernels.on_torch.memory import told
-from mop_udf.kernels.on_torch.varied import follow
+from mop_udf.kernels.on_torch.memory import memory_errors
+from mop_udf.kernels.on_torch.scalars import follow
 
 
 class Plain(plain.Plain):
     def run(self, data):
         follow(self.model.optimizer)
-        with told():
+        with memory_errors():
             self.model.train_step(data)

@@ -2,7 +2,7 @@
 
 import functools
 
-from mop_udf import architecture
+from mop_udf import architecture_shapes
 from pg_mop.api import applying
 from pg_mop.api.applying import first_row
 from pg_mop.api.model_table import StoredModel
@@ -46,7 +46,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             hint="Pack it by validation_preprocessor_dl with the same training table.",
         )
     wanted = packed.wanted_outputs(shapes)
-    if problem := architecture.output_misfit(model.outputs, wanted):
+    if problem := architecture_shapes.output_misfit(model.outputs, wanted):
         raise MopError(problem)
     if call is not None:
         call.spec.configurations.outputs = wanted

@@ -1,6 +1,6 @@
 """Model tables as evaluate and predict read them."""
 
-from mop_udf import architecture, params
+from mop_udf import architecture, architecture_shapes, params
 from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.inference.model import Model
 from pg_mop.packing.packed_table import dependent_dtype
@@ -66,7 +66,7 @@ class StoredModel(Model):
     def check_names(self, inputs):
         """Raises MopError where it has inputs by name, and these columns have the names in another order. (Those of a
         test table may be called otherwise.)"""
-        names = architecture.named(self.architecture, "input_layers")
+        names = architecture_shapes.named(self.architecture, "input_layers")
         if names is not None and names != inputs and names == sorted(inputs):
             raise MopError(
                 f"{self.what} has its inputs in the order {', '.join(names)}, not {', '.join(inputs)}",
@@ -121,8 +121,8 @@ class OwnModel(Model):
         outputs = [f"output {i}" for i in range(len(self.output_names))]
         try:
             problem, hint = (
-                architecture.name_misfit(self.architecture, "input_layers", inputs)
-                or architecture.name_misfit(self.architecture, "output_layers", outputs)
+                architecture_shapes.name_misfit(self.architecture, "input_layers", inputs)
+                or architecture_shapes.name_misfit(self.architecture, "output_layers", outputs)
                 or (None, None)
             )
         except architecture.ArchitectureError as error:

@@ -7,7 +7,7 @@ owns it. Whoever reads it checks that, worker sessions too.
 import hashlib
 import re
 
-from mop_udf import params
+from mop_udf import parameter_names
 from pg_mop.backend.database import MopError, quote_identifier, quote_literal
 
 COLUMNS = ("id", "name", "description", "object")
@@ -81,8 +81,8 @@ OWNER_IS_SUPERUSER = (
 
 def custom_names(compile_params):
     """The losses and metrics of parsed compile parameters that are not Keras' own."""
-    names = [] if params.is_builtin_loss(compile_params["loss"]) else [compile_params["loss"]]
-    return names + [m for m in compile_params["metrics"] if not params.is_builtin_metric(m)]
+    names = [] if parameter_names.is_builtin_loss(compile_params["loss"]) else [compile_params["loss"]]
+    return names + [m for m in compile_params["metrics"] if not parameter_names.is_builtin_metric(m)]
 
 
 def missing_names(db, object_table, compile_params):

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import mop_udf
-from mop_udf import fork_server, process
+from mop_udf import process, server_folder
 from pg_mop.backend.database import MopError, quote_identifier
 
 SECONDS = 60  # for the cluster to say what it has
@@ -89,12 +89,12 @@ def capacity(db, name, use_gpus):
     told = cluster(db.plpy, name)
     gpus = told["gpus"] * bool(use_gpus)
     asked = subprocess.Popen(
-        process.command(mop_udf.home, "mop_udf.relay", "room", told["address"], gpus, told["cpus"]),
+        process.command(mop_udf.home, "mop_udf.relay", "capacity", told["address"], gpus, told["cpus"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env=fork_server.environment("tensorflow"),
+        env=server_folder.environment("tensorflow"),
         start_new_session=True,
     )
     try:

@@ -1,6 +1,6 @@
 """A model to evaluate, predict with or export, wherever it was read from."""
 
-from mop_udf import architecture
+from mop_udf import architecture, architecture_shapes
 from pg_mop.backend.database import MopError
 
 
@@ -35,8 +35,8 @@ class Model:
         trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
-            if not architecture.is_vector(shape):
-                raise MopError(f"{self.what} cannot be used: {architecture.NO_VECTOR} {shape}")
+            if not architecture_shapes.is_vector(shape):
+                raise MopError(f"{self.what} cannot be used: {architecture_shapes.NO_VECTOR} {shape}")
         if len(shapes) != len(self.outputs):
             raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
         self.outputs = [width for (width,) in shapes]
@@ -56,8 +56,8 @@ class Model:
         self.architecture_text, self.weights, self.what = text, weights, what
         try:
             checked = architecture.check(text)
-            self.input_shapes = architecture.input_shapes(checked)
-            self.outputs = architecture.output_widths(checked, outputs)
+            self.input_shapes = architecture_shapes.input_shapes(checked)
+            self.outputs = architecture_shapes.output_widths(checked, outputs)
             self.architecture = checked
         except architecture.ArchitectureError as error:
             raise MopError(f"{what} cannot be used: {error}") from None

@@ -136,7 +136,7 @@ class PackedTable:
         return None
 
     def wanted_outputs(self, shapes):
-        """What a model must output for these rows (architecture.output_misfit); `shapes`: those of one example."""
+        """What a model must output for these rows (architecture_shapes.output_misfit); `shapes`: those of one example."""
         return {
             "widths": [shapes[c][0] for c in self.outputs],
             "what": "numbers" if self.regression else "classes",

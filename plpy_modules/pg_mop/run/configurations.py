@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mop_udf import architecture, params
+from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_resolver, params
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError
 from pg_mop.run.inputs import MOST_STAGES, Inputs
@@ -118,11 +118,11 @@ class Configurations:
             return c["problem"]
         db = self.inputs.db
         try:
-            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
+            c["resolver"] = parameter_resolver.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
             c["architecture"] = architecture.check(c["model_arch"])
             c["resolver"].check(iterations or self.inputs.num_iterations)
-            architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
+            architecture_dropout.check_dropout(c["architecture"], c["fit"]["dropout"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
             return str(error)
         if problem := object_table.missing_names(db, self.functions, c["compile"]):
@@ -193,10 +193,10 @@ class Configurations:
         source = self.inputs.source
         wanted, widths = self.shapes[: len(source.inputs)], self.outputs["widths"]
         try:
-            inputs = architecture.input_shapes(c["architecture"])
-            outputs = architecture.output_widths(c["architecture"], len(widths))
+            inputs = architecture_shapes.input_shapes(c["architecture"])
+            outputs = architecture_shapes.output_widths(c["architecture"], len(widths))
             for key, columns in (("input_layers", source.inputs), ("output_layers", source.outputs)):
-                if misfit := architecture.name_misfit(c["architecture"], key, columns):
+                if misfit := architecture_shapes.name_misfit(c["architecture"], key, columns):
                     self._hint = misfit[1]
                     return f"{misfit[0]} ({misfit[1]})"
         except architecture.ArchitectureError as error:
@@ -208,7 +208,7 @@ class Configurations:
                 f"the architecture takes input of shape {_one(inputs)}, "
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
-        return architecture.output_misfit(outputs, self.outputs)
+        return architecture_shapes.output_misfit(outputs, self.outputs)
 
     # --- while the run goes on ------------------------------------------------------------------------
     def make(self, mst_key: int, added: Added) -> Configuration:

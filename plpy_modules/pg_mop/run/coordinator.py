@@ -15,7 +15,7 @@ from typing import Any
 import psycopg2
 
 import mop_udf
-from mop_udf import fork_server
+from mop_udf import fork_server_client
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.catalog import Catalog, note_output
@@ -122,7 +122,7 @@ class Coordinator:
         stack.callback(self.catalog.close)
         local = any(s.server is None and s.host_segment is None for s in self.segments.values())
         if options["fork_server_idle_timeout"] and not options["trainers"] and local:
-            fork_server.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
+            fork_server_client.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
         info = self.engine.info(options["keras_backend"])
         self.servers[None] = Server(None, target, self.catalog, None, self.db.extension, info)
         self.remote_runs = RemoteRuns(self.spec, self.segments, self.servers, self._open_remote_run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mop_udf import params, sequences
+from mop_udf import parameter_names, parameter_text, params, sequences
 
 Grid = dict[str, Any]  # key -> list of choices
 Row = tuple[int, str, str]  # (model_id, compile_params, fit_params)
@@ -66,8 +66,8 @@ def _read(text: str | None, argument: str) -> Any:
     """The value of a text of literals and sequences. Raises GridError for another text."""
     if text is None:
         raise GridError(f"{argument} must not be NULL")
-    if text and len(text) > params.MOST_CHARACTERS:
-        raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
+    if text and len(text) > parameter_text.MOST_CHARACTERS:
+        raise GridError(f"{argument} is longer than {parameter_text.MOST_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's warnings of odd spelling
@@ -241,5 +241,5 @@ def fit_text(values: Mapping[str, Any]) -> str:
 
 def optimizer_name(name: object) -> str:
     """An optimizer's name in Keras' spelling."""
-    known = {n.lower(): n for n in params.OPTIMIZERS}
+    known = {n.lower(): n for n in parameter_names.OPTIMIZERS}
     return known.get(str(name).lower(), str(name))

@@ -14,11 +14,11 @@ from workload import dense, random_rows
 
 
 def compiled(optimizer="Adam(lr=0.01)", **functions):
-    from mop_udf import models
+    from mop_udf import model_cache
 
     loss = next(iter(functions), "categorical_crossentropy")
     text = f"loss='{loss}', optimizer='{optimizer}', metrics=['accuracy']"
-    model = models.ModelCache().get(
+    model = model_cache.ModelCache().get(
         dense(),
         params.parse_compile_params(text),
         {name: dill.dumps(function, recurse=True) for name, function in functions.items()},
@@ -43,11 +43,11 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
 @pytest.mark.thorough
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
-    from mop_udf.kernels import timed
+    from mop_udf.kernels import timed_loop
 
     data, results = random_rows(203), []
-    for size in (timed.PIECE_BYTES, 3000, 1):
-        monkeypatch.setattr(timed, "PIECE_BYTES", size)
+    for size in (timed_loop.PIECE_BYTES, 3000, 1):
+        monkeypatch.setattr(timed_loop, "PIECE_BYTES", size)
         model = compiled()
         for rows in (203, 50, 203):
             model.kernels.train([tuple(c[:rows] for c in data)], rows, 8, 1, forced="xla")
@@ -60,10 +60,10 @@ def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
 def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_bytes):
     """In several pieces for each batch size, and with class weights: none is taken for another."""
     from mop_udf import data
-    from mop_udf.kernels import timed
+    from mop_udf.kernels import timed_loop
     from mop_udf.kernels.on_tensorflow.loop import Loop
 
-    monkeypatch.setattr(timed, "PIECE_BYTES", 1000)  # 32 rows
+    monkeypatch.setattr(timed_loop, "PIECE_BYTES", 1000)  # 32 rows
     monkeypatch.setattr(data.Columns, "MOST_BYTES", most_bytes)
     cut, cuts = Loop.cut, []
     monkeypatch.setattr(Loop, "cut", staticmethod(lambda tensor, *place: cuts.append(place) or cut(tensor, *place)))
@@ -88,19 +88,21 @@ def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_b
 def test_a_doubtful_kernel_that_cannot_be_had_is_not_waited_for():
     """It disappointed once; and with class weights it must be compiled anew, which fails."""
     model, rows = compiled(), random_rows(203)
-    choice = model.kernels.choice(8, None)
+    autotuner = model.kernels.autotuner(8, None)
     model.kernels.train([rows], 203, 8, 1)
-    choice.compile_seconds["xla"] = 0.5
-    choice.timed("xla", choice.batch_seconds["loop"] + 0.0005)
-    assert choice.next(1000, 1000) == "xla" and choice.is_doubtful("xla")
+    autotuner.compile_seconds["xla"] = 0.5
+    autotuner.record_time("xla", autotuner.batch_seconds["loop"] + 0.0005)
+    assert autotuner.next_kernel(1000, 1000) == "xla" and autotuner.needs_retiming("xla")
     report = model.kernels.train([rows], 203, 8, 1, {0: 2.0})
-    assert report["rows"] == 203 and model.kernels.loops["xla"].compilations == 0 and not choice.is_doubtful("xla")
-    choice.timings["xla"] = 1
-    choice.busy.add("xla")
-    assert choice.next(1000, 1000) == "loop"
-    choice.busy.clear()
-    choice.refused["xla"] = "no"
-    assert choice.next(1000, 1000) == "loop"
+    assert (
+        report["rows"] == 203 and model.kernels.loops["xla"].compilations == 0 and not autotuner.needs_retiming("xla")
+    )
+    autotuner.timings["xla"] = 1
+    autotuner.busy.add("xla")
+    assert autotuner.next_kernel(1000, 1000) == "loop"
+    autotuner.busy.clear()
+    autotuner.refused["xla"] = "no"
+    assert autotuner.next_kernel(1000, 1000) == "loop"
 
 
 @pytest.mark.thorough
@@ -123,13 +125,13 @@ def test_what_is_reported_is_what_keras_would_report(outputs, watched):
     """Of every pass, also of the first, in which Keras makes what it reports from."""
     import keras
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
     inputs = keras.Input((4,))
     heads = [keras.layers.Dense(3, activation="softmax", name=f"out{n}")(inputs) for n in range(outputs)]
     architecture = keras.Model(inputs, heads[0] if outputs == 1 else heads).to_json()
     text = "loss='categorical_crossentropy', optimizer='Adam(lr=0.01)', metrics=['accuracy']"
-    model = models.ModelCache().get(architecture, params.parse_compile_params(text), {}, watched=watched)
+    model = model_cache.ModelCache().get(architecture, params.parse_compile_params(text), {}, watched=watched)
     model.start(7)
     x, y = random_rows(44)
     for _ in range(3):
@@ -185,10 +187,10 @@ def test_the_plain_step_is_timed_on_full_batches():
     model = compiled()
     for _ in range(3):
         model.kernels.train([random_rows(1)], 1, 8, 1, forced="plain")
-    choice = model.kernels.choice(8, "plain")
-    assert not choice.batch_seconds and not choice.compile_seconds
+    autotuner = model.kernels.autotuner(8, "plain")
+    assert not autotuner.batch_seconds and not autotuner.compile_seconds
     model.kernels.train([random_rows(97)], 97, 8, 1, forced="plain")
-    assert choice.batch_seconds["plain"] < choice.compile_seconds["plain"]
+    assert autotuner.batch_seconds["plain"] < autotuner.compile_seconds["plain"]
 
 
 def test_the_values_that_were_read_stay_when_the_variables_change():
@@ -202,7 +204,7 @@ def test_the_values_that_were_read_stay_when_the_variables_change():
 
 
 def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
-    from mop_udf.models import Evaluation
+    from mop_udf.evaluation import Evaluation
 
     model, other, data = compiled(), compiled("SGD()"), random_rows(203)
     weights = state.values(model.model.weights)
@@ -225,7 +227,7 @@ def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
 def test_an_error_says_what_is_wrong_first(kernel):
     import json
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
     text = json.dumps(
         {
@@ -241,7 +243,7 @@ def test_an_error_says_what_is_wrong_first(kernel):
             },
         }
     )
-    model = models.ModelCache().get(
+    model = model_cache.ModelCache().get(
         text, params.parse_compile_params("loss='categorical_crossentropy', optimizer='SGD()'"), {}, 5
     )
     model.start(5)
@@ -265,12 +267,12 @@ def in_turn(cache, count, rounds):
 
 @pytest.mark.thorough
 def test_compiled_models_are_kept_as_long_as_memory_holds_them():
-    from mop_udf import models
+    from mop_udf import model_cache
 
-    cache = models.ModelCache()
+    cache = model_cache.ModelCache()
     assert in_turn(cache, 40, 2) == 0, "also more than 32"
     one = next(iter(cache.models.values())).nbytes
-    cache = models.ModelCache(one * 9)
+    cache = model_cache.ModelCache(one * 9)
     assert in_turn(cache, 12, 5) < 12, "those that are asked for in turn do not push one another out"
     assert sum(model.nbytes for model in cache.models.values()) <= cache.most_bytes and len(cache.models) >= 4
     used = set(cache.models)
@@ -281,11 +283,11 @@ def test_compiled_models_are_kept_as_long_as_memory_holds_them():
 
 
 def test_what_is_compiled_counts():
-    from mop_udf import models
+    from mop_udf import model_cache
 
     small, large = (
         compiled(),
-        models.ModelCache().get(
+        model_cache.ModelCache().get(
             dense(width=100_000), params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam()'"), {}
         ),
     )
@@ -301,26 +303,26 @@ def test_what_is_compiled_counts():
 def test_memory_for_compiled_models_follows_the_limit_in_force():
     import os
 
-    from mop_udf import models
+    from mop_udf import model_cache
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
-    assert models.cache_bytes(0, cores) == int(models.CACHE_SHARE * memory)
-    assert models.cache_bytes(0, 1) == int(models.CACHE_SHARE * memory / cores)
-    assert models.cache_bytes(1, 1) == 0 < models.cache_bytes(100_000, 1) < 100_000 << 20
+    assert model_cache.cache_bytes(0, cores) == int(model_cache.CACHE_SHARE * memory)
+    assert model_cache.cache_bytes(0, 1) == int(model_cache.CACHE_SHARE * memory / cores)
+    assert model_cache.cache_bytes(1, 1) == 0 < model_cache.cache_bytes(100_000, 1) < 100_000 << 20
 
 
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
-    from mop_udf import models
+    from mop_udf import evaluation, model_cache
 
     text = "loss='categorical_crossentropy', optimizer='Adam()'"
-    cache, parsed = models.ModelCache(), params.parse_compile_params(text)
+    cache, parsed = model_cache.ModelCache(), params.parse_compile_params(text)
     first = cache.get(dense(), parsed, {}, 7)
     first.start(7)
     begins = [bytes(part) for part in first.save()]
-    other = models.ModelCache().get(dense(), parsed, {}, 7)
+    other = model_cache.ModelCache().get(dense(), parsed, {}, 7)
     weights = [np.ones(w.shape, "f4") for w in other.model.weights]
-    models.Evaluation(other, weights, 1).add(random_rows(8))
+    evaluation.Evaluation(other, weights, 1).add(random_rows(8))
     other.start(7)
     assert [bytes(part) for part in other.save()] == begins
     first.kernels.train([random_rows(64)], 64, 8, 1)

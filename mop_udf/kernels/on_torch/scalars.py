@@ -1,6 +1,6 @@
-"""Numbers of an optimizer that may change, on PyTorch: nothing is compiled, so they are Python's floats, set anew.
+"""Numbers of an optimizer that change, on PyTorch. Nothing is compiled, so they are Python floats that are set anew.
 
-Some of PyTorch's operations take nothing else for a number.
+Some of PyTorch's operations accept nothing else for a number.
 """
 
 import weakref
@@ -8,14 +8,14 @@ import weakref
 import keras
 import numpy as np
 
-_followers = weakref.WeakKeyDictionary()  # optimizer -> its numbers that follow Sequences: {name: Follower}
+_followers = weakref.WeakKeyDictionary()  # optimizer -> {name: Follower}
 
 
 class Number:
     """An attribute that is a number."""
 
     def __init__(self, owner, name):
-        self.owner, self.name = weakref.ref(owner), name  # (the optimizer's compiled model keeps this)
+        self.owner, self.name = weakref.ref(owner), name  # (weak: the optimizer's compiled model keeps this object)
 
     def assign(self, value):
         setattr(self.owner(), self.name, float(value))
@@ -33,7 +33,7 @@ class Follower:
 
 
 class Rate(Follower, keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate as a Sequence: a schedule of Keras."""
+    """A learning rate that follows a Sequence: a schedule of Keras."""
 
     def __call__(self, step):
         return keras.ops.convert_to_tensor(self.sequence.at(int(step)), keras.config.floatx())
@@ -42,8 +42,8 @@ class Rate(Follower, keras.optimizers.schedules.LearningRateSchedule):
         return {"sequence": self.sequence.text}
 
 
-def varied(owner, name, sequence=None):
-    """See scalars.variers."""
+def make_variable(owner, name, sequence=None):
+    """See scalars.variable_maker."""
     if sequence is None:
         return Number(owner, name)
     made = _followers.setdefault(owner, {})[name] = Follower(sequence)
@@ -51,7 +51,7 @@ def varied(owner, name, sequence=None):
 
 
 def follow(optimizer):
-    """Give an optimizer the numbers of its next mini-batch."""
+    """Set an optimizer's numbers for its next mini-batch."""
     if numbers := _followers.get(optimizer):
         done = int(np.asarray(optimizer.iterations))
         for name, follower in numbers.items():

@@ -1,0 +1,38 @@
+"""Set-up of a process that a backend or the fork server has started: a trainer or a relay.
+
+Standard library only.
+"""
+
+import fcntl
+import os
+import select
+import signal
+
+F_SETSIG = 10  # Linux; Python's fcntl does not define it
+
+
+def die_with_pipe(life: int) -> None:
+    """Let the kernel kill this process, in any state, as soon as no process holds the other end of the pipe `life`."""
+    fcntl.fcntl(life, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:  # the other end is closed already
+        os._exit(0)
+
+
+def prefer_oom_kill() -> None:
+    """Make this process the first that the kernel's OOM killer ends."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("900")
+    except OSError:
+        pass
+
+
+def take_stdio() -> tuple[int, int]:
+    """Reserve stdin and stdout for frames: (read descriptor, write descriptor). Other output goes to stderr."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    return read_fd, write_fd

@@ -1,0 +1,227 @@
+"""A compiled Keras model and its state. Runs in the trainer."""
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+
+import numpy as np
+
+from mop_udf import params, prefixes, state
+from mop_udf.errors import first_line
+from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.framework import framework
+from mop_udf.kernels.prefix import split
+from mop_udf.kernels.scores import Scores
+from mop_udf.kernels.tuned_kernels import TunedKernels
+from mop_udf.losses import load_functions, make_loss, make_metrics, weights_by_position
+from mop_udf.models import (
+    ConfigurationError,
+    build,
+    check_size,
+    initial_state,
+    normalise,
+    seed_variables,
+    set_zero_rates,
+)
+from mop_udf.optimizers import make_optimizer, make_scalar_variables
+
+# estimated size of a compiled step or loop, of each layer in it, and the factor for XLA (measured on dense nets)
+COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
+KEPT_BYTES = 64 << 20  # initial weights up to this size are kept for the next configuration
+
+
+class CompiledModel:
+    """A model with its optimizer, compiled once and shared by all configurations that differ in scalars only."""
+
+    def __init__(self, architecture, compile_params, objects, memory_of, name, seed=None, watched=False, dropout=None):
+        """Build and compile the model.
+
+        `objects`: {name: pickle} of the custom functions that the compile parameters name; `memory_of(architecture,
+        part)`: the AutotunerMemory of a part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights,
+        if training starts next; `watched`: training computes metrics, too; `dropout`: one rate for the dropout layers,
+        {layer: rate}, or None for the architecture's rates. Raises ConfigurationError.
+        """
+        self.architecture = normalise(architecture, dropout)
+        compile_params = {
+            **compile_params,
+            "loss_weights": weights_by_position(compile_params["loss_weights"], self.architecture),
+        }
+        functions = load_functions(objects)
+        optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
+        check_size(self.architecture, optimizer)
+        self.model = build(self.architecture, seed or 0)
+        set_zero_rates(self.model, dropout)
+        self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
+        # the last seed, and the state drawn from it
+        self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
+        self.optimizer = optimizer()
+        self.scalars = make_scalar_variables(self.optimizer, params.scalars(compile_params))
+        self._compile_params, self._functions, self._watched = compile_params, functions, watched
+        try:
+            self._compile(self.model, self.optimizer)
+            self.optimizer.build(self.model.trainable_variables)
+            self._metrics = make_metrics(compile_params["metrics"], functions, self.model)
+        except Exception as error:
+            raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
+        self._memory_of, self._name = functools.partial(memory_of, architecture), name
+        self._lasting = not functions  # custom functions may change while their names stay
+        self._scored = evaluation_key(architecture, compile_params, objects)
+        self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
+        self._metric = next(iter(compile_params["metrics"]), None)
+        self._groups = {
+            "weights": self.model.weights,
+            "seeds": seed_variables(self.model),
+            "optimizer": self.optimizer.variables,
+        }
+        self._averages = self._moving_averages()
+        self._shapes = {name: [tuple(v.shape) for v in group] for name, group in self._groups.items()}
+        self._variables = framework.Variables(v for group in self._groups.values() for v in group)
+        self.weights = framework.Variables(self.model.weights)
+        self._fresh_optimizer = state.values(self.optimizer.variables)
+        self._variable_bytes = 2 * sum(
+            state.dtype(v.dtype).itemsize * math.prod(v.shape)
+            for v in (*self.model.variables, *self.optimizer.variables)
+        )
+        self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
+
+    def _compile(self, model, optimizer):
+        compile_params, functions = self._compile_params, self._functions
+        model.compile(
+            optimizer=optimizer,
+            loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
+            metrics=[[metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, model)]
+            if self._watched
+            else None,
+            loss_weights=compile_params["loss_weights"],
+            jit_compile=False,
+        )
+
+    def _kernels(self, model, part="", layers=None):
+        return TunedKernels(
+            model,
+            bool(seed_variables(self.model)),
+            self._memory_of(part),
+            self._name + part,
+            layers,
+            part.strip() or "model",
+            self._lasting,
+        )
+
+    def _forward(self, model, part="", layers=None):
+        return Forward(
+            model,
+            Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"], self._metrics),
+            layers,
+            self._scored + part if self._lasting else None,
+        )
+
+    @functools.cached_property
+    def cut(self):
+        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix."""
+        parts = split(self.model)
+        if parts is None:
+            return None
+        head, layers = parts.head, parts.head.own_layers
+        self._compile(head, self.model.optimizer)
+        return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, " head", layers))
+
+    @property
+    def nbytes(self):
+        """Estimated memory of the model: variables, copies of their initial values, and compiled code."""
+        cut = self.__dict__.get("cut")  # (only if it has been computed)
+        all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
+        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla for kernels in all_kernels)
+        return self._variable_bytes + compiled * self._compiled_bytes
+
+    def score(self, sums):
+        """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from the sums of one or more
+        Evaluations.
+        """
+        loss, metrics = self.forward.scores.results(np.asarray(sums[1:]), sums[0])
+        return {"loss": loss, "metric": metrics.get(self._metric), "metrics": metrics, "rows": int(sums[0])}
+
+    def set_scalars(self, compile_params):
+        """Give the model the scalars of parsed compile parameters that differ from its own in scalars only."""
+        for name, value in params.scalars(compile_params).items():
+            if name in self.scalars:
+                self.scalars[name].assign(value)
+
+    def start(self, seed):
+        """Put the model into the initial state of training: weights from `seed`, and an unused optimizer."""
+        drawn_from, first = self._first
+        if drawn_from != seed:
+            first = initial_state(build(self.architecture, seed))
+            self._first = (seed, first) if self._keeps_first else (None, None)
+        self._assign({**first, "optimizer": self._fresh_optimizer})
+
+    def load(self, data):
+        """Put the model into the state `data` (bytes of `save`)."""
+        self._assign(state.unpack(data))
+
+    def average(self, states):
+        """Replace the model's weights by the average of replicas. `states`: [(bytes of `save`, rows), ...]."""
+        self.weights.put(self.weights_of(states[0][0], False, states, state.weights))
+
+    def set_weights(self, data):
+        """Set the weights from float32 bytes (docs/contract/serialization.md); raises ConfigurationError where they do
+        not fit.
+        """
+        self.model.set_weights(self.weights_of(data, True))
+
+    def weights_of(self, data, plain, replicas=None, read=state.output_weights):
+        """The weights in `data`, a model state (bytes of `save`) or, if `plain`, float32 bytes: a list of arrays.
+
+        `replicas`: [(bytes of `save`, rows), ...], to take their average instead; `read` takes the weights from a
+        state: state.output_weights the users' weights, state.weights the weights to continue training. Raises
+        ConfigurationError.
+        """
+        shapes = [w.shape for w in self.model.weights]
+        if plain:
+            try:
+                return state.weights_from_bytes(data, shapes)
+            except state.StateError as error:
+                raise ConfigurationError(str(error)) from error
+        weights = read(data)
+        if replicas:
+            weights = state.average((read(own) for own, _ in replicas), [n for _, n in replicas])
+        if [tuple(a.shape) for a in weights] != [tuple(s) for s in shapes]:
+            raise ConfigurationError("the model state does not fit the architecture (weights)")
+        return weights
+
+    def save(self):
+        """The model's state as a list of buffers."""
+        arrays = iter(self._variables.take())
+        return state.pack(
+            {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}, self._averages
+        )
+
+    def _moving_averages(self):
+        """The positions of the optimizer's moving averages (`use_ema`), as state.pack expects them."""
+        optimizer = self.model.optimizer
+        if not optimizer.use_ema:
+            return []
+        weights = {id(v): position for position, v in enumerate(self._groups["weights"])}
+        positions = {id(v): position for position, v in enumerate(self._groups["optimizer"])}
+        return [
+            (weights[id(v)], positions[id(own)])
+            for v, own in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average)
+            if own is not None
+        ]
+
+    def _assign(self, groups):
+        for name, shapes in self._shapes.items():
+            if [array.shape for array in groups[name]] != shapes:
+                raise ConfigurationError(f"the model state does not fit the architecture ({name})")
+        self._variables.put([array for name in self._groups for array in groups[name]])
+
+
+def object_digests(objects):
+    return [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
+
+
+def evaluation_key(architecture, compile_params, objects):
+    """Text that is equal for equal evaluations, weights and rows aside."""
+    wanted = {name: value for name, value in compile_params.items() if not name.startswith("optimizer")}
+    return json.dumps([architecture, wanted, object_digests(objects)], sort_keys=True, default=str)

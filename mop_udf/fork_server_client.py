@@ -1,0 +1,252 @@
+"""The backend's side of the fork server: starting it and requesting trainers.
+
+Standard library only: backends import this module.
+"""
+
+import errno
+import fcntl
+import glob
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mop_udf.server_folder import environment, own_folder, version
+
+ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
+MOST_BYTES = 1 << 16  # size limit of a request
+
+
+class ForkedTrainer:
+    """A trainer that was requested from the fork server.
+
+    `pid`: None until the trainer lives. `code`: its exit status, negative for a signal, or None where it is unknown.
+    """
+
+    def __init__(self, connection, name, life):
+        """`life`: the writing end of the pipe that the trainer dies with."""
+        self._connection, self._name, self._requested = connection, name, time.monotonic()
+        self.pid, self.code = None, None
+        self._gone = select.poll()
+        self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
+
+    def started(self, seconds: float) -> bool | None:
+        """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
+        if self.pid is None:  # (an earlier call may have read the report)
+            self._read_reports(seconds)
+        if self.pid is None and self._connection is not None and time.monotonic() - self._requested > ANSWER_SECONDS:
+            self._name.end()
+            self._close()
+        return True if self.pid is not None else None if self._connection is not None else False
+
+    def ended(self) -> bool:
+        self._read_reports(0)
+        return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
+
+    def wait(self) -> None:
+        """Wait until the trainer, whose pipe has been closed, has ended, and read its exit status if the fork server
+        reports it.
+        """
+        deadline = time.monotonic() + 5
+        while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
+            self._read_reports(0.1)
+        self._close()
+
+    def _read_reports(self, seconds):
+        """Read the fork server's next report, waiting up to `seconds`."""
+        if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
+            return
+        try:
+            report = self._connection.recv(MOST_BYTES)
+        except OSError:
+            report = b""
+        if not report:
+            self._close()
+            return
+        report = json.loads(report)
+        self.pid, self.code = report.get("pid", self.pid), report.get("code")
+        if self.code is not None:
+            self._close()
+
+    def _close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> ForkedTrainer | None:
+    """Request a trainer: a :class:`ForkedTrainer`, or None where no fork server is running and none can be started.
+
+    `home`: the packages' virtual environment; `request`: a dict with `environment` (including KERAS_BACKEND),
+    `arguments` and `idle_ms`, the idle time after which the fork server ends; `files`: the trainer's standard input,
+    output and error, and the reading end of the pipe `life`; this process keeps the writing end.
+    """
+    sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
+    return sent and ForkedTrainer(*sent, life)
+
+
+def expect(home: str, keras_backend: str, idle_ms: int) -> None:
+    """Start the fork server if it is not running: a trainer will be needed soon, and the import of Keras takes time.
+
+    An unused fork server ends after `idle_ms`. Failures are ignored: the later request for a trainer meets them again.
+    """
+    if sent := _send(home, keras_backend, {"idle_ms": idle_ms}):
+        sent[0].close()
+
+
+def _send(home, keras_backend, request, files=()):
+    """Send a request to the fork server, starting it if it is not running: (connection, _Endpoint), or None."""
+    try:
+        name = _Endpoint(home, keras_backend)
+        if connection := name.connect() or name.start() and name.connect():
+            socket.send_fds(connection, [json.dumps(request).encode()], files)
+            return connection, name
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+class _Endpoint:
+    """The socket, lock and log of this server's fork server for one version of the packages."""
+
+    def __init__(self, home, keras_backend):
+        """Raises OSError where the server's folder is not safe."""
+        self.home, self.keras_backend = home, keras_backend
+        _, self._folder, self._server = own_folder()
+        # a postmaster with process id 1 would inherit the fork server and take its death by a signal for a crash of its
+        # own
+        if self._server == 1:
+            raise FileNotFoundError(errno.ENOENT, "no server's own process")
+        # (the path of a socket must be short)
+        self.path = f"/proc/self/fd/{self._folder}/fork-server-{version(home, keras_backend)}"
+
+    def __del__(self):
+        if hasattr(self, "_folder"):
+            os.close(self._folder)
+
+    def connect(self):
+        """A connection, or None where no fork server is running. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(1)
+        try:
+            connection.connect(self.path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        if peer(connection)[1] != os.geteuid():
+            raise PermissionError(errno.EACCES, "another user's")
+        return connection
+
+    def start(self):
+        """Start the fork server unless another backend starts it: True once it accepts connections. Raises OSError."""
+        lock = self._lock()
+        for _ in range(20):  # the lock's holder begins to listen at once, or is about to end
+            if lock is not None:
+                break
+            time.sleep(0.01)
+            if connection := self.connect():
+                connection.close()
+                return True
+            lock = self._lock()
+        else:
+            return False
+        try:
+            self._tidy()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                try:
+                    os.unlink(self.path)
+                except FileNotFoundError:
+                    pass
+                listener.bind(self.path)
+                os.chmod(self.path, 0o600)
+                listener.listen(128)
+                postmaster = os.pidfd_open(self._server)
+                try:
+                    self._execute(listener.fileno(), lock, postmaster)
+                finally:
+                    os.close(postmaster)
+        finally:
+            os.close(lock)
+        return True
+
+    def _execute(self, *files):
+        os.ftruncate(files[1], 0)  # (the fork server writes its process id into it)
+        with open(f"{self.path}.log", "wb") as log:
+            # started by a shell that ends at once, since the fork server must not be a child of the backend
+            subprocess.run(
+                [
+                    "/bin/sh",
+                    "-c",
+                    '"$@" &',
+                    "sh",
+                    os.path.join(self.home, "bin", "python"),
+                    "-I",
+                    "-B",
+                    "-m",
+                    "mop_udf.fork_server",
+                    *map(str, files),
+                ],
+                env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"},
+                cwd="/",
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _tidy(self):
+        """Remove files of fork servers of other package versions."""
+        for path in glob.glob(f"{os.path.dirname(self.path)}/fork-server-*.lock"):
+            path = path[: -len(".lock")]
+            if path != self.path and (lock := self._lock(path)) is not None:
+                for name in (path, f"{path}.log", f"{path}.lock"):
+                    try:
+                        os.unlink(name)
+                    except FileNotFoundError:
+                        pass
+                os.close(lock)
+
+    def _lock(self, path=None):
+        """Take the lock that a fork server holds all its life: its descriptor, or None where it is held."""
+        while True:
+            lock = os.open(f"{path or self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(f"{path or self.path}.lock") and os.path.samestat(
+                    os.fstat(lock), os.stat(f"{path or self.path}.lock")
+                ):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            except OSError:
+                os.close(lock)
+                raise
+            os.close(lock)  # another process removed the file before it was locked
+
+    def end(self):
+        """Kill a fork server that does not answer; the next backend starts another."""
+        try:
+            lock = self._lock()
+            if lock is not None:  # no fork server is running
+                os.close(lock)
+                return
+            with open(f"{self.path}.lock") as file:
+                pid = int(file.read())
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"mop_udf.fork_server" in file.read():
+                    os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            pass
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """(process id, user id) of the other side, from the kernel."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[:2]

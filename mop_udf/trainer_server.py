@@ -1,0 +1,187 @@
+"""The trainer's side of the channel: answers the requests of one backend.
+
+Each request is one frame and is answered by one frame, unless the table says otherwise:
+
+    ready                                  -> versions
+    capacity                               -> whether a segment fits the cache, and the segments in the cache
+    unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
+    save numbers                           -> the states of models of the last unit in parts, the last part marked
+    score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
+    model {...}, weights                   -> the output shapes of a model that predicts from now on
+    predict rows                           -> one array per output
+    export                                 -> that model as a .keras file
+    import file                            -> the architecture and weights of a .keras file
+
+An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
+"""
+
+import keras
+import numpy as np
+
+from mop_udf import data, evaluation, model_cache, models, prefixes, sizes, state
+from mop_udf.channel import PART_BYTES
+from mop_udf.errors import first_line
+from mop_udf.kernels import batch_size, device
+from mop_udf.kernels.forward import Forward
+from mop_udf.unit_rows import UnitRows
+from mop_udf.unit_training import UnitTraining, replica_states
+
+EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
+
+
+class Server:
+    """Answers the requests of one backend."""
+
+    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):
+        """`memory_mb`, `model_mb`: limits, 0 for none; `device_error`: why this process cannot use its GPU, or None."""
+        sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
+        batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
+        self.channel, self.device_error = channel, device_error
+        self.cache = data.Cache(cache_mb << 20)
+        self.compiled_models = model_cache.ModelCache(model_cache.cache_bytes(memory_mb, threads))
+        self.device = device.described(threads)
+        self.trained = []  # the states of the last unit's models, for `save`: lists of buffers
+        self.evaluated = []  # the CompiledModels of the last evaluation
+        self.predictor = None  # the Forward of the model that predicts
+        self.described = None  # the architecture of that model, as JSON
+
+    def serve(self, idle_seconds):
+        """Answer requests until the backend goes or sends nothing for `idle_seconds`."""
+        while self.channel.wait_readable(idle_seconds):
+            header, payloads = self.channel.receive()
+            getattr(self, "on_" + header["op"])(header, payloads)
+
+    def on_ready(self, header, payloads):
+        self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
+
+    def on_capacity(self, header, payloads):
+        fits = self.cache.make_capacity(header["nbytes"], header["keep"])
+        self.channel.send({"fits": fits, "datasets": list(self.cache.segments)})
+
+    def on_unit(self, unit, payloads):
+        self.trained = []
+        states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
+        try:
+            self._check_device()
+            units, objects = [{**unit, **model} for model in unit["models"]], iter(payloads)
+            if unit["kind"] == "train":
+                reports, self.trained = UnitTraining(
+                    units, objects, states, rows, self.cache, self.compiled_models, self.device
+                ).run()
+            else:
+                reports = self._evaluate(units, objects, states, rows)
+            rows.finish()
+            self.channel.send({"models": reports, "datasets": list(self.cache.segments)})
+        except Exception as error:
+            self.trained = []
+            rows.drain()
+            self._refuse(error, datasets=list(self.cache.segments))
+
+    def _check_device(self):
+        if self.device_error:
+            raise OSError(self.device_error)  # the machine is to blame, not the configuration
+
+    def _receive_states(self):
+        """{stage: bytes of its model state}, the unit's own first."""
+        states = {}
+        while True:
+            header, payloads = self.channel.receive()
+            if header["op"] == "states_end":
+                return states
+            if header["stage"] in states:
+                states[header["stage"]] += payloads[0]  # (grows in place: a join would hold all parts twice)
+            else:
+                states[header["stage"]] = payloads[0]
+
+    def _evaluate(self, units, objects, states, rows):
+        """Evaluate the models of several units on the same rows, read once; the first unit names the rows."""
+        evaluations = [self._evaluation(unit, objects, states) for unit in units]
+        self.evaluated = [evaluated.compiled for evaluated in evaluations]
+        if units[0]["keeps_rows"]:
+            rows.finish()
+            pieces = [self.cache.get(units[0]["dataset"]).columns]
+        else:
+            pieces = data.whole_batches((arrays for _, arrays in rows), EVALUATED_ROWS)
+        for piece in pieces:
+            for evaluated in evaluations:
+                evaluated.add(piece)
+        return [evaluated.report() for evaluated in evaluations]
+
+    def _evaluation(self, unit, objects, states):
+        """The Evaluation of a unit's model."""
+        compile_params, _ = models.parse(unit["compile_params"], unit["fit_params"])
+        compiled = self.compiled_models.evaluator(
+            unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
+        )
+        models.check_outputs(compiled.model, unit["outputs"])
+        weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
+        return evaluation.Evaluation(
+            compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)
+        )
+
+    def on_save(self, header, payloads):
+        parts = [
+            (number, part) for number in header["numbers"] for part in state.parts(self.trained[number], PART_BYTES)
+        ]
+        for position, (number, part) in enumerate(parts, 1):
+            self.channel.send({"number": number, "last": position == len(parts)}, *part, more=position < len(parts))
+
+    def on_score(self, header, payloads):
+        try:
+            self.channel.send(self.evaluated[header["number"]].score(header["sums"]))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_model(self, header, payloads):
+        try:
+            self._check_device()
+            model = models.build(models.normalise(header["architecture"]), 0)
+            model.set_weights(state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
+            self.predictor, self.described = Forward(model), header["architecture"]
+            self.channel.send({"outputs": models.output_shapes(model)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_predict(self, header, payloads):
+        try:
+            x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
+            outputs = self.predictor.predict(x)
+            self.channel.send(
+                {"shapes": [list(o.shape) for o in outputs]},
+                *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs),
+            )
+        except Exception as error:
+            self._refuse(error)
+
+    def on_export(self, header, payloads):
+        try:
+            from mop_udf import keras_file
+
+            self.channel.send({}, keras_file.save(self.predictor.model, models.normalise(self.described)))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_import(self, header, payloads):
+        try:
+            from mop_udf import keras_file
+
+            text, weights = keras_file.load(payloads[0])
+            self.channel.send({"architecture": text}, weights)
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error, **more):
+        text = (
+            str(error)
+            if isinstance(error, models.ConfigurationError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
+        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
+
+    def _blames_configuration(self, error):
+        """True where the configuration is to blame: for all errors that Keras and TensorFlow raise as they work.
+
+        A lack of memory is the configuration's fault only where this process has a limit: without a limit, other
+        processes may use the memory up.
+        """
+        return not isinstance(error, OSError if self.memory_mb else (MemoryError, OSError))
