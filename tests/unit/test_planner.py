@@ -8,6 +8,7 @@ from mop_udf import parameter_resolver
 from pg_mop.engines.base import Segment
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.planner import Planner, Workload
+from pg_mop.schedule import setup
 from pg_mop.schedule.simulator import makespan, simulate
 
 OPTIONS = {
@@ -96,7 +97,7 @@ def test_averaging_trains_a_replica_for_each_segment_and_evaluates_the_first():
     planner = planned(workload(segments=3, averaging=True), [configuration(1)])
     assert [len(planner.plan.path(key)) for key in (1, 2, 3)] == [3, 3, 3]
     assert [planner.plan.path(key)[-1].evaluated for key in (1, 2, 3)] == [True, False, False]
-    assert planner.scheduler_name == "randomized" and len(set(planner.sharing.architectures)) == 3
+    assert setup.scheduler_name(planner) == "randomized" and len(set(planner.sharing.architectures)) == 3
 
 
 @pytest.mark.parametrize(
@@ -148,10 +149,10 @@ def test_costs_of_earlier_runs_tell_what_a_run_will_take():
 )
 def test_a_trainer_holds_the_rows_of_all_segments_only_where_that_pays(change, anywhere):
     planner = planned(workload(**change), [configuration(1)])
-    assert planner.trains_anywhere([configuration(1)]) is anywhere
-    assert planner.trains_anywhere([]) is False
+    assert setup.trains_anywhere(planner, [configuration(1)]) is anywhere
+    assert setup.trains_anywhere(planner, []) is False
     frozen = configuration(1, architecture=json.dumps({"trainable": False}))
-    assert planner.trains_anywhere([frozen]) is False
+    assert setup.trains_anywhere(planner, [frozen]) is False
 
 
 def test_a_plan_is_simulated_with_nothing_opened():
@@ -160,8 +161,8 @@ def test_a_plan_is_simulated_with_nothing_opened():
     first = planned(workload(), configurations)
     history = measured(first.sharing.net(first.plan.path(1)[0]), 0.05)
     planner = planned(workload(), configurations, history=history)
-    board = planner.board(configurations, {}, planner.sessions())
-    scheduler = planner.scheduler(board)
+    board = setup.make_board(planner, configurations, {}, planner.sessions())
+    scheduler = setup.make_scheduler(planner, board)
     visits = simulate(board, scheduler, lambda unit: planner.unit_seconds(planner.plan.stages[unit.stage]))
     assert board.done
     trained = [visit.unit for visit in visits if visit.unit.kind == "train"]

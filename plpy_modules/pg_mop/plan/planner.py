@@ -1,14 +1,12 @@
-"""The planner: a workload and the history of costs in, a search plan, a board and estimates out. Nothing is opened.
+"""The planner: a workload and the history of costs in, a search plan and estimates out. Nothing is opened.
 
-The run coordinator (run/coordinator.py) asks it when a run begins, and while the run goes on. EXPLAIN needs no more than
-the planner and the simulator.
+The run coordinator (run/coordinator.py) asks it when a run begins, and while the run goes on. schedule/setup.py makes the
+board and the scheduler of a planned run. EXPLAIN needs no more than these and the simulator.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +15,8 @@ from pg_mop.plan import identity
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
 from pg_mop.plan.stages import Plan, Stage
-from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board, Unit
-from pg_mop.schedule.logged import Logged
-from pg_mop.schedule.replicas import Replicas
 
-ANYWHERE_BYTES = 32 << 20  # rows of all segments that one trainer may keep
-ANYWHERE_SEGMENTS = 8  # with more segments the choice of a unit takes longer than it saves
 SAMPLED_STAGES = 500  # stages by which the duration of a run is estimated
-FROZEN = re.compile(r'"trainable"\s*:\s*false')
 
 Configuration = dict[str, Any]  # see run/configurations.py
 SegmentKey = tuple[str, int]  # (dataset, number of the segment)
@@ -199,84 +190,3 @@ class Planner:
             return None
         visits = 1 if self.workload.averaging else len(self.workload.keys("training"))
         return sum(known) / len(known) * len(stages) * visits / sessions
-
-    # --- the board ----------------------------------------------------------------------------------
-    @property
-    def scheduler_name(self) -> str:
-        return "randomized" if self.workload.averaging else self.workload.options["scheduler"]
-
-    def board(
-        self,
-        configurations: Sequence[Configuration],
-        misfits: Collection[int],
-        sessions: int,
-        moved: Mapping[SegmentKey, str | None] | None = None,
-    ) -> Board:
-        """The board of the run's units.
-
-        `moved`: {segment: server that holds the copy to use}, for segments whose own server is away.
-        """
-        work = self.workload
-        kind: Callable[..., Board] = Board
-        if work.averaging:
-            kind = Replicas
-        elif self.earlier is not None and self.earlier.replay:
-            order = {
-                self.plan.path(key)[iteration - 1].number: segments
-                for (key, iteration), segments in self.earlier.order.items()
-                if key not in misfits
-            }
-            kind = functools.partial(Logged, order=order)
-        board = kind(
-            self.plan,
-            work.keys("training"),
-            work.keys("validation"),
-            {key: segment.server for key, segment in work.segments.items()},
-            [copy.server for segment in work.segments.values() for copy in segment.copies],
-        )
-        if moved is not None:
-            board.relocate(moved)
-        board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
-        board.anywhere, board.searched = self.trains_anywhere(configurations), work.searches
-        board.serve(board.first_workers(sessions))
-        if self.earlier is not None and not self.earlier.replay:
-            board.restore(self.earlier.finished)
-        return board
-
-    def scheduler(self, board: Any) -> Any:
-        """The :class:`~pg_mop.schedule.base.Scheduler` that chooses the board's next units."""
-
-        def model(number: int) -> int:
-            return self.sharing.key(self.plan.stages[number])[0]
-
-        return SCHEDULERS[self.scheduler_name](board, self.workload.seed, model, self.unit_seconds)
-
-    def trains_anywhere(self, configurations: Sequence[Configuration]) -> bool:
-        """True if every trainer may hold the rows of all segments, so that most nets are compiled in one trainer only.
-
-        False where frozen layers may be shared, since every trainer would compute them for every segment; and where the
-        configurations are not known yet.
-        """
-        work, options = self.workload, self.workload.options
-        shares = options["share_prefixes"] and any(FROZEN.search(c["model_arch"]) for c in configurations)
-        if shares or not configurations or len(work.keys("training")) > ANYWHERE_SEGMENTS:
-            return False
-        size = sum(segment.bytes for (dataset, _), segment in work.segments.items() if dataset == "training")
-        return (
-            SCHEDULERS[self.scheduler_name].ANYWHERE
-            and not work.averaging
-            and not work.use_gpus
-            and not options["trainers"]
-            and {(segment.server, segment.host_segment) for segment in work.segments.values()} == {(None, None)}
-            and size <= min(ANYWHERE_BYTES, options["cache_mb"] << 19)
-        )
-
-    def logged_kernels(self, misfits: Collection[int]) -> dict[Unit, str]:
-        """Of a replay: {unit: the kernel that it used in the earlier run}."""
-        if self.earlier is None or not self.earlier.replay:
-            return {}
-        return {
-            Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
-            for (key, iteration, segment), kernel in self.earlier.kernels.items()
-            if key not in misfits
-        }

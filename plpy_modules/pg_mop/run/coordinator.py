@@ -36,6 +36,7 @@ from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.spec import RunResult, RunSpec
 from pg_mop.run.unit_specs import UnitSpecs
+from pg_mop.schedule import setup
 
 MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained last
 
@@ -225,8 +226,10 @@ class Coordinator:
         moved = None
         if self.engine.away:
             moved = {key: segment.at(self.servers).server for key, segment in self.segments.items()}
-        self.board = self.planner.board(list(self.configurations), self.configurations.misfits, self.wanted, moved)
-        self.scheduler = self.planner.scheduler(self.board)
+        self.board = setup.make_board(
+            self.planner, list(self.configurations), self.configurations.misfits, self.wanted, moved
+        )
+        self.scheduler = setup.make_scheduler(self.planner, self.board)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db, self._server, self.unit_specs.trainer, f"pg_mop run {self.run_id}", self.options["lock_timeout"]
@@ -330,7 +333,7 @@ class Coordinator:
                 "validation_table": inputs.validation and inputs.validation.text,
                 "model_output_table": self.spec.output.name,
                 "seed": self.seed,
-                "scheduler": self.planner.scheduler_name,
+                "scheduler": setup.scheduler_name(self.planner),
                 "num_iterations": inputs.num_iterations,
                 "metrics_iterations": inputs.metrics_iterations,
                 "configurations": len(self.configurations),
@@ -390,7 +393,7 @@ class Coordinator:
             inputs.use_gpus,
             inputs.began,
             planner.workload.rows if spec.averaging else None,
-            planner.logged_kernels(self.configurations.misfits),
+            setup.logged_kernels(planner, self.configurations.misfits),
             cost_history=self.history,
         )
 

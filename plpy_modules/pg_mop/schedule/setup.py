@@ -1,0 +1,107 @@
+"""The board and the scheduler of a planned run. Pure Python."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from pg_mop.plan.planner import Configuration, Planner, SegmentKey
+from pg_mop.plan.sharing import epochs
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.base import Scheduler
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.logged import Logged
+from pg_mop.schedule.replicas import Replicas
+from pg_mop.schedule.unit import Unit
+
+ANYWHERE_BYTES = 32 << 20  # rows of all segments that one trainer may keep
+ANYWHERE_SEGMENTS = 8  # with more segments the choice of a unit takes longer than it saves
+FROZEN = re.compile(r'"trainable"\s*:\s*false')
+
+
+def scheduler_name(planner: Planner) -> str:
+    """The name of the scheduler that a run uses."""
+    return "randomized" if planner.workload.averaging else planner.workload.options["scheduler"]
+
+
+def make_board(
+    planner: Planner,
+    configurations: Sequence[Configuration],
+    misfits: Collection[int],
+    sessions: int,
+    moved: Mapping[SegmentKey, str | None] | None = None,
+) -> Board:
+    """The board of a run's units, for so many sessions.
+
+    `misfits`: mst_keys of configurations that cannot be trained; `moved`: {segment: server that holds the copy to use}, for
+    segments whose own server is away.
+    """
+    work, earlier = planner.workload, planner.earlier
+    kind: Callable[..., Board] = Board
+    if work.averaging:
+        kind = Replicas
+    elif earlier is not None and earlier.replay:
+        order = {
+            planner.plan.path(key)[iteration - 1].number: segments
+            for (key, iteration), segments in earlier.order.items()
+            if key not in misfits
+        }
+        kind = functools.partial(Logged, order=order)
+    board = kind(
+        planner.plan,
+        work.keys("training"),
+        work.keys("validation"),
+        {key: segment.server for key, segment in work.segments.items()},
+        [copy.server for segment in work.segments.values() for copy in segment.copies],
+    )
+    if moved is not None:
+        board.relocate(moved)
+    board.count_by(planner.sharing.key, lambda stage: epochs(stage.parameters[1]))
+    board.anywhere, board.searched = trains_anywhere(planner, configurations), work.searches
+    board.serve(board.first_workers(sessions))
+    if earlier is not None and not earlier.replay:
+        board.restore(earlier.finished)
+    return board
+
+
+def make_scheduler(planner: Planner, board: Board) -> Scheduler:
+    """The scheduler that chooses the board's next units."""
+
+    def model(number: int) -> int:
+        return planner.sharing.key(planner.plan.stages[number])[0]
+
+    return SCHEDULERS[scheduler_name(planner)](board, planner.workload.seed, model, planner.unit_seconds)
+
+
+def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -> bool:
+    """True if every trainer may hold the rows of all segments, so that most nets are compiled in one trainer only.
+
+    False where frozen layers may be shared, since every trainer would compute them for every segment; and where the
+    configurations are not known yet.
+    """
+    work, options = planner.workload, planner.workload.options
+    shares = options["share_prefixes"] and any(FROZEN.search(c["model_arch"]) for c in configurations)
+    if shares or not configurations or len(work.keys("training")) > ANYWHERE_SEGMENTS:
+        return False
+    size = sum(segment.bytes for (dataset, _), segment in work.segments.items() if dataset == "training")
+    return (
+        SCHEDULERS[scheduler_name(planner)].ANYWHERE
+        and not work.averaging
+        and not work.use_gpus
+        and not options["trainers"]
+        and {(segment.server, segment.host_segment) for segment in work.segments.values()} == {(None, None)}
+        and size <= min(ANYWHERE_BYTES, options["cache_mb"] << 19)
+    )
+
+
+def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, str]:
+    """Of a replay: {unit: the kernel that it used in the earlier run}."""
+    earlier = planner.earlier
+    if earlier is None or not earlier.replay:
+        return {}
+    return {
+        Unit(iteration, planner.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
+        for (key, iteration, segment), kernel in earlier.kernels.items()
+        if key not in misfits
+    }
