@@ -66,6 +66,7 @@ class Attempt:
     waiting_since: float | None = None  # since when it waits for a server (time.monotonic)
     delay: float = 0.0  # seconds until the last retry that was decided on
     retry_at: float | None = None  # RESTING, COPYING: when to try again (time.monotonic)
+    begun: float = 0.0  # when (time.monotonic)
     message: str = ""  # of the failure that it met last
     report: Any = None  # COPYING: the other server's report of the commit
     seconds: float | None = None  # of work, where known
@@ -125,7 +126,7 @@ class MemoryExceeded(ConfigurationFailed):
 
 @dataclass(frozen=True)
 class WorkerFailure(Failure):
-    """Base of the failures of a worker; another attempt may succeed. `replaceable`: other servers have copies of
+    """Base of the failures of a worker, after which another attempt may succeed. `replaceable`: other servers have copies of
     everything that the attempt's server holds."""
 
     replaceable: bool = False
@@ -198,7 +199,7 @@ class ServerUnreachable(Failure):
 
 @dataclass(frozen=True)
 class ServerGivenUp(Failure):
-    """The run goes on without the attempt's server: what that server has not registered yet never counts."""
+    """The run goes on without the attempt's server: commits there that do not count yet never will."""
 
     server: str = ""
 
@@ -246,7 +247,7 @@ MEETS: dict[State, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """What a run allows its attempts."""
+    """The limits that a run sets its attempts."""
 
     retries: int  # pg_mop.unit_retries
     server_timeout: float  # seconds
@@ -257,7 +258,7 @@ class Policy:
 
 
 class Action(Enum):
-    """What the executor does about an event."""
+    """The executor's reaction to an event."""
 
     COUNT = "count"
     COPY = "copy"  # the model state first, then count
@@ -281,7 +282,7 @@ class RunError:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done about an event, and the attempt's state after that."""
+    """The reaction to an event, and the attempt's state after it."""
 
     action: Action
     state: State
