@@ -3,23 +3,27 @@
 `decide` is a pure function of an attempt, an event and the run's policy. The executor applies the decision and writes
 its reason into the log (column decision of mop_unit)::
 
-              begin             states carried            Finished
-    WAITING ---------> PREPARING -----------> RUNNING ------------------> DONE
-     ^   ^              |     |               |  |  |                      ^
-     |   |              |     +-------+-------+  |  | Finished on another  | Copied
-     |   |              |     failure |          |  | server, replicas > 1 |
-     |   | after a      v             |          |  +---------------> COPYING ---+
-     |   +----------- RESTING <-------+          |                       |  ^    | CopyFailed
-     |     delay        ^             |          |                       |  +----+
-     |                  |             v          | ServerUnreachable     |
-     |                  |          GIVEN_UP      v                       |
-     |                  +----------------------UNKNOWN ------------------+--> DONE, COPYING (Finished)
-     |                    WorkerLost             |                       |
-     +-------------------------------------------+-----------------------+
-              ServerGivenUp: the unit is done on another server
+    WAITING --> PREPARING --> RUNNING --> DONE           begin; states carried; Finished
+                    |            |
+                    |            +------> COPYING        Finished on another server, with pg_mop.replicas > 1
+                    |            |           |
+                    |            |           +--> DONE   Copied
+                    |            |
+                    +------------+------> UNKNOWN        ServerUnreachable
+                    |            |           |
+                    |            |           +--> DONE, COPYING, RESTING, GIVEN_UP    the server answers
+                    |            |
+                    +------------+------> RESTING        a worker failed, or a state was not carried
+                    |            |           |
+                    |            |           +--> WAITING    after `delay` seconds
+                    |            |
+                    +------------+------> GIVEN_UP       no retry is left, the configuration failed, or the run ends
 
-A failed attempt that is retried rests, or is WAITING at once; the board then offers its unit again, and `Attempt.next`
-makes the next attempt. With one server neither COPYING nor UNKNOWN occurs.
+    PREPARING, RUNNING, COPYING, UNKNOWN --> WAITING     ServerGivenUp: the unit is done on another server
+    RUNNING --> WAITING                                  the configuration of a unit in its batch failed
+
+The board offers the unit of a WAITING attempt again, and `Attempt.next` makes the next attempt. With one server neither
+COPYING nor UNKNOWN occurs.
 
 The shape follows the state machine of dask's workers (distributed/worker_state_machine.py) and Procrastinate's
 RetryDecision (procrastinate/retry.py).

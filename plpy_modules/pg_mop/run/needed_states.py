@@ -1,4 +1,4 @@
-"""Which model states the run still needs, and at which versions they are."""
+"""The model states that the run still needs, and their versions."""
 
 from collections import Counter
 from collections.abc import Iterable

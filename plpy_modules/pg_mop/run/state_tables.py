@@ -1,4 +1,7 @@
-"""The tables of a run's model states on one server: their disk use follows the bytes of the live states."""
+"""The tables of a run's model states on one server: their disk use follows the bytes of the live states.
+
+A state is live while the run still needs it (run/needed_states.py).
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -168,7 +171,7 @@ class StateTables:
         self.present.add(self.newest)
         self.untouched = True
 
-    # --- what is where ------------------------------------------------------------------------------
+    # --- contents -----------------------------------------------------------------------------------
     def _at(self, state_table: int) -> list[int]:
         return [stage for stage, where in self.where.items() if where == state_table]
 

@@ -1,4 +1,4 @@
-"""The run's model states: on which servers they are, and how a state is carried from one server to another."""
+"""The run's model states: the servers that have them, and the SQL that carries a state to another server."""
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -23,7 +23,7 @@ class Move:
 
 
 class States:
-    """On which servers the run's model states are, and in which state tables there.
+    """The servers that have the run's model states, with their state tables.
 
     A state has the version that was registered last, on every server that has it. Once it was carried, several servers
     have it, until it is trained further.
@@ -56,7 +56,7 @@ class States:
         """Forget a server that has gone, with all states there."""
         del self.of[name]
 
-    # --- what there is ------------------------------------------------------------------------------
+    # --- lookups ------------------------------------------------------------------------------------
     @property
     def live(self) -> int:
         """Bytes of all states that are still needed."""
@@ -87,7 +87,7 @@ class States:
         others = [state_tables for other, state_tables in self.of.items() if other != name]
         return any(not any(other.has(stage) for other in others) for stage in self.of[name].where)
 
-    # --- what units write ---------------------------------------------------------------------------
+    # --- writes of units ----------------------------------------------------------------------------
     def begin(self, stage: int, server: str | None) -> int:
         """The state table on a server that a training unit is to write its stage's state to."""
         return self.of[server].begin(stage)
