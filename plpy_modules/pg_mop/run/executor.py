@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import psycopg2
@@ -18,6 +18,8 @@ from pg_mop.run.copies import StateCopies
 from pg_mop.run.failover import Failover
 from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.recovery import Recovery
+from pg_mop.run.request_handler import RequestHandler
+from pg_mop.run.requests import Steps
 from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.states import States
@@ -31,23 +33,24 @@ GROWTH = 1000, 4  # PostgreSQL's planner hears first of so many units or stages;
 
 
 class Controller(Protocol):
-    """Decides, while the run goes on, which stages are asked for (run/controllers.py)."""
+    """Decides, while the run goes on, which stages are asked for (run/controllers.py). Its methods are generators of
+    requests (run/requests.py)."""
 
     @property
     def done(self) -> bool:
-        """False while it may ask for more."""
+        """True if it will ask for nothing more by itself."""
 
-    def begin(self, executor: Any) -> None:
+    def begin(self) -> Steps:
         """The run begins, or goes on."""
 
-    def ended(self, stages: list[Stage]) -> None:
+    def ended(self, stages: list[Stage]) -> Steps:
         """Stages have been trained and, where that was wanted, evaluated."""
 
-    def failed(self, mst_keys: Collection[int]) -> None:
+    def failed(self, mst_keys: Collection[int]) -> Steps:
         """Configurations have failed."""
 
-    def control_requests(self, control_requests: list[dict[str, Any]]) -> Any:
-        """Do what people ask for. True where something else has changed."""
+    def control_requests(self, requests: list[dict[str, Any]]) -> Steps:
+        """Do what people request. Returns True if something else has changed, too."""
 
 
 class Executor:
@@ -58,9 +61,8 @@ class Executor:
     server, and registered late; otherwise the unit is done again (run/recovery.py).
 
     `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
-    `adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these stages.
-    `attempts`: {unit: attempts begun by earlier coordinators of the run}. `wanted`: how many sessions the run asked
-    for. `take_back(name)` and `away`: see Failover.
+    `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
+    `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Executor:
         unit_specs: Any,
         controller: Controller,
         adopt: Callable[[list[Stage]], list[Stage]],
+        extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
         options: dict[str, Any],
         attempts: dict[Unit, int],
         wanted: int,
@@ -87,7 +90,7 @@ class Executor:
         resume = f"SELECT {db.extension}.mop_resume({run_id});"
         policy = Policy(options["unit_retries"], options["server_timeout"] / 1000, resume)
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
-        self.scheduler, self.controller, self.adopt = scheduler, controller, adopt
+        self.scheduler, self.controller = scheduler, controller
         self.begun_before = attempts
         # of states, for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
@@ -104,7 +107,7 @@ class Executor:
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
         self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._count, self._give_up)
         self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
-        self.failed: dict[int, str] = {}  # mst_key -> why the configuration failed
+        self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
         self.looked = time.monotonic()
         self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
         self.began = time.time()
@@ -120,7 +123,7 @@ class Executor:
             self.transfers.bring_home([stages[number] for number in run.states.stages()])
         if len(stages) >= GROWTH[0]:
             self._tell_planner()
-        self.controller.begin(self)
+        self.requests.perform(self.controller.begin())
         self.needed.release(stages[number] for number in run.states.stages())  # of an earlier coordinator
         self._dispatch()
         while self._is_wanted():
@@ -129,7 +132,7 @@ class Executor:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             answers = wait(busy, run.sessions.check_interrupts)
             if ended := self._ended(answers):
-                self.controller.ended(ended)
+                self.requests.perform(self.controller.ended(ended))
             # (an idle loop must not dispatch: random choices shall not depend on how long things take)
             if self.recovery.wake() + self._look() + self.workers.come_back() + len(answers):
                 self._dispatch()
@@ -162,22 +165,15 @@ class Executor:
             )
             if not requests:
                 return False
-            self.controller.control_requests(requests)
+            self.requests.perform(self.controller.control_requests(requests))
             self._dispatch()
         return True
 
-    # --- for controllers ----------------------------------------------------------------------------
-    # ask, withdraw, pin, give_up change the run; plan, failed, shareable, has_state, versions, has_trained tell of it.
-
+    # --- results ------------------------------------------------------------------------------------
     @property
-    def plan(self) -> Plan:
-        """The search plan."""
-        return self.run.plan
-
-    @property
-    def states(self) -> States:
-        """Where model states are."""
-        return self.run.states
+    def failed(self) -> dict[int, str]:
+        """{mst_key: why the configuration failed}."""
+        return self.requests.failed
 
     @property
     def versions(self) -> dict[int, int]:
@@ -187,68 +183,6 @@ class Executor:
     def has_trained(self, stage: Stage) -> bool:
         """True where this run has trained the stage on a segment at least."""
         return self.needed.has_trained(stage)
-
-    def has_state(self, stage: int) -> bool:
-        """True where some server has a state of the stage that is still needed."""
-        return self.run.states.has(stage)
-
-    def ask(self, configurations: list[dict[str, Any]], stages: list[Stage], requests: list[tuple[int, Stage]]) -> None:
-        """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]. `configurations`: the new
-        ones among the configurations, as in catalog.open_run."""
-        run = self.run
-        for name, server in list(run.servers.items()):
-            try:
-                server.catalog.ask(server.run_id, configurations, stages, requests, run.visits)
-            except (psycopg2.Error, MopError) as error:
-                if server.home or not self.failover.do_without(name, message_of(error)):
-                    raise
-        for stage in self.adopt(
-            [stage for stage in stages if not run.board.is_running(stage.number) and not self.has_trained(stage)]
-        ):
-            self.versions[stage.number] = stage.iteration * run.visits
-            run.states.adopted(stage.number)
-        begun = [stage for stage in stages if stage.number not in self.versions]
-        for stage in run.catalog.start(run.run_id, begun, {c["mst_key"]: c for c in configurations}):
-            run.states.adopted(stage.number)
-        self.needed.wait_for(stages)
-        run.board.add(stages)
-
-    def shareable(self, stages: list[Stage], evaluated: Collection[int], keeps: bool = False) -> int:
-        """How many of `stages` (as plan.foresee gives them) a path may share: all, if it finds the states that it needs
-        to end there or to go on, and the metrics of the iterations `evaluated`; otherwise up to the last stage with a
-        state. `keeps`: it needs the states of all these iterations, as it may end with any of them, or keep it."""
-        going, shared = self.run.released_under_way(), 0
-        for i, stage in enumerate(stages):
-            if not stage.trained:
-                begun = stage.number in self.versions or self.run.board.is_running(stage.number)
-                return len(stages) if begun or shared == i else shared
-            if self.has_state(stage.number) and stage.number not in going:
-                shared = i + 1
-            elif stage.iteration in evaluated and (keeps or not stage.scored):
-                return shared
-        return shared
-
-    def withdraw(self, mst_key: int, reason: str, until: int | None = None) -> list[Stage]:
-        """End a configuration with the iteration that it is in, or with iteration `until`, where that is known. Returns
-        the stages that leave its path."""
-        plan = self.run.plan
-        before = plan.path(mst_key)
-        self.run.board.withdraw(mst_key, until)
-        gone = before[len(plan.path(mst_key)) :]
-        self.needed.need_no_parent(stage for stage in before if not stage.trials)
-        self.needed.release(stage for stage in gone if stage.trained)
-        self.run.catalog.withdraw(self.run.run_id, mst_key, len(before) - len(gone), reason)
-        return gone
-
-    def pin(self, stage: int, instead: int | None = None) -> None:
-        """Keep a stage's state to the end for a configuration, `instead` of the one that it kept before (numbers)."""
-        self.needed.pin(stage, instead)
-
-    def give_up(self, keys: Iterable[int], message: str, blame: str = "place") -> None:
-        """Note that configurations have failed."""
-        keys = list(keys)
-        self.failed.update(dict.fromkeys(keys, message))
-        self.run.catalog.fail_configurations(self.run.run_id, keys, message, blame)
 
     # --- dispatch -----------------------------------------------------------------------------------
     def _dispatch(self) -> None:
@@ -307,7 +241,7 @@ class Executor:
                 failure = SessionLost(message_of(error))
             elif not isinstance(error, SessionLost):
                 failure = NotCarried(message_of(error))
-            self.controller.ended(self._failed(session, work, failure))
+            self.requests.perform(self.controller.ended(self._failed(session, work, failure)))
 
     def _attempt(self, unit: Unit, server: str | None, batch: bool) -> Attempt:
         """The next attempt at a unit, on a server."""
@@ -446,8 +380,8 @@ class Executor:
         keys = self.run.board.fail(unit.stage)
         if blame == "configuration":  # (otherwise mop_resume may try again)
             self.needed.need_no_parent([self.run.plan.stages[unit.stage]])
-        self.give_up(keys, message, blame)
-        perform(self.controller.failed(keys), self._do)
+        self.requests.give_up(keys, message, blame)
+        self.requests.perform(self.controller.failed(keys))
 
     # --- looking around -----------------------------------------------------------------------------
     def _look(self) -> bool:
@@ -459,12 +393,12 @@ class Executor:
         before = set(run.servers), len(run.attempts_in(State.UNKNOWN))
         self.workers.check_servers()
         if ended := self.recovery.find_out():
-            self.controller.ended(ended)
+            self.requests.perform(self.controller.ended(ended))
         self.copies.look()
         self.failover.look()
         self.transfers.hurry()
         requests = run.catalog.control_requests(run.run_id)
-        changed = bool(self.controller.control_requests(requests) or requests) or before != (
+        changed = bool(self.requests.perform(self.controller.control_requests(requests)) or requests) or before != (
             set(run.servers),
             len(run.attempts_in(State.UNKNOWN)),
         )

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pg_mop.catalog import Catalog
 from pg_mop.connections.targets import Target
 
 
@@ -17,7 +16,7 @@ class Server:
 
     name: str | None
     target: Target
-    catalog: Catalog
+    catalog: Any  # a Catalog, or a RemoteCatalog
     run_id: int | None
     schema: str
     info: dict[str, Any]
