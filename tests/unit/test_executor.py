@@ -299,13 +299,10 @@ def run(seed, faults, names=(), replicas=1, retries=1000):
     policy = Policy(retries, 60.0, "", first_delay=0.001, longest_delay=0.01, longest_wait=0.01)
     loop.run.policy = policy
     loop.go()
-    for attempt in loop.run.attempts.values():
-        assert (
-            attempt.state is State.GIVEN_UP
-            or not plan.stages[attempt.unit.stage].trials
-            and attempt.state in (State.WAITING, State.RESTING)
-        )
-    assert not +loop.needed.reading and not +loop.transfers.carried and not loop.copies.busy
+    left = [attempt for attempt in loop.run.attempts.values() if attempt.state is not State.GIVEN_UP]
+    assert all(plan.stages[attempt.unit.stage].failed for attempt in left)
+    if not left:
+        assert not +loop.needed.reading and not +loop.transfers.carried and not loop.copies.busy
     assert len(controller.stages) == len({stage.number for stage in controller.stages})
     return world, loop, controller
 
@@ -339,6 +336,15 @@ def test_configurations_that_fail_leave_the_others_alone(seed):
     assert trained == set(range(1, TRIALS + 1)) - loop.failed.keys()
     reasons = {decision for *_, decision in world.noted}
     assert not loop.failed or "given up: the configuration failed" in reasons
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_units_are_given_up_while_servers_come_and_go(seed):
+    world, loop, controller = run(seed, {**FAULTS, **LINES, "session dies": 0.5}, ("w1", "w2"), replicas=2, retries=1)
+    assert loop.failed.keys() == set(world.given_up)
+    trained = {key for stage in controller.stages if stage.iteration == ITERATIONS for key in stage.trials}
+    assert trained == set(range(1, TRIALS + 1)) - loop.failed.keys()
+    assert any("retried on another server" in decision for *_, decision in world.noted)
 
 
 def test_without_retries_the_unit_is_given_up():

@@ -279,7 +279,7 @@ class Executor:
         run, server = self.run, self.run.sessions.server(session.worker)
         for attempt in session.work if not server.home else ():
             unit = attempt.unit
-            if unit.kind == "evaluate" and run.board.is_last(unit):
+            if unit.kind == "evaluate" and not run.plan.stages[unit.stage].failed and run.board.is_last(unit):
                 sums = run.catalog.partials(run.run_id, unit.stage, unit.dataset)
                 if sums is not None:
                     server.catalog.put_partials(server.run_id, unit.stage, unit.dataset, sums)
