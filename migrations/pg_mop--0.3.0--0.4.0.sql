@@ -153,7 +153,7 @@ INSERT INTO @extschema@.mop_request SELECT run_id, mst_key, iteration, stage FRO
 
 DROP INDEX @extschema@.mop_unit_once;
 ALTER TABLE @extschema@.mop_unit DROP CONSTRAINT mop_unit_pkey, DROP CONSTRAINT mop_unit_run_id_mst_key_fkey,
-    ADD COLUMN stage integer;
+    ADD COLUMN stage integer, ADD COLUMN decision text;
 -- the metrics of an average belong to the first replica
 UPDATE @extschema@.mop_unit u SET stage = c.stage FROM @extschema@.mop_chain c
 WHERE (c.run_id, c.mst_key, c.iteration) =

@@ -202,6 +202,7 @@ CREATE TABLE @extschema@.mop_unit (
     error text,
     compilations integer,               -- steps and loops that the trainer compiled for this unit
     choice json,                        -- what the choice of its kernel knew: kernels/choice.py
+    decision text,                      -- of a failed attempt: why the unit was tried again, or not (run/attempt.py)
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );

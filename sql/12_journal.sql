@@ -630,10 +630,10 @@ BEGIN
 END
 $$;
 
--- an attempt failed; its row is made here where the session went before it could
+-- An attempt failed; `reason`: the decision about it. Its row is made here where the session went before it could.
 CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_fencing_token integer, stage integer, iteration integer,
     segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text,
-    token text DEFAULT @extschema@.mop_token())
+    reason text DEFAULT NULL, token text DEFAULT @extschema@.mop_token())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
@@ -647,7 +647,8 @@ BEGIN
             NULL;  -- it has been made in this instant
         END;
     END IF;
-    UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
+    UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message,
+        decision = reason
     WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $5, $6, $7, $8)
     AND u.status <> 'finished';
 END

@@ -38,14 +38,15 @@ WHERE state_bytes > 0 AND status <> 'running' AND NOT (w.run_id IS NOT NULL AND 
     AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles a WHERE a.rolname = r.owner));
 
 -- A row for each configuration that a unit is of. Where several share it, the others' rows are marked: WHERE NOT shared
--- lists every unit once.
+-- lists every unit once. `decision` says why the unit of a failed attempt was tried again, or not.
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, q.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        CASE WHEN u.status <> 'running' THEN u.status
             WHEN r.alive THEN u.status ELSE 'cancelled' END AS status,
        u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
-       u.dataset, u.metric, u.compilations, u.stage, q.mst_key <> s.mst_key AS shared
+       u.dataset, u.metric, u.compilations, u.stage, q.mst_key <> s.mst_key AS shared,
+       u.decision
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 JOIN @extschema@.mop_request q USING (run_id, stage);

@@ -187,7 +187,7 @@ def nothing_is_left(engine):
     """No run and no state of a run that is over, on any other server."""
     for worker in engine.workers.values():
         assert worker.value(f"SELECT count(*) FROM {engine.schema}.mop_run") == 0
-        assert worker.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop\\_state\\_%'") == 0
+        assert worker.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_[0-9]'") == 0
 
 
 class Halted:

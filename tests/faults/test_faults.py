@@ -83,11 +83,13 @@ def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     assert call.error is None
     assert_invariants(db, call.run_id)
     attempts = watcher.run(
-        "SELECT status, error, attempt FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s "
+        "SELECT status, error, attempt, decision FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s "
         "AND iteration = %s AND kind = 'train' ORDER BY attempt",
         [call.run_id, unit["mst_key"], unit["iteration"]],
     )
     assert [a["status"] for a in attempts] == ["failed", "finished"] and attempts[0]["error"]
+    lost = "the trainer was lost" if fault == "the trainer killed" else "the worker session was lost"
+    assert [a["decision"] for a in attempts] == [f"retried in 0.5 s: {lost}", None]
     # one segment: any order of the configurations is the undisturbed one
     assert weights(db, output) == weights(db, "undisturbed")
     assert watcher.value("SELECT pg_postmaster_start_time()") == postmaster, "the server never restarted"

@@ -406,9 +406,10 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
         time.sleep(0.05)
     assert "given up after 2 attempts" in str(running.end())
     run_id = last_run(db)
-    assert [
-        r["attempt"] for r in db.run("SELECT attempt FROM madlib.mop_units WHERE run_id = %s ORDER BY 1", [run_id])
-    ] == [1, 2]
+    assert db.run("SELECT attempt, decision FROM madlib.mop_units WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"attempt": 1, "decision": "retried in 0.5 s: the trainer was lost"},
+        {"attempt": 2, "decision": "given up after 2 attempts: the trainer was lost"},
+    ]
     assert db.value(
         "SELECT extract(epoch FROM max(started_at) - min(finished_at)) >= 0.5 FROM madlib.mop_units WHERE run_id = %s",
         [run_id],

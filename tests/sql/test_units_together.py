@@ -142,10 +142,17 @@ def test_one_to_blame_among_those_of_one_computation_is_given_up_alone(db, vmap)
     assert db.value("SELECT count(*) FROM rest") == MANY
     assert db.run(
         "SELECT DISTINCT mst_key, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' AND "
-        "error NOT LIKE 'of %% units that went together one failed (the loss became NaN): each is done by "
-        "itself'",
+        "error NOT LIKE 'one unit of a batch of %% failed (the loss became NaN): each is retried alone'",
         [run_id],
     ) == [{"mst_key": MANY + 1, "error": "the loss became NaN"}]
+    decisions = db.run(
+        "SELECT mst_key, decision FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id]
+    )
+    assert {"mst_key": MANY + 1, "decision": "given up: the configuration failed"} in decisions
+    assert {row["decision"] for row in decisions} <= {
+        "given up: the configuration failed",
+        "retried alone: a unit of its batch failed: the configuration failed",
+    }
     assert_invariants(db, run_id)
 
 

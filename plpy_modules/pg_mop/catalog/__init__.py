@@ -574,12 +574,13 @@ class Catalog:
         """Note such units as running; they do so on another server."""
         self.execute(self.begin_units_sql(run_id, units).replace("%", "%%"))
 
-    def fail_unit(self, unit, error):
-        """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""
+    def fail_unit(self, unit, error, decision):
+        """Note that an attempt (dict) failed, and the decision about it. Its row is made here where the session went
+        before it could."""
         self.execute(
             f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(fencing_token)s, %(stage)s, %(iteration)s, %(segment)s,"
-            f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)",
-            {**unit, "fencing_token": self.fencing_token, "error": error},
+            f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s, %(decision)s)",
+            {**unit, "fencing_token": self.fencing_token, "error": error, "decision": decision},
         )
 
     # --- model states -----------------------------------------------------------------------------

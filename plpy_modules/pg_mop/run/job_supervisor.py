@@ -2,7 +2,7 @@
 
 The backend of mop_submit starts `python -m pg_mop.run.job_supervisor` as the server's operating-system user. It writes one
 line of JSON to the process and reads one: {"job": number}, or {"error": reason, ...}. The command begins once the backend
-has answered with a second line: a job that nobody knows of must not go on. A job has two sessions. One runs the command;
+has answered with a second line, so that no unknown job goes on. A job has two sessions. One runs the command;
 the other copies the command's messages to the catalog. The command's session ends with this process, and this process ends
 with that session, so a stop of the server ends both. The process keeps its input in memory alone.
 """
@@ -17,6 +17,8 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Callable
+from typing import Any
 
 import psycopg2
 import psycopg2.extensions
@@ -30,12 +32,12 @@ CONNECT_SECONDS = 10
 ASK_SECONDS = 40  # for the answer to a short statement, which has shorter limits in the server
 LOCK_SECONDS = 10
 CHECK_SECONDS = 0.5
-REST_SECONDS = 5  # after the catalog could not be told of something
-NOTE_SECONDS = 60  # in which it can be told of the end
+REST_SECONDS = 5  # after a failure to write to the catalog
+NOTE_SECONDS = 60  # for tries to write the job's end
 MOST_BYTES = 1 << 30  # of memory
 MOST_CHARACTERS = 4000  # of a message
-MOST_LINES = 200  # that are not noted yet
-# the login's own settings hold, as in any session of his
+MOST_LINES = 200  # of messages that are not written yet
+# the role's own settings hold, as in any of its sessions
 OPTIONS = (
     f"-c client_encoding=UTF8 -c client_connection_check_interval=1000 -c idle_session_timeout=0 "
     f"-c idle_in_transaction_session_timeout=0 {KEEPALIVES}"
@@ -43,26 +45,26 @@ OPTIONS = (
 LOG_OPTIONS = f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout={LOCK_SECONDS * 1000}"
 
 
-def opened(target, name, options):
-    """A session in the role's name. Raises SessionLost."""
+def opened(target: Any, name: str, options: str) -> WorkerSession:
+    """A session of the role. Raises SessionLost."""
     session = WorkerSession(target, None, name, options)
     session.connection.notices = collections.deque(maxlen=MOST_LINES)
     answer(session, within(CONNECT_SECONDS))
     return session
 
 
-def ask(session, sql, *values):
+def ask(session: WorkerSession, sql: str, *values: Any) -> Any:
     """The first value of a short query (%s stands for a value), None where it gives no rows. Raises psycopg2.Error,
     SessionLost."""
     rows = run(session, session.connection.cursor().mogrify(sql, values).decode(), within(ASK_SECONDS))
     return rows[0][0] if rows else None
 
 
-def within(seconds):
-    """What is to be called while one waits: raises SessionLost once that has taken so many seconds."""
+def within(seconds: float) -> Callable[[], None]:
+    """A function to call while waiting: it raises SessionLost once so many seconds have passed."""
     until = time.monotonic() + seconds
 
-    def check_interrupts():
+    def check_interrupts() -> None:
         if time.monotonic() > until:
             raise SessionLost(f"no answer within {seconds} s")
 
@@ -70,25 +72,27 @@ def within(seconds):
 
 
 class Log:
-    """The catalog's row of the job, through a session in the role's name."""
+    """The job's row in the catalog, written through a session of the role."""
 
-    def __init__(self, target, schema, command, backend):
-        """Opens the job; `schema`: the extension's, quoted, for `ask`; `backend`: what mop_tokens tells of the session
-        that is to run the command. Raises psycopg2.Error, SessionLost."""
-        self.target, self.schema, self.pid, self.session = target, schema, int(backend.split()[0]), None
+    def __init__(self, target: Any, schema: str, command: str, backend: str) -> None:
+        """Opens the job; `schema`: the extension's, quoted, for `ask`; `backend`: the session that is to run the
+        command, as mop_tokens names it. Raises psycopg2.Error, SessionLost."""
+        self.target, self.schema, self.pid = target, schema, int(backend.split()[0])
+        self.session: WorkerSession | None = None
         self.job = self._ask(f"SELECT {schema}.mop_open_job(%s, %s)", command, backend)
 
-    def _ask(self, sql, *values):
-        if self.session is None or self.session.connection.closed:
-            self.session = opened(self.target, "pg_mop job's log", LOG_OPTIONS)
+    def _ask(self, sql: str, *values: Any) -> Any:
+        session = self.session
+        if session is None or session.connection.closed:
+            session = self.session = opened(self.target, "pg_mop job's log", LOG_OPTIONS)
         try:
-            return ask(self.session, sql, *values)
+            return ask(session, sql, *values)
         except (psycopg2.Error, SessionLost):
-            self.session.close()  # (it may be at work still, or be another role again)
+            session.close()  # (it may still be at work, or may have become another role again)
             raise
 
-    def note(self, lines, outcome=None, problem=None):
-        """Add lines, and how the job has ended; whether that could be done."""
+    def note(self, lines: list[str], outcome: str | None = None, problem: str | None = None) -> bool:
+        """Add lines, and how the job has ended; False where that failed."""
         try:
             self._ask(
                 f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)",
@@ -102,11 +106,11 @@ class Log:
         except (psycopg2.Error, SessionLost):
             return False
 
-    def was_asked_for(self, error):
-        """Whether somebody has asked for a cancel: what statement_timeout ends has the same SQLSTATE.
+    def was_asked_for(self, error: Exception) -> bool:
+        """True where somebody has asked for the cancel, False where statement_timeout has: both have one SQLSTATE.
 
-        The server says which it was, in a language that may be any: so a cancel is asked for here, and the words are
-        compared.
+        The server's message distinguishes them, in the server's language. So this session cancels itself, and the two
+        messages are compared.
         """
         try:
             self._ask("SELECT pg_catalog.pg_cancel_backend(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(10)")
@@ -114,20 +118,20 @@ class Log:
             return message_of(error) == message_of(asked_for)
         except (psycopg2.Error, SessionLost):
             pass
-        return True  # as it is mostly
+        return True  # the usual case
 
 
-def lines(session):
-    """What has been said in a session since the last look."""
+def lines(session: WorkerSession) -> list[str]:
+    """The messages that have come in a session since the last look."""
     notices, found = session.connection.notices, []
     while notices:
         found.append(notices.popleft().strip()[:MOST_CHARACTERS])
     return found
 
 
-def parts(error):
-    """What a psycopg2.Error or SessionLost says, as sql_function's MopError has it."""
-    if getattr(error, "pgcode", None) is None:  # a session that has been ended has said why on the first line
+def parts(error: Any) -> dict[str, str | None]:
+    """The parts of a psycopg2.Error or a SessionLost, as sql_function's MopError has them."""
+    if getattr(error, "pgcode", None) is None:  # a session that was ended gives the reason in its first line
         return {
             "error": message_of(error).partition("\n")[0].removeprefix("FATAL:").strip(),
             "sqlstate": getattr(error, "sqlstate", None),
@@ -142,50 +146,52 @@ def parts(error):
     }
 
 
-def told(error):
-    """An error as psql shows it, without where."""
+def shown(error: Exception) -> str:
+    """An error as psql shows it, without its CONTEXT."""
     said = parts(error)
-    return "\n".join([said["error"], *(f"{name.upper()}:  {said[name]}" for name in ("detail", "hint") if said[name])])
+    others = (f"{name.upper()}:  {said[name]}" for name in ("detail", "hint") if said[name])
+    return "\n".join([said["error"] or "", *others])
 
 
-def ending(session, error, log):
-    """How a job has ended, and the error's text; `error`: what its command has raised, or None."""
+def ending(session: WorkerSession, error: Exception | None, log: Log) -> tuple[str, str | None]:
+    """How a job has ended, and the error's text; `error`: its command's, or None."""
     if error is None:
         if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
             return "finished", None
         return "failed", "the command does not end the transaction that it began last: that is rolled back"
     if isinstance(error, psycopg2.errors.QueryCanceled):
-        return "cancelled" if log.was_asked_for(error) else "failed", told(error)
+        return "cancelled" if log.was_asked_for(error) else "failed", shown(error)
     maybe = "\nDETAIL:  What the command has done may be committed."
     if isinstance(error, SessionLost):
-        return "failed", told(error) + maybe
+        return "failed", shown(error) + maybe
     if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_ACTIVE:
         # (psycopg2 leaves it there in the midst of COPY, and nowhere else)
         return "failed", (
             f"a job has no client, so there is no COPY to STDOUT or from STDIN{maybe}\n"
             "HINT:  INSERT INTO a table, or COPY to or from a file of the server."
         )
-    # (what is not the server's, which undoes a statement that it refuses, is that of a row beyond our memory)
-    return "failed", told(error) + (maybe if error.pgcode is None else "")
+    # (the server undoes a statement that it refuses; an error of psycopg2 itself is a row beyond our memory)
+    return "failed", shown(error) + (maybe if getattr(error, "pgcode", None) is None else "")
 
 
-def say(answer):
-    """Answer the backend; what it answers: '' where it has gone."""
+def say(message: dict[str, Any]) -> str:
+    """Send the backend a message: its answer, '' where it has gone."""
     try:
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(message), flush=True)
         return sys.stdin.readline()
     except BrokenPipeError:
         return ""
 
 
-def main():
-    if os.fork():  # the backend has no child to wait for
+def main() -> None:
+    """Run one job."""
+    if os.fork():  # so the backend has no child to wait for
         os._exit(0)
-    setproctitle("pg_mop job supervisor")  # until it has a number
+    setproctitle("pg_mop job supervisor")  # until the job has a number
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
-    # (a Way, without the import of all engines)
+    # (like connections.targets.Target, without its imports)
     target = types.SimpleNamespace(
         server=None,
         parameters=asked["parameters"],
@@ -201,7 +207,7 @@ def main():
             ask(session, "SELECT pg_catalog.set_config(%s, %s, false)", name, value)
         log = Log(target, schema, asked["command"], ask(session, f"SELECT backend FROM {schema}.mop_tokens"))
         ask(session, "SELECT pg_catalog.set_config('application_name', %s, false)", f"pg_mop job {log.job}")
-        ask(session, "RESET lock_timeout")  # the command has the login's own
+        ask(session, "RESET lock_timeout")  # the command has the role's own
     except (psycopg2.Error, SessionLost) as error:
         say(parts(error))
         return
@@ -214,9 +220,10 @@ def main():
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    kept, next_note = collections.deque(maxlen=MOST_LINES), 0.0
+    kept: collections.deque[str] = collections.deque(maxlen=MOST_LINES)
+    next_note = 0.0
 
-    def check_interrupts():
+    def check_interrupts() -> None:
         nonlocal next_note
         kept.extend(lines(session))
         if kept and time.monotonic() > next_note:
@@ -226,7 +233,7 @@ def main():
 
     try:
         session.begin(asked["command"])
-        libpq.take_rows_singly(session.connection)  # nobody wants them
+        libpq.take_rows_singly(session.connection)  # they are thrown away
         while not (ended := wait([session], check_interrupts, CHECK_SECONDS)):
             pass
         outcome, problem = ending(session, ended[0][1], log)
@@ -234,11 +241,11 @@ def main():
         outcome, problem = ending(session, error, log)
     except MemoryError:
         outcome, problem = "failed", "a row takes too much memory; what the command has done may be committed"
-    with contextlib.suppress(psycopg2.Error):  # what came with the last results is told by the next look
+    with contextlib.suppress(psycopg2.Error):  # messages that came with the last results are read by the next look
         session.connection.poll()
     last = [*kept, *lines(session)], outcome, problem
     if not log.note(*last):
-        session.close()  # a job that has ended does not count as running, though nobody can say how it has ended
+        session.close()  # so the job does not count as running, although its end is not in the catalog
         until = time.monotonic() + NOTE_SECONDS
         while not log.note(*last) and time.monotonic() < until:
             time.sleep(1)

@@ -1,7 +1,12 @@
-"""Worker sessions: asynchronous connections back to the database, each with its trainer; kept warm between calls."""
+"""The worker sessions of a run: asynchronous connections back to the database, each with its trainer.
+
+They are kept open for the next call of the same client session, with the rows that their trainers have cached.
+"""
 
 import json
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import psycopg2
 import psycopg2.extensions
@@ -17,16 +22,20 @@ from pg_mop.connections.sessions import (
     run,
     wait,
 )
+from pg_mop.connections.targets import Target
+from pg_mop.run.servers import Server
 
 MOST_AT_HOME = 1000  # compiled models that are remembered of a session
+CANCEL_SECONDS = 1.5  # for the sessions of a cancelled run to notice
 
-# idle sessions of this backend, by (the way's key, the extension's schema there, place); each trainer's cache holds the
-# rows of its segment
-_pool = {}
+Key = tuple[Any, str, int]  # of a connection target, the extension's schema there, the worker
+
+# idle sessions of this backend; each trainer's cache holds the rows of its worker's segment
+_pool: dict[Key, WorkerSession] = {}
 
 
-def are_warm(role):
-    """True where sessions of an earlier call of the role are kept, on this server."""
+def are_warm(role: str) -> bool:
+    """True where this backend keeps sessions of an earlier call of the role on this server."""
     return any(
         session.target.server is None and session.target.role == role and not session.connection.closed
         for session in _pool.values()
@@ -34,20 +43,29 @@ def are_warm(role):
 
 
 class Sessions:
-    """The worker sessions of one run, one for each place, opened or taken from the pool."""
+    """The worker sessions of one run, one for each worker, opened or taken from the pool."""
 
-    def __init__(self, db, server, options, name, lock_timeout):
-        """`server(place)`: the :class:`~pg_mop.run.servers.Server` of a place; `options(place)`: the trainer's
-        options; `name`: the sessions' application_name; `lock_timeout`: theirs, milliseconds."""
+    def __init__(
+        self,
+        db: Any,
+        server: Callable[[int], Server],
+        options: Callable[[int], dict[str, Any]],
+        name: str,
+        lock_timeout: int,
+    ) -> None:
+        """`server(worker)`: the worker's server; `options(worker)`: the options of its trainer; `name`: the sessions'
+        application_name; `lock_timeout`: theirs, in milliseconds."""
         self.db, self.server, self.options, self.name, self.lock_timeout = db, server, options, name, lock_timeout
         self.check_interrupts = db.check_interrupts
-        self.by_worker = {}
-        self.relays = {}  # (place, name of a server) -> session of that one that carries states for the place's
-        self.pulses = {}  # name of another server -> its Pulse
+        self.by_worker: dict[int, WorkerSession] = {}
+        # (worker, name of a server) -> the session there that carries states for the worker
+        self.relays: dict[tuple[int | str | None, str | None], WorkerSession] = {}
+        self.pulses: dict[str | None, Pulse] = {}  # name of another server -> its Pulse
 
-    def relay(self, session, server, source=None):
-        """A session of a Server that carries states for `session`; None: for whoever waits for it, or copies of those
-        that are made on the server `source`."""
+    # --- other servers ------------------------------------------------------------------------------
+    def relay(self, session: WorkerSession | None, server: Server, source: str | None = None) -> WorkerSession:
+        """The session on a server that carries states for a worker session. Without a worker session: the one that
+        copies states from the server `source`, or that the coordinator itself waits for."""
         worker = session.worker if session is not None else source
         relay = self.relays.get((worker, server.name))
         if relay is None or relay.connection.closed:
@@ -57,24 +75,25 @@ class Sessions:
         relay.serves = session
         return relay
 
-    def pulse(self, target, anew=False):
-        """The Pulse of the server that a way leads to; `anew`: one that knows nothing of what was before."""
+    def pulse(self, target: Target, anew: bool = False) -> Pulse:
+        """The Pulse of a target's server; `anew`: a new one, which knows nothing of earlier silence."""
         if anew and target.server in self.pulses:
             self.pulses.pop(target.server).close()
         if target.server not in self.pulses:
             self.pulses[target.server] = Pulse(target, self.name)
         return self.pulses[target.server]
 
-    def silence(self, server):
-        """For how many seconds another Server has not answered."""
+    def silence(self, server: Server) -> float:
+        """For how many seconds another server has not answered."""
         return self.pulse(server.target).look()
 
-    def homes(self):
-        """{digest of a compiled model: the place whose trainer has it of an earlier call}."""
+    # --- compiled models ----------------------------------------------------------------------------
+    def homes(self) -> dict[str, int]:
+        """{digest of a compiled model: the worker whose trainer has it from an earlier call}."""
         return {digest: worker for worker, session in self.by_worker.items() for digest in session.at_home}
 
-    def note_homes(self, homes):
-        """Remember such places for the next call."""
+    def note_homes(self, homes: dict[str, int]) -> None:
+        """Remember for the next call which worker's trainer has which compiled model."""
         for digest, worker in homes.items():
             if worker in self.by_worker:
                 known = self.by_worker[worker].at_home
@@ -83,37 +102,39 @@ class Sessions:
                 if len(known) > MOST_AT_HOME:
                     del known[next(iter(known))]
 
-    def _key(self, worker):
+    # --- opening ------------------------------------------------------------------------------------
+    def _key(self, worker: int) -> Key:
         server = self.server(worker)
         return server.target.key, server.schema, worker
 
-    def _warm_up(self, worker):
+    def _warm_up(self, worker: int) -> str:
+        """SQL that prepares a session, and starts its trainer."""
         server, options = self.server(worker), quote_literal(json.dumps(self.options(worker)))
         return (
             f"{server.target.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
             f"SET lock_timeout = {self.lock_timeout}; SELECT {server.schema}.mop_start_trainer({options})"
         )
 
-    def open(self, workers):
-        """Open sessions at `places`, all at once; they start their trainers without being waited for.
+    def open(self, workers: list[int]) -> MopError | None:
+        """Open the sessions of workers, all at once; nothing waits for their trainers to start.
 
         Returns the MopError that says why some could not be opened, or None. Raises it where none could.
         """
-        opening = {}  # session -> it has been told to start its trainer
+        opening: dict[WorkerSession, bool] = {}  # session -> it is starting its trainer
         for worker in workers:
             try:
                 self.by_worker[worker] = self._take(worker, workers) or self._connect(worker, opening)
             except SessionLost:
                 pass
         self._connected(opening)
-        # what went wrong may go better alone, or say why it cannot
+        # a session that failed may succeed now, or give the reason
         refused = self.add([worker for worker in workers if worker not in self.by_worker])
         if refused is not None and not self.by_worker:
             raise refused
         return refused
 
-    def _connected(self, opening):
-        """Wait until all of `opening` are ready; those that fail are left out of by_place."""
+    def _connected(self, opening: dict[WorkerSession, bool]) -> None:
+        """Wait until all of `opening` are ready; a session that fails leaves `by_worker`."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while opening and time.monotonic() < deadline:
             for session, error in wait(list(opening), self.check_interrupts):
@@ -132,9 +153,9 @@ class Sessions:
             session.close()
             del self.by_worker[session.worker]
 
-    def add(self, workers):
-        """Open sessions at more places. Returns the MopError of the first that cannot be opened, which ends it; else
-        None."""
+    def add(self, workers: Iterable[int]) -> MopError | None:
+        """Open the sessions of more workers, one after the other. Returns the MopError of the first that fails, and
+        stops there; otherwise None."""
         for worker in workers:
             try:
                 self.fresh(worker)
@@ -143,25 +164,28 @@ class Sessions:
                 return error
         return None
 
-    def end(self, worker):
-        """End the session at a place, if there is one."""
+    def end(self, worker: int) -> None:
+        """End a worker's session, if it has one."""
         session = self.by_worker.pop(worker, None)
         if session is not None:
             session.close()
 
-    def _connect(self, worker, opening):
+    def _connect(self, worker: int, opening: dict[WorkerSession, bool]) -> WorkerSession:
         session = WorkerSession(self.server(worker).target, worker, self.name)
         opening[session] = False
         return session
 
-    def _take(self, worker, workers):
-        """A warm session for a place: its own, which has its rows, or one that none of `places` will ask for."""
+    def _take(self, worker: int, workers: list[int]) -> WorkerSession | None:
+        """A kept session for a worker: its own, whose trainer has its rows, or one that none of `workers` will take."""
         key = self._key(worker)
         if key not in _pool:
-            asked_for = {self._key(other) for other in workers}
-            key = next((warm for warm in _pool if warm[:2] == key[:2] and warm not in asked_for), None)
-        session = _pool.pop(key, None)
-        if session is None or session.connection.closed:
+            taken = {self._key(other) for other in workers}
+            found = next((warm for warm in _pool if warm[:2] == key[:2] and warm not in taken), None)
+            if found is None:
+                return None
+            key = found
+        session = _pool.pop(key)
+        if session.connection.closed:
             return None
         session.worker = worker
         try:
@@ -171,9 +195,11 @@ class Sessions:
             return None
         return session
 
-    def fresh(self, worker, seconds=CONNECT_SECONDS):
-        """A new session at `place`, its trainer started."""
-        for left in reversed(range(ATTEMPTS)):
+    def fresh(self, worker: int, seconds: float = CONNECT_SECONDS) -> WorkerSession:
+        """A new session of a worker, with its trainer started. Raises MopError."""
+        left = ATTEMPTS
+        while True:
+            left -= 1
             session = open_session(self.server(worker).target, worker, self.name, self.check_interrupts, seconds)
             self.by_worker[worker] = session
             try:
@@ -189,8 +215,9 @@ class Sessions:
                     f"a worker session cannot start its trainer: {str(error).strip()}", sqlstate=error.pgcode or "XX000"
                 ) from None
 
-    def keep(self, idle_milliseconds):
-        """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""
+    # --- the end ------------------------------------------------------------------------------------
+    def keep(self, idle_milliseconds: int) -> None:
+        """Put the sessions, all idle, into the pool; the server ends them after that idle time."""
         for worker, session in self.by_worker.items():
             try:
                 run(
@@ -205,21 +232,27 @@ class Sessions:
         self.by_worker = {}
         self._close_others()
 
-    def _close_others(self):
-        """End the sessions that serve no place."""
-        for other in (*self.relays.values(), *self.pulses.values()):
-            other.close()
+    def _close_others(self) -> None:
+        """End relays and pulses."""
+        for relay in self.relays.values():
+            relay.close()
+        for pulse in self.pulses.values():
+            pulse.close()
         self.relays, self.pulses = {}, {}
 
-    def abandon(self):
-        """Cancel what runs and end every session, within two seconds. Gives no control to PostgreSQL meanwhile."""
-        busy = [one for s in self.by_worker.values() if s.work and not (one := s.relay or s).connection.closed]
-        for session in [s for s in busy if s.target.server is not None]:
-            session.close()  # a cancel would wait for its server; that notices within half a second
-            busy.remove(session)
-        for session in busy:
-            session.cancel()
-        deadline = time.monotonic() + 1.5
+    def abandon(self) -> list[int]:
+        """Cancel all commands and end every session, within two seconds, without checking for interrupts: the process
+        IDs of the backends that have not noticed."""
+        busy = []
+        for session in self.by_worker.values():
+            at_work = session.relay or session
+            if session.work and not at_work.connection.closed:
+                if at_work.target.server is None:
+                    at_work.cancel()
+                    busy.append(at_work)
+                else:
+                    at_work.close()  # a cancel would wait for its server, which notices this within half a second
+        deadline = time.monotonic() + CANCEL_SECONDS
         while busy and time.monotonic() < deadline:
             ended = {id(s) for s, _ in wait(busy, lambda: None, 0.05)}
             busy = [s for s in busy if id(s) not in ended]

@@ -1,0 +1,47 @@
+"""The values that all parts of a run's event loop share."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pg_mop.backend.database import MopError
+from pg_mop.catalog import Catalog
+from pg_mop.plan.stages import Plan
+from pg_mop.run.attempt import UNDER_WAY, Attempt, Policy, State
+from pg_mop.run.servers import Server
+from pg_mop.run.sessions import Sessions
+from pg_mop.run.states import States
+from pg_mop.schedule.board import Board, Unit
+
+
+@dataclass
+class RunContext:
+    """One run. `db`: the caller's backend; `catalog`: the coordinator's session to the catalog."""
+
+    db: Any
+    catalog: Catalog
+    run_id: int
+    servers: dict[str | None, Server]  # by name; None: the coordinator's own
+    sessions: Sessions
+    plan: Plan
+    board: Board
+    unit_specs: Any  # see run/unit_specs.py
+    states: States
+    policy: Policy
+    attempts: dict[Unit, Attempt] = field(default_factory=dict)  # the last attempt at each unit that has not ended
+
+    @property
+    def visits(self) -> int:
+        """How often a stage is trained: once on each segment; where replicas are averaged, each on one segment."""
+        return 1 if self.board.shares_states else len(self.board.segments)
+
+    def attempts_in(self, *states: State) -> list[Attempt]:
+        """The attempts that are in one of these states."""
+        return [attempt for attempt in self.attempts.values() if attempt.state in states]
+
+    def released_under_way(self) -> set[int]:
+        """The stages whose states are released by the commits of attempts under way."""
+        return {stage for attempt in self.attempts_in(*UNDER_WAY) for stage in attempt.released}
+
+    def waited_in_vain(self, message: str, until: str = "all servers are back", detail: str | None = None) -> MopError:
+        """The error for a server that has been away for server_timeout."""
+        return MopError(message, detail=detail, sqlstate="08006", hint=f"{self.policy.resume} once {until}.")

@@ -1,0 +1,132 @@
+"""The model states that the run still needs, and their versions."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pg_mop.plan.stages import Stage
+from pg_mop.run.context import RunContext
+from pg_mop.schedule.board import Unit
+
+
+class NeededStates:
+    """Releases each state once no unit will read it and no configuration ends with it or keeps it."""
+
+    def __init__(self, run: RunContext, kept_bytes: int) -> None:
+        """`kept_bytes`: of states that are kept for later runs (pg_mop.reuse)."""
+        self.run, self.kept_bytes = run, kept_bytes
+        # stage -> the version of its state: how often it has been trained since its path began
+        self.versions: dict[int, int] = {
+            stage: state["version"] for stage, state in run.catalog.models(run.run_id).items()
+        }
+        self.waiting: dict[int, set[int]] = {}  # stage -> its children that have not begun, and begin with its state
+        self.reading: Counter[int] = Counter()  # stage -> units under way that begin with its state
+        self.pinned: Counter[int] = Counter()  # stage -> configurations that keep its state to the end
+        self.wait_for(run.plan.stages.values())
+
+    # --- versions -----------------------------------------------------------------------------------
+    def version(self, stage: int) -> int:
+        """How often the stage's state has been trained since its path began."""
+        return self.versions.get(stage, (self.run.plan.stages[stage].iteration - 1) * self.run.visits)
+
+    def has_trained(self, stage: Stage) -> bool:
+        """True where this run has trained the stage on a segment at least."""
+        return stage.origin is None and self.version(stage.number) > (stage.iteration - 1) * self.run.visits
+
+    # --- readers ------------------------------------------------------------------------------------
+    def wait_for(self, stages: Iterable[Stage]) -> None:
+        """Those of the stages that have not begun will read their parents' states."""
+        for stage in stages:
+            if (
+                stage.parent is not None
+                and stage.number not in self.versions
+                and stage.trials
+                and not (stage.failed or stage.trained)
+            ):
+                self.waiting.setdefault(stage.parent.number, set()).add(stage.number)
+
+    def need_no_parent(self, stages: Iterable[Stage]) -> None:
+        """These stages have begun, or never will: they do not need their parents' states any more."""
+        parents = []
+        for stage in stages:
+            if stage.parent is not None:
+                self.waiting.get(stage.parent.number, set()).discard(stage.number)
+                parents.append(stage.parent)
+        self.release(parents)
+
+    def begin(self, unit: Unit) -> list[int]:
+        """A training unit begins: the stages whose states its commit releases."""
+        parent = self.run.plan.stages[unit.stage].parent
+        if parent is None or unit.stage in self.versions:
+            return []
+        self.reading[parent.number] += 1
+        if not self.run.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
+            return [parent.number]
+        return []
+
+    def end(self, unit: Unit) -> None:
+        """A training unit has ended, committed or not: it does not read its parent's state any more."""
+        parent = self.run.plan.stages[unit.stage].parent
+        if parent is not None and unit.stage not in self.versions:
+            self.reading[parent.number] -= 1
+
+    def trained(self, unit: Unit) -> None:
+        """A training unit counts: its stage's state has the next version."""
+        self.end(unit)
+        self.versions[unit.stage] = self.version(unit.stage) + 1
+
+    def pin(self, stage: int, instead: int | None = None) -> None:
+        """Keep a stage's state to the end for a configuration, `instead` of another one."""
+        self.pinned[stage] += 1
+        if instead is not None:
+            self.pinned[instead] -= 1
+            self.release([self.run.plan.stages[instead]])
+
+    # --- release ------------------------------------------------------------------------------------
+    def release(self, stages: Iterable[Stage]) -> None:
+        """Release those of the stages' states that are not needed any more."""
+        if self.run.board.shares_states:
+            return
+        states = self.run.states
+        gone = [
+            stage.number
+            for stage in stages
+            if states.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)
+        ]
+        if gone:
+            states.release(gone)
+
+    def release_replicas(self, iteration: int) -> None:
+        """Averaging: once all replicas have trained an iteration, their states of the one before are not needed."""
+        plan = self.run.plan
+        paths = [plan.path(key) for key in range(1, len(self.run.unit_specs.replicas) + 1)]
+        if iteration > 1 and all(path[iteration - 1].trained for path in paths):
+            self.run.states.release([path[iteration - 2].number for path in paths])
+
+    def lost(self) -> list[Stage]:
+        """The trained stages whose states are needed and on no server that answers."""
+        stages = self.run.plan.stages.values()
+        first = min((stage.iteration for stage in stages if not stage.ended), default=0)
+        return [
+            stage
+            for stage in stages
+            if self.version(stage.number) > (stage.iteration - 1) * self.run.visits
+            and not self.run.states.has(stage.number)
+            and (stage.iteration >= first - 1 if self.run.board.shares_states else self._is_read(stage))
+        ]
+
+    def _is_read(self, stage: Stage, but_for: int | None = None) -> bool:
+        """True where the stage's state will be read, not only by its child `but_for`."""
+        return bool(
+            not stage.ended
+            or stage.ends
+            or self.pinned[stage.number]
+            or self.waiting.get(stage.number, set()) - {but_for}
+        )
+
+    def _is_unneeded(self, stage: Stage, but_for: int | None = None) -> bool:
+        """True where the stage's state will not be read any more, except by its child `but_for`."""
+        if self._is_read(stage, but_for):
+            return False
+        # another run may begin where paths part, or where a search has stopped once
+        may_begin = len(stage.children) > 1 or stage.evaluated and self.run.board.searched
+        return not (may_begin and self.run.states.live < self.kept_bytes)

@@ -1,0 +1,112 @@
+"""Carries out the requests of a run controller (run/requests.py)."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import psycopg2
+
+from pg_mop.backend.database import MopError
+from pg_mop.connections.sessions import message_of
+from pg_mop.plan.stages import Stage
+from pg_mop.run.context import RunContext
+from pg_mop.run.failover import Failover
+from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.requests import Ask, GiveUp, HasState, Pin, Register, Request, Steps, Withdraw, perform
+
+
+class RequestHandler:
+    """Extends, shortens and fails the paths of a run's configurations."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        needed: NeededStates,
+        failover: Failover,
+        adopt: Callable[[list[Stage]], list[Stage]],
+        extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
+    ) -> None:
+        """`adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these
+        stages. `extend(configuration, until, evaluated, new, shareable)` asks the planner for more iterations: (stages
+        to be done, new requests: [(mst_key, stage)])."""
+        self.run, self.needed, self.failover, self.adopt, self.extend = run, needed, failover, adopt, extend
+        self.failed: dict[int, str] = {}  # mst_key -> why the configuration failed
+
+    def perform(self, steps: Steps) -> Any:
+        """Carry out the requests of a controller's generator, and return its result."""
+        return perform(steps, self._do)
+
+    def _do(self, request: Request) -> Any:
+        """Carry out a request. Returns its answer (run/requests.py)."""
+        match request:
+            case Ask(c, until, evaluated, new):
+                stages, requests = self.extend(c, until, evaluated, new, self._shareable)
+                if stages or requests or new:
+                    self._ask([c] if new else [], stages, requests)
+                return stages, requests
+            case Register(c):
+                self._ask([c], [], [])
+            case Withdraw(mst_key, reason, until):
+                return self._withdraw(mst_key, reason, until)
+            case Pin(stage, instead):
+                self.needed.pin(stage, instead)
+            case GiveUp(mst_key, message):
+                self.give_up([mst_key], message)
+            case HasState(stage):
+                return self.run.states.has(stage)
+        return None
+
+    def _ask(
+        self, configurations: list[dict[str, Any]], stages: list[Stage], requests: list[tuple[int, Stage]]
+    ) -> None:
+        """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]. `configurations`: the new
+        ones among the configurations, as in catalog.open_run."""
+        run = self.run
+        for name, server in list(run.servers.items()):
+            try:
+                server.catalog.ask(server.run_id, configurations, stages, requests, run.visits)
+            except (psycopg2.Error, MopError) as error:
+                if server.home or not self.failover.do_without(name, message_of(error)):
+                    raise
+        for stage in self.adopt(
+            [stage for stage in stages if not run.board.is_running(stage.number) and not self.needed.has_trained(stage)]
+        ):
+            self.needed.versions[stage.number] = stage.iteration * run.visits
+            run.states.adopted(stage.number)
+        begun = [stage for stage in stages if stage.number not in self.needed.versions]
+        for stage in run.catalog.start(run.run_id, begun, {c["mst_key"]: c for c in configurations}):
+            run.states.adopted(stage.number)
+        self.needed.wait_for(stages)
+        run.board.add(stages)
+
+    def _shareable(self, stages: list[Stage], evaluated: Collection[int], keeps: bool = False) -> int:
+        """How many of `stages` (as plan.foresee gives them) a path may share: all, if it finds the states that it needs
+        to end there or to go on, and the metrics of the iterations `evaluated`; otherwise up to the last stage with a
+        state. `keeps`: it needs the states of all these iterations, as it may end with any of them, or keep it."""
+        going, shared = self.run.released_under_way(), 0
+        for i, stage in enumerate(stages):
+            if not stage.trained:
+                begun = stage.number in self.needed.versions or self.run.board.is_running(stage.number)
+                return len(stages) if begun or shared == i else shared
+            if self.run.states.has(stage.number) and stage.number not in going:
+                shared = i + 1
+            elif stage.iteration in evaluated and (keeps or not stage.scored):
+                return shared
+        return shared
+
+    def _withdraw(self, mst_key: int, reason: str | None, until: int | None = None) -> list[Stage]:
+        """End a configuration with the iteration that it is in, or with iteration `until`, where that is known. Returns
+        the stages that leave its path."""
+        plan = self.run.plan
+        before = plan.path(mst_key)
+        self.run.board.withdraw(mst_key, until)
+        gone = before[len(plan.path(mst_key)) :]
+        self.needed.need_no_parent(stage for stage in before if not stage.trials)
+        self.needed.release(stage for stage in gone if stage.trained)
+        self.run.catalog.withdraw(self.run.run_id, mst_key, len(before) - len(gone), reason)
+        return gone
+
+    def give_up(self, keys: Iterable[int], message: str, blame: str = "place") -> None:
+        """Note that configurations have failed."""
+        keys = list(keys)
+        self.failed.update(dict.fromkeys(keys, message))
+        self.run.catalog.fail_configurations(self.run.run_id, keys, message, blame)

@@ -1,0 +1,198 @@
+"""Model states are carried to the servers that need them, and read ahead by the sessions that train them next."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psycopg2
+
+from pg_mop.backend.database import MopError
+from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, run, wait
+from pg_mop.plan.stages import Stage
+from pg_mop.run.context import RunContext
+from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.states import Move
+from pg_mop.schedule.board import Unit
+
+DIRECT_SECONDS = 20  # for a state to come directly from another server, and one more for each MB
+AHEAD_BYTES = 1 << 20, 256 << 20  # the least and the most bytes of a state that is read ahead
+AGAIN_SECONDS = 0.5  # until a state is brought home again after a failure
+
+
+class NotCarried(Exception):
+    """A model state could not be carried to the server that needs it."""
+
+
+class Transfers:
+    """The transfers of a run's states, by relay sessions.
+
+    A relay is a session on the target's server, where that can reach the source, or on the coordinator's server. The
+    work of a worker session begins once its relay has ended.
+    """
+
+    def __init__(
+        self, run: RunContext, needed: NeededStates, scheduler: Any, check_servers: Callable[[], None]
+    ) -> None:
+        """`check_servers()` raises MopError where a server has not answered for server_timeout."""
+        self.run, self.needed, self.scheduler, self.check_servers = run, needed, scheduler, check_servers
+        self.carried: Counter[int] = Counter()  # stage -> moves of its state that are under way
+        self.ahead: dict[int, int] = {}  # worker -> the stage whose state its session reads ahead
+
+    # --- before units begin -------------------------------------------------------------------------
+    def read_by(self, unit: Unit) -> list[int]:
+        """The stages whose states a unit reads: its own stage's, or its parent's before its own has been trained; where
+        replicas are averaged, those of all replicas."""
+        read = []
+        for number in [unit.stage, *(number for number, _ in self.run.unit_specs.replicas_of(unit) or ())]:
+            stage = self.run.plan.stages[number]
+            for reads in (stage, stage.parent):
+                if reads is not None and self.run.states.has(reads.number):
+                    read.append(reads.number)
+                    break
+        return read
+
+    def moves(self, units: Iterable[Unit], server: str | None) -> list[Move]:
+        """The moves that units on a server need before they can begin."""
+        states = self.run.states
+        return [
+            states.expect(stage, self.needed.version(stage), server)
+            for stage in sorted({stage for unit in units for stage in self.read_by(unit)})
+            if not states.is_at(stage, server)
+        ]
+
+    def read_ahead(self, worker: int) -> dict[str, int] | None:
+        """The stage, with its version, whose state a worker's session may read while it trains another; None: unknown.
+
+        The other workers leave that stage to this one as long as they have others.
+        """
+        unit, states, board = self.scheduler.coming(worker), self.run.states, self.run.board
+        least, most = AHEAD_BYTES
+        if (
+            unit is None
+            or not least <= states.bytes(unit.stage) <= most
+            or any(not states.is_at(stage, board.server(worker)) for stage in self.read_by(unit))
+        ):
+            self.forget_ahead(worker)
+            return None
+        board.reserve(worker, unit.stage)
+        self.ahead[worker] = unit.stage
+        return {"stage": unit.stage, "version": self.needed.version(unit.stage)}
+
+    def forget_ahead(self, worker: int) -> None:
+        """The worker reads no state ahead."""
+        self.run.board.reserve(worker, None)
+        self.ahead.pop(worker, None)
+
+    def is_movable(self, stage: int) -> bool:
+        """True where no unit and no relay reads the stage's state now: it may be moved to another state table."""
+        stages = self.run.plan.stages
+        return not (
+            self.run.board.shares_states
+            or self.run.board.is_running(stage)
+            or self.needed.reading[stage]
+            or self.carried[stage]
+            or stage in self.ahead.values()
+            or any(stages[ahead].parent is stages[stage] for ahead in self.ahead.values())
+        )
+
+    # --- carrying -----------------------------------------------------------------------------------
+    def carry(self, session: WorkerSession, moves: list[Move]) -> None:
+        """Begin to carry states to a worker session's server. Raises NotCarried."""
+        states = self.run.states
+        at = states.carrier(moves)
+        try:
+            relay = self.run.sessions.relay(session, at)
+            tables = "" if relay.prepared else states.tables_sql(at) + "; "
+            relay.begin(relay.clean_sql() + tables + "; ".join(states.move_sql(at, move) for move in moves))
+        except (SessionLost, MopError) as error:
+            states.not_direct(moves)
+            for move in moves:
+                states.given_up(move)
+            raise NotCarried(f"a model state could not be carried: {message_of(error)}") from None
+        session.moves, session.relay = moves, relay
+        for move in moves:
+            self.carried[move.stage] += 1
+
+    def arrived(self, session: WorkerSession, error: Exception | None) -> Exception | None:
+        """The relay of a worker session has ended, with an error or None: the error that its units meet, or None."""
+        moves, relay, states = session.moves, session.relay, self.run.states
+        session.moves, session.relay = [], None
+        for move in moves:
+            self.carried[move.stage] -= 1
+            if error is not None:
+                states.given_up(move)
+                continue
+            try:
+                states.arrived(move, self.is_movable)
+            except (psycopg2.Error, MopError) as trouble:
+                error = trouble
+        if error is None:
+            relay.prepared = True
+            return None
+        if isinstance(error, SessionLost):
+            relay.close()
+        if relay.target.server is not None:
+            self.run.db.plpy.log(f"pg_mop: server {relay.target.server} cannot fetch states: {message_of(error)}")
+            states.not_direct(moves)
+        elif (getattr(error, "pgcode", None) or "").startswith("42"):  # a right is missing: waiting does not help
+            return error
+        return NotCarried(f"a model state could not be carried: {message_of(error)}")
+
+    def hurry(self) -> None:
+        """Give up direct transfers that take too long: the line between those servers may be down, and the coordinator's
+        own sessions to them do not notice. The states then pass through the coordinator."""
+        for session in self.run.sessions.by_worker.values():
+            if session.relay is not None and session.relay.target.server is not None:
+                megabytes = sum(self.run.states.bytes(move.stage) for move in session.moves) >> 20
+                if time.monotonic() - session.work[0].begun > DIRECT_SECONDS + megabytes:
+                    session.relay.close()
+
+    def leave(self, name: str) -> None:
+        """A server is given up: no relay carries states to it or from it any more."""
+        for worker, session in self.run.sessions.by_worker.items():
+            if self.run.board.server(worker) == name:
+                if session.relay is not None:
+                    session.relay.close()
+                for move in session.moves:
+                    self.carried[move.stage] -= 1
+                session.moves, session.relay = [], None
+            elif any(move.source == name for move in session.moves):
+                session.relay.close()
+
+    # --- to the coordinator's server ----------------------------------------------------------------
+    def bring_home(self, stages: Iterable[Stage]) -> None:
+        """Carry the states of stages to the coordinator's server, where it lacks them, and wait for them."""
+        states = self.run.states
+        for stage in [s.number for s in stages if states.has(s.number) and not states.is_at(s.number, None)]:
+            since, error = time.monotonic(), self._bring(stage)
+            while error is not None:
+                if time.monotonic() - since > self.run.policy.server_timeout:
+                    raise self.run.waited_in_vain(f"a model state could not be brought home: {message_of(error)}")
+                wait([], self._check_interrupts, AGAIN_SECONDS)
+                error = self._bring(stage)
+
+    def _bring(self, stage: int) -> Exception | None:
+        """Carry a stage's state to the coordinator's server: the error, or None."""
+        states, home = self.run.states, self.run.servers[None]
+        move = states.expect(stage, self.needed.version(stage), None)
+        try:
+            relay = self.run.sessions.relay(None, home)
+        except MopError as error:
+            states.given_up(move)
+            return error
+        try:
+            if not relay.prepared:
+                run(relay, states.tables_sql(home), self._check_interrupts)
+                relay.prepared = True
+            run(relay, relay.clean_sql() + states.move_sql(home, move), self._check_interrupts)
+        except (psycopg2.Error, SessionLost) as error:
+            states.given_up(move)
+            return error
+        states.arrived(move, self.is_movable)
+        return None
+
+    def _check_interrupts(self) -> None:
+        """Called while a relay is waited for, as that may hang on another server."""
+        self.run.sessions.check_interrupts()
+        self.check_servers()
