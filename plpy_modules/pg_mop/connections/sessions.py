@@ -43,7 +43,7 @@ class WorkerSession:
         self.moves, self.command = [], None  # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
         self._cursor = None  # of the command that was sent last
-        self.at_home = {}  # digest of a compiled model whose home is here (schedule/base.py) -> None, the latest last
+        self.affinity = {}  # digests of compiled models with affinity for this worker, the latest last
         try:
             self.connection = psycopg2.connect(
                 **target.parameters,

@@ -229,7 +229,7 @@ class Coordinator:
         self.board = setup.make_board(
             self.planner, list(self.configurations), self.configurations.misfits, self.wanted, moved
         )
-        self.scheduler = setup.make_scheduler(self.planner, self.board)
+        self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db, self._server, self.unit_specs.trainer, f"pg_mop run {self.run_id}", self.options["lock_timeout"]
@@ -439,8 +439,8 @@ class Coordinator:
         if not (board.done and controller.done):
             self._open_sessions(sessions)
             if board.anywhere:
-                homes = sessions.homes().items()
-                self.scheduler.homes.update({planner.sharing.number(digest): worker for digest, worker in homes})
+                found = sessions.affinity().items()
+                self.scheduler.affinity.update({planner.sharing.number(digest): worker for digest, worker in found})
         # writing the output needs numpy: it is imported while the trainers start
         from pg_mop.backend.arrays import state  # noqa: F401
 
@@ -502,8 +502,8 @@ class Coordinator:
         self.remote_runs.drop()
         self._note_costs()
         if self.board.anywhere:
-            homes = self.scheduler.homes.items()
-            sessions.note_homes({planner.sharing.digest(n): worker for n, worker in homes if n is not None})
+            found = self.scheduler.affinity.items()
+            sessions.note_affinity({planner.sharing.digest(n): worker for n, worker in found if n is not None})
         sessions.keep(self.options["session_idle_timeout"])
         failed, stages = self._failures(), planner.plan.stages
         kept = {key: stages[stage].iteration for key, stage in self.controller.kept.items()}

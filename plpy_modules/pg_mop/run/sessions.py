@@ -25,7 +25,7 @@ from pg_mop.connections.sessions import (
 from pg_mop.connections.targets import Target
 from pg_mop.run.servers import Server
 
-MOST_AT_HOME = 1000  # compiled models that are remembered of a session
+MOST_AFFINITIES = 1000  # compiled models that are remembered of a session
 CANCEL_SECONDS = 1.5  # for the sessions of a cancelled run to notice
 
 Key = tuple[Any, str, int]  # of a connection target, the extension's schema there, the worker
@@ -88,18 +88,18 @@ class Sessions:
         return self.pulse(server.target).look()
 
     # --- compiled models ----------------------------------------------------------------------------
-    def homes(self) -> dict[str, int]:
+    def affinity(self) -> dict[str, int]:
         """{digest of a compiled model: the worker whose trainer has it from an earlier call}."""
-        return {digest: worker for worker, session in self.by_worker.items() for digest in session.at_home}
+        return {digest: worker for worker, session in self.by_worker.items() for digest in session.affinity}
 
-    def note_homes(self, homes: dict[str, int]) -> None:
+    def note_affinity(self, affinity: dict[str, int]) -> None:
         """Remember for the next call which worker's trainer has which compiled model."""
-        for digest, worker in homes.items():
+        for digest, worker in affinity.items():
             if worker in self.by_worker:
-                known = self.by_worker[worker].at_home
+                known = self.by_worker[worker].affinity
                 known.pop(digest, None)
                 known[digest] = None
-                if len(known) > MOST_AT_HOME:
+                if len(known) > MOST_AFFINITIES:
                     del known[next(iter(known))]
 
     # --- opening ------------------------------------------------------------------------------------

@@ -144,10 +144,10 @@ class UnitSpecs:
         own, all_left = self.sharing.key(self.plan.stages[unit.stage]), self.board.passes_left(None, unit.segment)
         if not self.board.anywhere:
             return {"passes_left": self.board.passes_left(own, unit.segment), "run_passes_left": all_left}
-        # a model that has its home at a worker is trained there, on all segments
+        # a worker trains the models with affinity for it on all segments
         here = all_left * len(self.board.segments) // len(self.board.workers)
-        at_home = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
-        return {"passes_left": min(at_home, here), "run_passes_left": here}
+        affine = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
+        return {"passes_left": min(affine, here), "run_passes_left": here}
 
     def _dataset_key(self, dataset: str, segment: Any) -> str:
         """Names the exact rows of a segment, so that the cache of a warm trainer serves the next call, too."""

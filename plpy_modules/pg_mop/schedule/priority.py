@@ -58,11 +58,6 @@ class PriorityScheduler(Scheduler):
         self.units, self.seconds = 0, 0.0  # units that have ended, and the sum of their seconds
         board.watch(self)
 
-    @property
-    def homes(self) -> dict[CompiledModel, Worker]:
-        """The name under which api/ reads and sets `affinity`."""
-        return self.affinity
-
     @abstractmethod
     def rank(self, stage: Stage) -> Any:
         """The stages of least rank go first; comparable values."""

@@ -152,8 +152,9 @@ class Procedure(ABC):
             if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget
         ]
 
-    def tell(self, trial: TrialNumber, iteration: int, value: float | None, ends: str | None = None) -> None:
-        """Take the metric of a trial after an iteration; None or NaN: the trial has failed and ends.
+    def tell(self, trial: TrialNumber, iteration: int | None, value: float | None, ends: str | None = None) -> None:
+        """Take the metric of a trial after an iteration; None or NaN: the trial has failed and ends (`iteration`: None if
+        the metric of none failed it).
 
         `ends`: the reason why the trial stops by its own rule after its budget, if it does. Values that are known
         already, and values after the trial's end, are ignored. Raises SearchError for an unknown trial.
@@ -163,12 +164,12 @@ class Procedure(ABC):
         if known.state != RUNNING:
             return
         if value is None or not math.isfinite(value):
-            self._end(known, FAILED, f"failed at iteration {iteration}")
+            self._end(known, FAILED, "failed" if iteration is None else f"failed at iteration {iteration}")
             if not known.outside:
                 self._on_lost(known)
             self._settle()
             return
-        if not known.at < iteration <= known.budget:
+        if iteration is None or not known.at < iteration <= known.budget:
             return
         known.at, known.loss = iteration, self._loss(value)
         if self.best is None or known.loss < self._loss(self.best[2]):
