@@ -224,8 +224,9 @@ def _class(value: Any) -> str | None:
         return None
     if isinstance(value, (bool, numpy.bool_)):
         return str(value).lower()
-    if isinstance(value, numbers.Real) and math.isfinite(value) and float(value).is_integer():
-        return str(math.trunc(value))
+    number: Any = value  # (mypy's numbers.Real does not convert to int)
+    if isinstance(value, numbers.Real) and math.isfinite(value) and value == int(number):
+        return str(int(number))
     return str(value)
 
 

@@ -213,7 +213,7 @@ def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
             other.mop_resume(first.run_id)
         other.calls.execute("DROP TABLE tiny_models, tiny_models_info, tiny_models_summary", {})
         third = other.fit_multiple(example["train"], "tiny_models", "tiny_mst", 1)
-    message = f"table tiny_models has the models of run {third.run_id}, which was trained after run {first.run_id}"
+    message = f"table tiny_models has the models of run {third.run_id}, trained after run {first.run_id}"
     for use in (first.to_keras, first.export, lambda: first.predict(example["digits"].head())):
         with pytest.raises(ClientError, match=message):
             use()
