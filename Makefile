@@ -9,8 +9,8 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 # set where PG_CONFIG is Greenplum's
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
-# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
-# WITH=jax JAX, WITH=torch PyTorch; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
+# `make install` puts the packages with their dependencies into one directory per version. WITH=search adds Optuna,
+# WITH=jax JAX, WITH=torch PyTorch. FRAMEWORK=cuda installs TensorFlow for NVIDIA's GPUs instead of the build for processors.
 ifeq ($(origin PG_CONFIG),undefined)
 PG_CONFIG := $(shell tools/postgres.sh pg_config)
 endif
@@ -28,7 +28,7 @@ SERVER = tools/server.sh
 .PHONY: debian docs help demo check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
-	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
+	@echo 'make demo      install missing packages, start an embedded PostgreSQL, run the demo'
 	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
@@ -38,7 +38,7 @@ help:
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff, its formatter, and mypy'
-	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
+	@echo 'make bench     pg_mop against other ways of model selection;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
@@ -154,7 +154,7 @@ bench: start bench-peers
 screenshots: start $(LOCAL)/debian-tests
 	@$(VENV)/bin/python -B tools/screenshots.py "$$($(SERVER) dsn)"
 
-# --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------
+# --- the image: IMAGE, its name; BASE, its base image; IMAGE_OPTIONS, the builder's own options ---------
 export IMAGE BASE
 image:
 	@docker/build.sh $(IMAGE_OPTIONS)

@@ -41,6 +41,7 @@ def test_each_database_has_the_extension_and_nothing_else(mop_server):  # noqa: 
         with mop_server.database() as uri, Selection(uri, progress=False, seed=1) as s:
             names.append(s.query("SELECT current_database() AS name").name[0])
             assert s.pack(rows, "rows", label="label") == "rows_packed"
+            assert s.table("rows_packed_summary").num_classes[0] == [2]  # (as docs/client.md has it for three)
     with mop_server.selection(segments=2) as s:
         assert s.query("SELECT to_regclass('rows') IS NULL AS absent").absent[0]
         assert s.query("SHOW max_connections", cap=None).iloc[0, 0] == "30"

@@ -47,7 +47,7 @@
             if (mine !== turn) return;
             if (!problem.said) console.error(problem);
             was_lost = true;
-            if ($("connection").textContent !== told(problem)) $("connection").textContent = told(problem);
+            if ($("connection").textContent !== message(problem)) $("connection").textContent = message(problem);
             rest = 2000;
         }
         timer = setTimeout(refresh, document.hidden ? 10000 : rest);
@@ -59,7 +59,7 @@
         history.replaceState(null, "", where());
         refresh();
     }
-    function told(problem) {
+    function message(problem) {
         return (problem.said || "the page has failed: " + problem) + (problem.hint ? " – " + problem.hint : "");
     }
     let saying;
@@ -303,12 +303,12 @@
     }
 
     // --- actions -------------------------------------------------------------------------------------------
-    async function act(what, given, question) {
+    async function act(action, given, question) {
         if (question && !confirm(question)) return;
         try {
-            say((await ask(`/api/run/${run}/${what}`, given)).said);
+            say((await ask(`/api/run/${run}/${action}`, given)).said);
         } catch (problem) {
-            say(told(problem));
+            say(message(problem));
         }
         refresh();
     }
@@ -317,7 +317,7 @@
             const answer = await ask(`${of}/${name}?${asked}`, null, answer => answer);
             save(await answer.blob(), /filename="([^"]+)"/.exec(answer.headers.get("content-disposition"))[1]);
         } catch (problem) {
-            say(told(problem));
+            say(message(problem));
         }
     }
     async function weigh() {
