@@ -18,7 +18,7 @@ that tests do not see each other's tables. To choose the server's programs or se
 
     @pytest.fixture(scope="session")
     def mop_server_options():
-        return {"bindir": "/usr/lib/postgresql/17/bin", "max_connections": 40}
+        return {"bindir": "/opt/postgresql/bin", "max_connections": 40}
 
 Without pytest, `MopServer` is a context manager.
 """
