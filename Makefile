@@ -9,8 +9,8 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 # set where PG_CONFIG is Greenplum's
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
-# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
-# WITH=jax JAX, WITH=torch PyTorch; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
+# `make install` puts the packages with their dependencies into one directory per version. WITH=search adds Optuna,
+# WITH=jax JAX, WITH=torch PyTorch. FRAMEWORK=cuda installs TensorFlow for NVIDIA's GPUs instead of the build for processors.
 ifeq ($(origin PG_CONFIG),undefined)
 PG_CONFIG := $(shell tools/postgres.sh pg_config)
 endif
@@ -18,7 +18,7 @@ HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
 FRAMEWORK ?= tensorflow
 
-# in a virtual environment: where the packages of the Python of today lie
+# the packages' directory in a virtual environment, for the version of SYSTEM_PYTHON
 LIB_PYTHON = $(shell $(SYSTEM_PYTHON) -c 'import sys; print("lib/python%d.%d/site-packages" % sys.version_info[:2])')
 
 LOCAL  = $(CURDIR)/.local
@@ -28,7 +28,7 @@ SERVER = tools/server.sh
 .PHONY: debian docs help demo check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
-	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
+	@echo 'make demo      install missing packages, start an embedded PostgreSQL, run the demo'
 	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
@@ -38,14 +38,14 @@ help:
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff, its formatter, and mypy'
-	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
+	@echo 'make bench     pg_mop against other ways of model selection;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
 	@echo 'make clean     stop the embedded server and remove .local'
 
 # --- the checkout's own server: PG=16, of that major version of PostgreSQL (tools/postgres.sh) ----------------
-# which PostgreSQL and which Python: what is made for others is made anew
+# the versions of PostgreSQL and Python: a change rebuilds everything that depends on them
 $(LOCAL)/systems: FORCE
 	@mkdir -p $(LOCAL); now="$$(tools/postgres.sh version 2> /dev/null) $$($(SYSTEM_PYTHON) -V 2> /dev/null)"; \
 	  [ "$$now" = "$$(cat $@ 2> /dev/null)" ] || echo "$$now" > $@
@@ -53,7 +53,7 @@ $(LOCAL)/systems: FORCE
 $(LOCAL)/debian: tools/debian.sh tools/postgres.sh $(LOCAL)/systems
 	@tools/debian.sh && touch $@
 
-# what the tests need besides: clocks that step back, a browser and what drives it
+# more packages for the tests: libfaketime for clocks that step back, a browser and its driver
 $(LOCAL)/debian-tests: $(LOCAL)/debian
 	@tools/debian.sh libfaketime chromium chromium-driver && touch $@
 
@@ -77,7 +77,7 @@ $(LOCAL)/extension: $(SQL) pg_mop.control $(MIGRATIONS) $(OLDER) $(LOCAL)/debian
 	  cp pg_mop.control $$ext/ && $(BUILD_SQL) $(VENV) $$ext $(OLDER)
 	@touch $@
 
-# (what is installed is compiled, too; a session may not write here, and would compile all that it imports)
+# (sessions cannot write bytecode into this directory, and would compile all their imports at every start)
 SOURCES = plpy_modules mop_udf
 $(LOCAL)/bytecode: $(LOCAL)/packages $(shell find $(SOURCES) -name '*.py')
 	@$(VENV)/bin/python -m compileall -q $(SOURCES) && touch $@
@@ -99,13 +99,13 @@ dsn:
 demo:
 	@demo/run.sh
 
-# two at a time: most tests wait as long as they work
+# two at a time: most tests wait for half of their time
 SIDE_BY_SIDE = -n 2 --dist loadfile
 
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,$(SIDE_BY_SIDE)) $(PYTEST_ARGS) $(TESTS)
 
-# heavy, and so not there by default
+# installed on request, because Ray is large
 test-ray: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/packages.sh $(VENV)/bin/python --editable '.[ray]'
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
@@ -116,7 +116,7 @@ test-torch: $(LOCAL)/packages $(LOCAL)/extension
 	  tests/unit/test_framework.py tests/unit/test_settings_of_machines.py
 
 SYSTEM ?= trixie
-# in a system of its own: the demo, `make check`, and what asks most of the server
+# in another Debian system: the demo, `make check`, and the suites that depend most on the server
 test-systems:
 	@tools/systems.sh $(SYSTEM)
 
@@ -137,9 +137,9 @@ reference:
 	@mkdir -p build && $(SYSTEM_PYTHON) -B tools/reference.py > build/reference.md.new && mv build/reference.md.new docs/reference.md
 
 lint: $(LOCAL)/packages
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/mypy
+	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check --quiet . && $(VENV)/bin/python -m mypy
 
-# the peers use the packages of .local/venv, so that all run the same Keras
+# the peers use the packages of .local/venv, so that all contenders run the same Keras
 $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages
 	@rm -rf $(LOCAL)/peers && $(SYSTEM_PYTHON) -m venv $(LOCAL)/peers
 	@echo "import site; site.addsitedir('$(VENV)/$(LIB_PYTHON)')" > $(LOCAL)/peers/$(LIB_PYTHON)/pg_mop.pth
@@ -154,7 +154,7 @@ bench: start bench-peers
 screenshots: start $(LOCAL)/debian-tests
 	@$(VENV)/bin/python -B tools/screenshots.py "$$($(SERVER) dsn)"
 
-# --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------
+# --- the image: IMAGE, its name; BASE, its base image; IMAGE_OPTIONS, the builder's own options ---------
 export IMAGE BASE
 image:
 	@docker/build.sh $(IMAGE_OPTIONS)
@@ -164,7 +164,7 @@ image-test:
 
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
 .PHONY: FORCE
-# (made anew each time: the path of PG_CONFIG's directory is in them)
+# (made each time, because the files contain the path of PG_CONFIG's directory)
 $(DATA_built) &: FORCE
 	@mkdir -p build && $(BUILD_SQL) $(if $(GREENPLUM),--greenplum) $(HOME_DIR) build
 
@@ -178,12 +178,12 @@ install-packages:
 	$(if $(filter tensorflow cuda,$(FRAMEWORK)),,$(error FRAMEWORK must be tensorflow or cuda, not $(FRAMEWORK)))
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
-	@# two packages of the same modules: where the other one was there, none is left whole
+	@# two packages with the same modules: one installed over the other leaves neither complete
 	@cd / && packages=$(DESTDIR)$(HOME_DIR)/$(LIB_PYTHON); \
 	  if ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
 	    $(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
 	tools/packages.sh $(DESTDIR)$(HOME_DIR)/bin/python '.[$(FRAMEWORK)$(WITH:%=,%)]'
-	@# the scripts are to run from where they will lie
+	@# the scripts will run from their final directory
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 
 uninstall: uninstall-packages

@@ -1,4 +1,4 @@
-"""Memory and writes of everything that this user runs on the machine, from /proc."""
+"""Memory and writes of all processes of this user, from /proc."""
 
 import itertools
 import os
@@ -7,10 +7,11 @@ import time
 
 
 class Watch:
-    """Context manager; afterwards `peak_bytes`, of the largest process that began within it, `together_bytes`, of all
-    that began within it, what they share counted once (proportional set size), and `written_bytes`, what all processes
-    sent to the disk meanwhile. Looks every 0.1 s, at what they hold together every 0.5 s: what a process did in its
-    last moments is missed.
+    """A context manager that measures the processes that begin within its block.
+
+    Afterwards, `peak_bytes` is the memory of the largest process. `together_bytes` is the memory of all processes, with
+    shared memory counted once (proportional set size). `written_bytes` counts the bytes that all processes have sent to
+    the disk. The samples are 0.1 s apart (`together_bytes`: 0.5 s), so that they miss the last moments of a process.
     """
 
     def __enter__(self):
@@ -51,14 +52,14 @@ def _processes():
                 peak = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")), 0)
             with open(f"/proc/{pid}/io") as io:
                 written = next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         found[int(pid)] = (peak, written)
     return found
 
 
 def _proportional(pid):
-    """Bytes that a process holds, of what it shares with others its part; 0 where it has ended."""
+    """The memory of a process in bytes, with its share of shared memory; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))

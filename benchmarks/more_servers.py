@@ -1,9 +1,9 @@
-"""What 8, 32 and 128 servers would do: simulated. Prints the tables of docs/servers.md.
+"""A simulation of 8, 32 and 128 servers. Prints the tables of docs/servers.md.
 
     PYTHONPATH=plpy_modules:. python benchmarks/more_servers.py
 
-16 configurations, 10 iterations; MOP is assumed to take 21.6 hours on 8 workers, so that a configuration takes
-21.6 h * 8 / (16 * 10) for all rows once.
+It has 16 configurations and 10 iterations. MOP is assumed to take 21.6 hours on 8 workers, so that one configuration
+takes 21.6 h * 8 / (16 * 10) for one iteration over all rows.
 """
 
 from pg_mop.plan.stages import Plan
@@ -18,7 +18,7 @@ GIGABIT = 125_000_000
 
 
 def hours(servers, configurations, transport, whole=PASS):
-    """The makespan of so many servers, a segment each."""
+    """The makespan in hours with the given number of servers, each with one segment."""
     plan = Plan()
     for key in range(1, configurations + 1):
         plan.ask(key, str(key), lambda iteration: ("", ""), ITERATIONS)

@@ -1,8 +1,8 @@
-"""A workload on Greenplum against PostgreSQL with as many segments: `python on_greenplum.py [--runs 3] [WORKLOAD]`.
+"""A workload on Greenplum and on PostgreSQL with the same number of segments: `on_greenplum.py [--runs 3] [WORKLOAD]`.
 
-PG_MOP_GREENPLUM names Greenplum's coordinator, where the extension is installed (docs/servers.md); the PostgreSQL it
-makes itself (tests/cluster.py). They take turns; each run's sessions start cold. Prints the seconds of packing and of
-training, each median with its runs.
+PG_MOP_GREENPLUM is the DSN of Greenplum's coordinator, with the extension installed (docs/servers.md). The program makes
+the PostgreSQL server (tests/cluster.py). Runs on the two servers alternate, and the sessions of each run start cold.
+Prints the seconds of packing and of training: the medians and all runs.
 """
 
 import argparse

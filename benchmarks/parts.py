@@ -1,12 +1,12 @@
-"""What single parts cost: `python parts.py DSN [PART ...]`. Adds to .local/bench/results.json.
+"""The cost of single parts: `python parts.py DSN [PART ...]`. Adds to .local/bench/results.json.
 
-packing     rows packed a second, against PL/Python that takes rows apart element by element
-hop         reading and writing a model state of 100 MB in a unit, against the same bytea row in plain SQL
-stream      training on rows that are streamed, against rows in the trainer's cache
-unit        what the coordinator, SQL and the log add to a unit: the gap between two units of a session
-second call from the call to its first unit, with warm sessions
+packing     rows packed per second, compared with PL/Python that converts rows element by element
+hop         reading and writing a model state of 100 MB in a unit, compared with the same bytea row in plain SQL
+stream      training on streamed rows, compared with rows in the trainer's cache
+unit        the overhead of coordinator, SQL and log for a unit: the gap between two units of a session
+second call the time from the call to its first unit, with warm sessions
 large       a model state of 1.5 GB
-looking     what the live page and mop watch take of a selection's processors while it goes on
+looking     the share of the processors that the live page and mop watch take during a selection
 """
 
 import argparse
@@ -24,7 +24,7 @@ from run import RESULTS
 from tables import SETTINGS, configure, connect, load_rows, pack, train
 from workloads import Configuration, Workload
 
-ROUNDS = 3  # of what is compared
+ROUNDS = 3  # of each compared variant
 SCHEMA = f"{SETTINGS}; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; SET search_path = parts, public"
 
 
@@ -53,7 +53,7 @@ def packing(dsn):
         "generate_series(1, 100) AS j WHERE i > 0) AS x FROM generate_series(1, 100000) AS i"
     )
     cursor.execute("ANALYZE wide")
-    cursor.execute("SELECT madlib.training_preprocessor_dl()")  # PL/Python knows pg_mop's packages from now on
+    cursor.execute("SELECT madlib.training_preprocessor_dl()")  # this session's PL/Python then finds pg_mop's packages
     cursor.execute("""CREATE FUNCTION conversions() RETURNS float8[] LANGUAGE plpython3u AS $$
 import struct, time
 from pg_mop.packing import buffers as packing
@@ -93,7 +93,7 @@ $$""")
 
 
 def hop(dsn):
-    """One model of 100 MB (SGD: its state is its weights) on one segment: no other session writes meanwhile."""
+    """One model of 100 MB (with SGD, the state is the weights) on one segment; no other session writes."""
     workload = Workload(
         "",
         100,
@@ -127,7 +127,7 @@ def hop(dsn):
         cursor.copy_expert("COPY (SELECT data FROM plain) TO STDOUT (FORMAT binary)", io.BytesIO())
         read = time.monotonic() - began
         began = time.monotonic()
-        cursor.execute("BEGIN; DELETE FROM plain")  # as the state before goes when the new one comes
+        cursor.execute("BEGIN; DELETE FROM plain")  # as in a unit, where the new state replaces the old state
         cursor.copy_expert("COPY plain FROM STDIN (FORMAT binary)", io.BytesIO(row))
         cursor.execute("COMMIT")
         plain.append((read, time.monotonic() - began))
@@ -145,7 +145,7 @@ def hop(dsn):
 
 
 def stream(dsn):
-    """The same run with the rows in the trainers' caches and with pg_mop.cache_mb = 0, seconds of training units."""
+    """Seconds of the training units of the same run, with rows in the trainers' caches and with pg_mop.cache_mb = 0."""
     found = {}
     for name, rows, width, layers, size in (
         ("dense-small", 20_000, 64, (64, 64), 50),
@@ -160,7 +160,7 @@ def stream(dsn):
             tuple(Configuration(0, "SGD", rate, size) for rate in (0.001, 0.002)),
         )
         took = {1024: [], 0: []}
-        for cache in (1024, 0) * ROUNDS:  # in turn: other work on the machine meets both
+        for cache in (1024, 0) * ROUNDS:  # alternately, so that other work on the machine affects both
             connection, cursor = session(dsn)
             prepare(cursor, workload, 2)
             cursor.execute(f"SET pg_mop.cache_mb = {cache}")
@@ -179,7 +179,7 @@ def stream(dsn):
 
 
 def unit(dsn):
-    """Thousands of units of next to no work, which go together: what lies around them."""
+    """The overhead around thousands of very small units, which are sent in batches."""
     workload = Workload(
         "",
         40,
@@ -269,7 +269,7 @@ def large(dsn):
 
 
 def looking(dsn):
-    """500 configurations x 6 iterations. Processor seconds of who looks and of its sessions, by the machine's."""
+    """500 configurations x 6 iterations: the share of processor time of the watching program and its sessions."""
     workload = Workload(
         "",
         2000,
@@ -323,7 +323,7 @@ def looking(dsn):
 
 
 def _processor_seconds(pid):
-    """That a process has used; 0 where it has ended."""
+    """The processor time of a process in seconds; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()

@@ -1,9 +1,9 @@
-"""What a proposal of each search procedure costs: 10,000 trials of 100 iterations, simulated. Prints a table.
+"""The cost of a proposal for each search procedure: a simulation of 10,000 trials of 100 iterations. Prints a table.
 
     PYTHONPATH=plpy_modules:. python benchmarks/planning.py [procedure ...]
 
-Everything that the procedures do counts: drawing, telling, deciding, stopping. TPE's model is Optuna's, whose cost
-grows with what it knows: the procedures that use it are measured with fewer trials.
+The times include all work of the procedures: drawing, recording values, deciding and stopping. TPE's model is Optuna's,
+and its cost grows with the number of known values, so that procedures with TPE are measured with fewer trials.
 """
 
 import sys
@@ -38,7 +38,7 @@ def main(names):
 
 
 def measure(name, parameters):
-    """Run a search in which every trial has a random end, and print what it cost."""
+    """Run a search with a random end for every trial, and print its cost."""
     choices = [i / 1e4 for i in range(1, 4000)]
     rate = choices if name == "grid" else [1e-5, 1, "log"]
     space = Space.of_texts(

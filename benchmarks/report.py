@@ -1,4 +1,4 @@
-"""Tables of the benchmark's figures; `python report.py` makes docs/benchmarks.md from .local/bench/results.json."""
+"""Tables of the benchmark: `python report.py` writes docs/benchmarks.md from .local/bench/results.json."""
 
 import json
 import pathlib
@@ -8,28 +8,27 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 STUDIES = """
 ## search
 
-Searches of spaces of learning rate and batch size sequences with common beginnings; SGD with momentum 0.9. Seconds are
-of a whole process as above, also here. All contenders try the same configurations in the same order, from the same
-initial weights, and evaluate on 1,000 rows of their own where trials are compared and at the end.
+Searches of spaces of learning rate and batch size sequences with common beginnings, with SGD and momentum 0.9. Seconds are
+the time of a whole process, as above. All contenders try the same configurations in the same order, from the same initial
+weights. All evaluate on 1,000 separate rows, at each comparison of trials and at the end.
 
-- **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`. Only in
-  `eight` does a call take over what an earlier one has trained (`pg_mop.reuse`; **without reuse** it does not).
-- **Ray Tune**: ASHAScheduler, for successive halving, too: its HyperBandScheduler, made to have one bracket of all
-  trials, gives actors up where it pauses trials, and takes far longer. Actors are reused, and so is the model that each
-  has compiled: no trial compiles anew. `Model.fit` runs to the next rung, or to where the batch size changes; a
-  callback sets the learning rate.
-- **Optuna**: a process for each worker, which trains in the same way; a journal file; SuccessiveHalvingPruner, which is
-  asynchronous, for both procedures.
+- **pg_mop**: fit_multiple for grid search, else mop_search. **Without sharing**: with `pg_mop.sharing = off`. Only in `eight`
+  can a call reuse the training of an earlier call (`pg_mop.reuse`); **without reuse**, it trains everything itself.
+- **Ray Tune**: ASHAScheduler, also for successive halving. (Ray's HyperBandScheduler with one bracket of all trials gives up
+  the actor of a paused trial, and takes far longer.) Actors are reused, with their compiled models, so that no trial compiles
+  again. `Model.fit` runs to the next rung, or to the next change of the batch size; a callback sets the learning rate.
+- **Optuna**: a process for each worker, which trains in the same way; a journal file; SuccessiveHalvingPruner, an
+  asynchronous procedure, for both procedures.
 
-ASHA as Ray and Optuna have it stops a trial for good where pg_mop's pauses it; so they do not train the same numbers
-of iterations. In `grid-2`, `grid-3` and `eight` all train by the kernel `loop`, so that what differs is the work; else
-the kernel is chosen as by default. Session-seconds are read + train + write of units; a trainer's first one compiles,
-and waits until Keras has been imported.
+ASHA in Ray and Optuna stops a trial for good; ASHA in pg_mop pauses the trial. Therefore the numbers of trained iterations
+differ. In `grid-2`, `grid-3` and `eight`, all contenders train with the kernel `loop`, so that only the amount of work
+differs; elsewhere pg_mop chooses the kernel by default. Session-seconds are read + train + write of units. A trainer's first
+unit also compiles, and waits for the import of Keras.
 """
 
 
 def table(figures):
-    """A Markdown table: a line for each contender."""
+    """A Markdown table with a line for each contender."""
     lines = [
         "| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | of all | "
         "bytes written | updates | final losses |",
@@ -48,7 +47,7 @@ def table(figures):
 
 
 def study_table(figures):
-    """A Markdown table of a study: a line for each contender; and what sharing is worth."""
+    """A Markdown table of a study with a line for each contender, and the gain from sharing."""
     lines = [
         "| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | "
         "its accuracy | peak memory of the largest process |",
@@ -69,20 +68,20 @@ def study_table(figures):
         )
     if ours and alone:
         lines += ["\n| session-seconds | with sharing | without | with x merge rate / without |", "|---|---|---|---|"]
-        for what, key in (
+        for part, key in (
             ("all units", "session_seconds"),
             ("train units", "training_seconds"),
             ("train units that compile nothing", "warm_seconds"),
         ):
             lines.append(
-                f"| {what} | {ours[key]:.2f} | {alone[key]:.2f} | {ours[key] * ours['merge_rate'] / alone[key]:.2f} |"
+                f"| {part} | {ours[key]:.2f} | {alone[key]:.2f} | {ours[key] * ours['merge_rate'] / alone[key]:.2f} |"
             )
-    for what, other in (("without reuse", once), ("without sharing", alone)) if once else ():
+    for variant, other in (("without reuse", once), ("without sharing", alone)) if once else ():
         if ours and other:
             rate = ours["merge_rate"] / other["merge_rate"]
             lines.append(
-                f"\nAgainst {what}: {rate:.2f} times fewer iterations; seconds of the calls x that / those "
-                f"{what}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
+                f"\nAgainst {variant}: {rate:.2f} times fewer iterations; seconds of the calls x this factor / seconds "
+                f"{variant}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
             )
     return "\n".join([*lines, *_parts(figures)])
 
@@ -99,14 +98,14 @@ def _parts(figures):
 
 
 def page(results):
-    """docs/benchmarks.md."""
+    """The text of docs/benchmarks.md."""
     m = results["machine"]
     versions = ", ".join(
         f"{title} {m[title.lower()]}" for title in ("Python", "PostgreSQL", "Keras", "TensorFlow", "Ray")
     )
     text = f"""# Benchmarks
 
-What model selection takes with pg_mop, and with what people do instead, on one machine:
+This page compares pg_mop with other ways of model selection, on one machine:
 
 | | |
 |---|---|
@@ -115,26 +114,28 @@ What model selection takes with pg_mop, and with what people do instead, on one 
 | workers | {m["workers"]}, one thread each |
 | versions | {versions} |
 
-Every figure is a whole process, from the raw table in the database to the final training losses, trainers and peers
-cold: importing TensorFlow and Keras (2 to 3 s) is in all of them. Where Keras finds scikit-learn and SciPy it imports
-them, as here; our trainers do not, which is 0.8 s of that. The peers' processes and our trainers have one thread each.
-All start from the same initial weights and take the rows in a fixed order, without shuffling. The updates that each
-made are counted (MADlib's way makes more where a buffer ends in a short batch). All evaluate the final loss on all
-rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's rows were shuffled when they were packed.
+Every figure is the time of a whole process, from the raw table in the database to the final training losses. Trainers and
+the processes of the other contenders start cold, so all figures include the import of TensorFlow and Keras (2 to 3 s). Keras
+imports scikit-learn and SciPy if it finds them, as on this machine. pg_mop's trainers do not import them, which saves 0.8 s.
+All trainers and processes have one thread each. All contenders start from the same initial weights and take the rows in a
+fixed order, without shuffling. The column "updates" counts their optimizer steps (MADlib's way makes more steps where a
+buffer ends in a short batch). All contenders evaluate the final loss on all rows, in batches of 1,024. The losses differ a
+little, because pg_mop and MADlib's way shuffle the rows when they pack them.
 
-- **pg_mop**: packs the table, loads architectures and the selection table, one call, all settings at their defaults
-  but one thread for each trainer and a seed.
-- **pg_mop, second client**: the same in another session right after it: the fork server lives, what XLA has compiled is
-  kept, and what units cost is known. (For **pg_mop** itself all of it is gone, as on a new server.)
+- **pg_mop**: packs the table, loads architectures and the selection table, and makes one call. All settings have their defaults
+  except for one thread for each trainer and a seed. Fork server, compiled code and cost history are removed before, as on a
+  new server.
+- **pg_mop, second client**: the same in another session right after the first. The fork server lives, the code compiled by XLA
+  is kept, and the cost history is known.
 - **pg_mop on JAX**, **on PyTorch**, where these are installed: a first client with that `pg_mop.keras_backend`.
-- **export and loop**: COPY the table out, then a plain Keras process per worker, each training whole configurations
-  with `Model.fit` on all rows.
-- **Ray Tune**: the same export, a Keras trial for each configuration, actors reused.
-- **MADlib's way**: our emulation of it: rounds in lockstep, a model built and compiled at every visit, `Model.fit` on
-  each buffer; rows cached after the first visit.
+- **export and loop**: COPY of the table to files, then a plain Keras process per worker; each process trains whole
+  configurations with `Model.fit` on all rows.
+- **Ray Tune**: the same export, a Keras trial for each configuration, with reused actors.
+- **MADlib's way**: pg_mop's emulation of MADlib: rounds in lockstep, a model built and compiled at every visit, `Model.fit` on
+  each buffer, rows cached after the first visit.
 
-Memory of all is that of the processes that began within a run, what they share counted once (proportional set size).
-"Bytes written" is what all processes, the server's too, sent to the disk, a checkpoint at the end included.
+"Of all" is the memory of all processes that began within a run; shared memory counts once (proportional set size). "Bytes
+written" counts the bytes that all processes, including the server's, sent to the disk, with a checkpoint at the end.
 """
     for name, workload in results["workloads"].items():
         text += f"\n## {name}\n\n{workload['about']}. Median of {workload['runs']}.\n\n{table(workload['figures'])}\n"

@@ -1,7 +1,7 @@
 """Time the contenders on the workloads: `python run.py [--runs 3] [--workers 2] DSN [WORKLOAD ...]`.
 
 Every contender is a whole process, from the raw table in the database to the final losses. Prints a table for each
-workload and adds its figures to .local/bench/results.json, from which report.py makes docs/benchmarks.md.
+workload and adds its figures to .local/bench/results.json; report.py makes docs/benchmarks.md from this file.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def contenders_of(name):
 
 
 def load(dsn, workload):
-    """Make the raw table, and that of the rows to validate with."""
+    """Make the raw table and the table of validation rows."""
     connection, cursor = connect(dsn)
     load_rows(cursor, workload)
     cursor.execute("VACUUM ANALYZE raw")
@@ -85,7 +85,7 @@ def checkpoint(dsn):
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
     module, interpreter, *settings = contenders_of(name)[contender]
-    if contender == "pg_mop" or contender.startswith("pg_mop on "):  # cold: who comes next is the second client
+    if contender == "pg_mop" or contender.startswith("pg_mop on "):  # cold; the next contender is the second client
         forget(dsn)
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")
@@ -99,7 +99,7 @@ def once(contender, name, dsn, workers):
                 text=True,
             )
             seconds = time.monotonic() - began
-            checkpoint(dsn)  # so that what the server has not yet written is counted, too
+            checkpoint(dsn)  # so that the count includes delayed writes of the server
         if done.returncode:
             raise SystemExit(f"{contender} failed on {name}:\n{done.stdout[-3000:]}")
         with open(output) as text:
@@ -114,7 +114,7 @@ def once(contender, name, dsn, workers):
 
 
 def forget(dsn):
-    """Let the server's fork server end, and what trainers have compiled and measured go: as on a new server."""
+    """End the fork server, and remove compiled code and the cost history, as on a new server."""
     connection, cursor = connect(dsn)
     cursor.execute("DELETE FROM madlib.mop_cost")
     cursor.execute(
@@ -153,7 +153,7 @@ def measure(name, dsn, runs, workers, contenders):
 
 
 def machine(dsn, workers):
-    """What the figures depend on."""
+    """The machine and the versions of programs and packages, for the page."""
     import keras
     import tensorflow
 

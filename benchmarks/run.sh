@@ -1,5 +1,5 @@
 #!/bin/sh
-# The benchmark, in a database of its own on the embedded server: run.sh [WORKLOAD | search ...]; RUNS=1 for a quick look.
+# The benchmark, in a separate database of the embedded server: run.sh [WORKLOAD | search ...]; RUNS=1 for a quick run.
 set -eu
 export PGOPTIONS='-c client_min_messages=warning'
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""What it costs to choose, start and finish a unit: milliseconds of the processor, by scheduler and size.
+"""The cost of choosing, starting and finishing a unit: processor milliseconds by scheduler and size.
 
 PYTHONPATH=plpy_modules python3 benchmarks/scheduling.py [scheduler ...]
 """
@@ -13,7 +13,7 @@ from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 
-SIZES = [  # configurations, segments, iterations, units that are run (None: all)
+SIZES = [  # configurations, segments, iterations, executed units (None: all)
     (16, 2, 12, None),
     (300, 16, 4, None),
     (1000, 16, 12, 100_000),
@@ -22,11 +22,11 @@ SIZES = [  # configurations, segments, iterations, units that are run (None: all
     (10_000, 16, 10, 100_000),
     (10_000, 16, 1, None),
 ]
-MODELS = 10  # that configurations share
+MODELS = 10  # shared by the configurations
 
 
 def chains(configurations, iterations):
-    """The plan of fit_multiple: nothing is shared; what a stage's number belongs to is by division."""
+    """The plan of fit_multiple without sharing; a stage's number divided by the iterations gives its configuration."""
     plan = Plan()
     for key in range(configurations):
         plan.ask(key, identity.root(key), lambda iteration, k=key: (f"lr={k}", "batch_size=32"), iterations)

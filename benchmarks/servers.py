@@ -1,8 +1,11 @@
-"""Segments on four servers of this machine against as many on one: `python servers.py [--runs 3] [--mb 100]`.
+"""Segments on four servers of this machine, compared with the same number on one: `servers.py [--runs 3] [--mb 100]`.
 
-Makes the servers itself (tests/cluster.py). Prints the workload `mixed` on either, the bytes that pass on each line (in
-a run of its own, through relays), and how long a model state's hop takes between two servers, straight and through the
-coordinator, beside what one INSERT ... SELECT of it through postgres_fdw takes.
+The program makes the servers (tests/cluster.py). It prints
+
+- the times of the workload `mixed` on both,
+- the bytes on each connection (in a separate run, through relays),
+- the time of a model state's hop between two servers, directly and through the coordinator, and the time of one
+  INSERT ... SELECT of the state through postgres_fdw.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Studies: searches of spaces of sequences with common beginnings; together they are the workload `search`.
 
-As TreeML's (table 6.2 of the thesis): sequences of learning rates and of batch sizes whose merge rate, all trained to
-the end, is about 2 or 3; by grid search, successive halving and ASHA with reduction 4.
+They follow TreeML (table 6.2 of the thesis): sequences of learning rates and of batch sizes. If all are trained to the
+end, their merge rate is about 2 or 3. The procedures are grid search, successive halving and ASHA with reduction 4.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ from mop_udf import sequence_parser, sequences
 from pg_mop.search.random_sampler import RandomSampler
 from pg_mop.search.space import Space
 
-SEED = 1  # of the order in which configurations are drawn
+SEED = 1  # of the order of the configurations
 
 
 @dataclasses.dataclass(frozen=True)
 class Study(Workload):
     """The space is every combination of `rates` and `batch_sizes`, texts of numbers and sequences, for SGD.
 
-    procedure: grid (all to the end), successive-halving or asha, with `reduction` and the rungs `levels`, of which the
-    last is `iterations`. `configurations` are in the order in which all contenders try them.
+    `procedure`: grid (all trained to the end), successive-halving or asha, with `reduction` and the rungs `levels`; the
+    last rung is `iterations`. All contenders try the `configurations` in their order.
     """
 
     rates: tuple = ()
@@ -28,16 +28,16 @@ class Study(Workload):
     procedure: str = "grid"
     reduction: int = 4
     levels: tuple = ()
-    peers: bool = True  # other tools are tried, too
+    peers: bool = True  # the study also runs in other tools
 
     @property
     def parts(self):
-        """The studies that are made one after the other."""
+        """The studies, in the order of their execution."""
         return (self,)
 
     @property
     def space(self):
-        """The space as mop_search takes it."""
+        """The space in mop_search's syntax."""
         compiled, fitted = _grids(self.rates, self.batch_sizes)
         return compiled[:-1] + ", " + fitted[1:]
 
@@ -60,7 +60,7 @@ class Series(Workload):
 
     @classmethod
     def of(cls, about, studies):
-        """`studies` differ in nothing but their spaces."""
+        """`studies` differ only in their spaces."""
         given = {field.name: getattr(studies[0], field.name) for field in dataclasses.fields(Workload)}
         return cls(
             **{**given, "about": f"{len(studies)} studies, one after the other ({about}), each of {studies[0].about}"},

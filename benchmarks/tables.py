@@ -7,12 +7,12 @@ import time
 import psycopg2
 
 BRACES = str.maketrans("[]", "{}", " ")
-# of a session whose calls are compared: each trains anew, from one seed, with a thread for each trainer
+# of a session with compared calls: no reuse, the same seed, one thread for each trainer
 SETTINGS = "SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; SET pg_mop.reuse = off"
 
 
 def connect(dsn):
-    """(connection, cursor); every statement commits for itself."""
+    """(connection, cursor) in autocommit mode."""
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
     return connection, connection.cursor()
@@ -33,7 +33,7 @@ def load_rows(cursor, workload, table="raw", validation=False):
 
 
 def pack(cursor, workload, segments):
-    """The packed table, and that of the rows to validate with."""
+    """The packed training and validation tables."""
     cursor.execute("DROP TABLE IF EXISTS packed, packed_summary, packed_validation, packed_validation_summary")
     cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE)", [str(segments)])
     cursor.execute(
@@ -66,7 +66,7 @@ def configure(cursor, workload, weights=True):
 
 
 def train(cursor, iterations, validation=None):
-    """Train what `pack` and `configure` made; the run's number. With a validation table, evaluated at the end."""
+    """Train on the tables of `pack` and `configure`; with a validation table, evaluate at the end. Returns the run_id."""
     cursor.execute(
         "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
         [iterations, validation, iterations if validation else None],
@@ -86,7 +86,7 @@ def timed(cursor, workload, segments):
 
 
 def search(cursor, study, seed):
-    """Search the space of a Study over what `pack` and `configure` made; the run's number."""
+    """Search the space of a Study over the tables of `pack` and `configure`. Returns the run_id."""
     cursor.execute(
         "DROP TABLE IF EXISTS models_trials; SELECT madlib.mop_search('packed', 'models', 'arch', %s, %s, "
         "%s, 'loss', 'packed_validation', random_state => %s)",

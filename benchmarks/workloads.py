@@ -1,4 +1,4 @@
-"""The workloads: rows, architectures with their initial weights, configurations. All from fixed seeds."""
+"""The workloads: rows, architectures with initial weights, and configurations, all from fixed seeds."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """What one row of a model selection table says; `architecture` counts from 0."""
+    """One row of a model selection table; `architecture` counts from 0."""
 
     architecture: int
     optimizer: str
@@ -33,8 +33,11 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """`nets`: for each architecture its layers as (kind, ...) tuples, of which the first `frozen` are not trained;
-    `validation`: rows to validate with."""
+    """A workload.
+
+    `nets`: the layers of each architecture as (kind, ...) tuples; the first `frozen` layers are not trained.
+    `validation`: the number of validation rows.
+    """
 
     about: str
     rows: int
@@ -47,7 +50,7 @@ class Workload:
     frozen: int = 0
 
     def data(self, validation=False):
-        """(x float32 [rows, *shape], y int [rows]): noisy classes that a net can tell apart, mostly."""
+        """(x float32 [rows, *shape], y int [rows]): noisy classes that a net can mostly distinguish."""
         source = np.random.default_rng(1)
         y = source.integers(0, self.classes, self.rows + self.validation)
         centres = source.normal(size=(self.classes, *self.shape)).astype("f4")
@@ -121,7 +124,7 @@ def dense(*widths):
 
 
 def _shuffled(configurations):
-    """In an order that suits nobody: the contenders take them as they come, pg_mop's scheduler apart."""
+    """The configurations in random order. Except for pg_mop's scheduler, the contenders train them in this order."""
     return tuple(configurations[i] for i in np.random.default_rng(2).permutation(len(configurations)))
 
 

@@ -1,4 +1,4 @@
-"""A real browser for the tests: Debian's Chromium, by its driver."""
+"""A real browser for the tests: Debian's Chromium, through its driver."""
 
 import os
 import shutil
@@ -38,5 +38,5 @@ def value(browser, script):
 
 
 def problems(browser):
-    """What the browser complains of: errors of the script, and what the policy has kept out."""
+    """The browser's complaints: errors of scripts, and requests that the content security policy has blocked."""
     return [line["message"] for line in browser.get_log("browser") if "Failed to load resource" not in line["message"]]

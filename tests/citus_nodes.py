@@ -1,4 +1,4 @@
-"""A coordinator and workers of Citus, each a server of the tests' own."""
+"""A coordinator and workers of Citus, each on a separate server of the tests."""
 
 import pathlib
 
@@ -9,12 +9,13 @@ from conftest import Client
 
 
 class Nodes:
-    """`db`: a superuser's session of the coordinator's; `workers`: Clusters, the foreign servers w1, w2.. there.
+    """`db`: a superuser's session on the coordinator; `workers`: the Clusters of its foreign servers w1, w2 and so on.
 
-    Skips the test where Citus is not installed."""
+    Without Citus, the test is skipped.
+    """
 
     def __init__(self, workers, settings=""):
-        """`settings`: SQL that sets more in the sessions."""
+        """`settings`: SQL with more settings for the session `db`."""
         share = run_text(programs() / "pg_config", "--sharedir")
         if not (pathlib.Path(share) / "extension" / "citus.control").exists():
             pytest.skip("Citus is not installed in the PostgreSQL of PG_CONFIG")

@@ -1,4 +1,8 @@
-"""A PostgreSQL of the tests' own: it can be killed as by a power failure, filled up, or have its clock set back."""
+"""A PostgreSQL cluster for the tests. It can be killed as by a power failure, fill its disk, or have its clock set back.
+
+`Cluster` extends testing.postgresql.Postgresql, which makes a cluster in a temporary directory and removes it. The
+programs are given by path, because only a private copy of them has the extension of this checkout.
+"""
 
 import atexit
 import functools
@@ -13,10 +17,11 @@ import tempfile
 import time
 
 import psycopg2
+import testing.postgresql
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOCAL = ROOT / ".local"
-if "PYTEST_XDIST_WORKER" in os.environ:  # others run tests beside it: `trainers` is to count its own alone
+if "PYTEST_XDIST_WORKER" in os.environ:  # other workers test at the same time, and `trainers` must not count theirs
     LOCAL = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_stream_"))
     atexit.register(shutil.rmtree, LOCAL, ignore_errors=True)
 HOME = LOCAL / "venv"  # where the extension finds its packages
@@ -25,7 +30,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
 @functools.cache
 def programs():
-    """The directory of PostgreSQL's programs that have the extension of this checkout."""
+    """The directory of the PostgreSQL programs that have the extension of this checkout."""
     if not HOME.exists():
         HOME.symlink_to(ROOT / ".local" / "venv")
         found = run_text(ROOT / "tools" / "private_root.sh", LOCAL / "pgroot")
@@ -44,32 +49,34 @@ def programs():
 
 
 def client_program(name):
-    """The path of one of PostgreSQL's programs for clients: a checkout has none of its own."""
+    """The path of a PostgreSQL client program; the private copy has only the server's programs."""
     return f"{run_text(ROOT / 'tools' / 'postgres.sh', 'bin')}/{name}"
 
 
 def run_text(*command):
-    """What a program writes."""
+    """The standard output of a program, without surrounding white space."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-class Cluster:
-    """A running cluster of this checkout's programs under a temporary directory `home`; `log` is its log file.
+class Cluster(testing.postgresql.Postgresql):
+    """A running cluster in a temporary directory `home`; `log` is its log file.
 
-    `settings`: its postgresql.conf; by default without fsync, and with both doors, TCP on 127.0.0.1 and a socket. Runs
-    train anew what earlier ones have trained: most tests are of training.
-    `small_mb`: mounts a disk of that size at `small`; `clock`: its clock is what set_clock says.
+    `settings` go to postgresql.conf. By default fsync is off, and the server listens on 127.0.0.1 and on a socket.
+    `pg_mop.reuse` is off, because most tests are about training and must not reuse earlier results.
+    `small_mb`: mounts a disk of that size at `small`. `clock`: `set_clock` sets the server's clock.
     """
 
+    DEFAULT_BOOT_TIMEOUT = 60.0
+    subdirectories = ["data", "small"]
+
     def __init__(self, small_mb=None, clock=False, **settings):
-        self.bin = programs()
+        self.child_process = None  # (the base class's destructor needs it, if this function fails)
+        self.bin, self.password, self.port, self.small_mb = programs(), None, free_port(), small_mb
+        # below /tmp, because the path of a socket has a limit of 107 bytes
         self.temporary = tempfile.TemporaryDirectory(prefix="pg_mop_", dir="/tmp", ignore_cleanup_errors=True)
         self.home = pathlib.Path(self.temporary.name)
-        self.data, self.small, self.log = self.home / "data", self.home / "small", self.home / "log"
-        self.small.mkdir()
-        self.process = self.password = None
-        self.port = free_port()
-        settings = {
+        self.data, self.small, self.log = self.home / "data", self.home / "small", self.home / "Cluster.log"
+        self.configuration = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": self.home,
             "port": self.port,
@@ -78,39 +85,7 @@ class Cluster:
             "pg_mop.reuse": "off",
             **settings,
         }
-        self.host = settings["listen_addresses"] or settings["unix_socket_directories"]
-        subprocess.run(
-            [
-                self.bin / "initdb",
-                "-D",
-                self.data,
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--locale=C.UTF-8",
-                "--no-sync",
-            ],
-            check=True,
-            capture_output=True,
-        )
-        with open(self.data / "postgresql.conf", "a") as file:
-            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
-        self.command = [self.bin / "postgres", "-D", self.data]
-        if small_mb:
-            # root in a namespace of users mounts the disk; within a second one the server is nobody's root again
-            self.command = [
-                "unshare",
-                "-Urm",
-                "sh",
-                "-c",
-                f"mount -t tmpfs -o size={small_mb}m none {self.small} && "
-                f'exec unshare -U --map-user={os.getuid()} --map-group={os.getgid()} "$@"',
-                "sh",
-                *self.command,
-            ]
+        self.host = self.configuration["listen_addresses"] or self.configuration["unix_socket_directories"]
         self.environment = dict(os.environ)
         if clock:
             self.set_clock("+0s")
@@ -121,60 +96,98 @@ class Cluster:
                 FAKETIME_DONT_FAKE_MONOTONIC="1",
                 DONT_FAKE_MONOTONIC="1",
             )
-        self.start()
+        super().__init__(
+            base_dir=str(self.home),
+            port=self.port,
+            initdb=str(self.bin / "initdb"),
+            initdb_args="-U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync",
+            postgres=str(self.bin / "postgres"),
+        )
 
-    def __enter__(self):
-        return self
+    # --- the steps of testing.postgresql -----------------------------------------------------------------
+    def initialize_database(self):
+        super().initialize_database()
+        with open(self.data / "postgresql.conf", "a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in self.configuration.items())
 
-    def __exit__(self, *_):
-        self.stop()
-
-    def dsn(self):
-        """psycopg2.connect's parameters for the superuser."""
-        return {
-            "host": str(self.host),
-            "port": self.port,
-            "user": "postgres",
-            "database": "postgres",
-            **({"password": self.password} if self.password else {}),
-        }
+    def get_server_commandline(self):
+        command = [self.postgres, "-D", str(self.data)]
+        if self.small_mb is None:
+            return command
+        # The root user of a user namespace mounts the disk. In a second namespace the server runs as an ordinary user.
+        return [
+            "unshare",
+            "-Urm",
+            "sh",
+            "-c",
+            f"mount -t tmpfs -o size={self.small_mb}m none {self.small} && "
+            f'exec unshare -U --map-user={os.getuid()} --map-group={os.getgid()} "$@"',
+            "sh",
+            *command,
+        ]
 
     def start(self):
-        """Start the server and wait until it lets sessions in."""
+        """Start the server and wait until it accepts sessions. Raises RuntimeError with the end of the log."""
+        # The base class would truncate the log. It would also start the server in the session of the terminal, where
+        # Ctrl-C ends the server before the tests have looked at it.
         with open(self.log, "ab") as log:
-            # in a session of its own: Ctrl-C is for the tests, which look at the server before they end it
-            self.process = subprocess.Popen(
-                self.command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            self.child_process = subprocess.Popen(
+                self.get_server_commandline(), env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
-        eventually(lambda: self._answers() or self.process.poll() is not None, 60)
-        if not self._answers():
+        try:
+            self.wait_booting()
+        except BaseException:
             self.kill()
-            raise AssertionError(f"the server does not start: {self.said()[-2000:]}")
+            raise
 
-    def _answers(self):
+    def is_server_available(self):
         try:
             psycopg2.connect(**self.dsn()).close()
             return True
         except psycopg2.OperationalError:
             return False
 
+    def dsn(self, **parameters):
+        """psycopg2.connect's parameters for the superuser."""
+        password = {"password": self.password} if self.password else {}
+        return super().dsn(**{"host": str(self.host), "database": "postgres", **password, **parameters})
+
+    def read_bootlog(self):
+        return self.said()[-2000:]
+
+    def terminate(self, *_):
+        try:
+            super().terminate()
+        except RuntimeError:  # the server has not ended in time
+            self.kill()
+
+    def cleanup(self):
+        super().cleanup()
+        self.temporary.cleanup()
+
+    # --- what tests do to a server -----------------------------------------------------------------------
+    @property
+    def process(self):
+        """The postmaster, a subprocess.Popen."""
+        return self.child_process
+
     def said(self):
-        """Everything that the server has written into its log, at all of its starts."""
+        """The whole log of the server, including earlier starts."""
         return self.log.read_text(errors="replace")
 
     def processes(self):
-        """Process ids of the server's processes, found by where they work."""
+        """Process IDs of the server's processes, found by their working directory."""
         found = []
         for entry in os.listdir("/proc"):
             try:
                 if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == str(self.data):
                     found.append(int(entry))
-            except OSError:  # it has ended, or is somebody else's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
         return found
 
     def kill(self):
-        """SIGKILL to the postmaster and all of its children, as when the power fails."""
+        """Send SIGKILL to the postmaster and all of its children, as in a power failure."""
         for pid in (self.process.pid, *self.processes()):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -194,27 +207,21 @@ class Cluster:
         )
 
     def _attached(self):
-        """How many processes hold the shared memory by which a server finds out that one before it still runs. A killed
-        backend with threads (numpy's) does for a moment after it has left its directory."""
+        """The number of processes attached to the server's shared memory.
+
+        A starting server checks this number to learn whether its predecessor still runs. A killed backend with threads
+        (of numpy) stays attached for a moment after it has left its working directory.
+        """
         try:
             number = (self.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
-        except (FileNotFoundError, IndexError):  # it has ended in order, or had not begun
+        except (FileNotFoundError, IndexError):  # the server has shut down in order, or has not begun
             return 0
         with open("/proc/sysvipc/shm") as file:
             held = [line.split() for line in file.readlines()[1:]]
         return sum(int(line[6]) for line in held if line[1] == number)
 
-    def stop(self):
-        """End the server and remove its files."""
-        try:
-            self.process.send_signal(signal.SIGINT)
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self.temporary.cleanup()
-
     def passwords(self, password):
-        """From now on everybody needs a password; that of postgres is `password`."""
+        """Require a password of every role from now on; `password` is the one of postgres."""
         with psycopg2.connect(**self.dsn()) as connection, connection.cursor() as cursor:
             cursor.execute("ALTER ROLE postgres PASSWORD %s", [password])
             (self.data / "pg_hba.conf").write_text(
@@ -225,13 +232,13 @@ class Cluster:
         self.password = password
 
     def set_clock(self, offset):
-        """Set the server's clock off by `offset`, such as -2d."""
+        """Shift the server's clock by `offset`, such as -2d."""
         new = self.home / "clock.new"  # (a process that reads half a file ends)
         new.write_text(offset + "\n")
         new.rename(self.home / "clock")
 
     def fill(self):
-        """Fill the small disk up to its last byte; gives the path whose removal frees it."""
+        """Fill the small disk to its last byte. Returns the path of the filler; its removal frees the disk."""
         path = pathlib.Path(f"/proc/{self.process.pid}/root{self.small}/filler")
         with open(path, "wb", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
@@ -244,14 +251,14 @@ class Cluster:
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that nobody has now."""
+    """A TCP port of 127.0.0.1 that no process uses now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def eventually(condition, seconds=10):
-    """Wait until `condition()` is true; its last value."""
+    """Wait until `condition()` is true, for at most `seconds`. Returns its last value."""
     deadline = time.monotonic() + seconds
     while not (result := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)

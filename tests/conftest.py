@@ -1,4 +1,4 @@
-"""Real servers for the tests: one cluster for the session, a database of its own for each module."""
+"""Real servers for the tests: one cluster for the session, and a separate database for each module."""
 
 import subprocess
 import threading
@@ -21,11 +21,11 @@ __all__ = [
     "eventually",
     "of_backend",
     "trainers",
-]  # what tests use
+]  # the names that tests use
 
 
 def pytest_collection_modifyitems(items):
-    """What needs no server belongs to `make check`, too, but for what trains many models."""
+    """`make check` also runs the tests in tests/unit, except those that train many models."""
     for item in items:
         if item.path.parent.name == "unit" and not item.get_closest_marker("thorough"):
             item.add_marker("slice")
@@ -47,7 +47,7 @@ def connect(server, database, user="postgres", password=None):
 
 
 class Client:
-    """A user's session: `run(sql, args)` gives the rows as dicts, `value` the first column of the first."""
+    """A user's session: `run(sql, args)` returns the rows as dicts, `value` the first column of the first row."""
 
     def __init__(self, server, database, user="postgres", password=None):
         self.server, self.database, self.user = server, database, user
@@ -63,7 +63,7 @@ class Client:
         return next(iter(rows[0].values())) if rows else None
 
     def error(self, sql, args=None):
-        """The psycopg2 error that `sql` raises; fails the test where it raises none."""
+        """The psycopg2 error that `sql` raises; without an error, the test fails."""
         with pytest.raises(psycopg2.Error) as caught:
             self.run(sql, args)
         if self.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_INERROR:
@@ -71,12 +71,12 @@ class Client:
         return caught.value
 
     def uri(self, user=None, database=None):
-        """The address of a database, this one if no other is named, for programs."""
+        """The URI of a database for programs, by default the session's database and user."""
         to = self.connection.info
         return f"postgresql://{user or self.user}@{to.host}:{to.port}/{database or self.database}"
 
     def another(self, user=None):
-        """A second session on the same database."""
+        """A second session in the same database, by default of the same user."""
         return Client(self.server, self.database, user or self.user)
 
     def close(self):
@@ -84,8 +84,10 @@ class Client:
 
 
 def add_server(db, name, cluster, port=None):
-    """Make a cluster a server of `db`'s (a superuser's session, with postgres_fdw), with pg_mop in its schema mop: a
-    superuser's session there. `port`: if not the cluster's."""
+    """Make a cluster a foreign server of `db`, a superuser's session with postgres_fdw; pg_mop is in its schema mop.
+
+    Returns a superuser's session on the cluster. `port`: the port to connect to, by default the cluster's.
+    """
     worker = Client(cluster, "postgres")
     worker.run("CREATE SCHEMA IF NOT EXISTS mop; CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA mop CASCADE")
     db.run(
@@ -97,7 +99,7 @@ def add_server(db, name, cluster, port=None):
 
 
 class Calling:
-    """SQL that a session runs in a thread of its own; `error` is what it raised."""
+    """SQL that a session executes in a separate thread; `error` is the exception that it raised, or None."""
 
     def __init__(self, client, sql):
         self.client, self.error = client, None
@@ -111,7 +113,7 @@ class Calling:
             self.error = error
 
     def end(self, seconds=120):
-        """Wait until it has ended; what it raised."""
+        """Wait for the end of the thread. Returns the exception, or None."""
         self.thread.join(seconds)
         assert not self.thread.is_alive()
         return self.error
@@ -119,7 +121,7 @@ class Calling:
 
 @pytest.fixture(scope="module")
 def db(server, request):
-    """A superuser's session in a fresh database with the extension in schema madlib."""
+    """A superuser's session in a new database with the extension in schema madlib."""
     name = "t_" + request.module.__name__.replace(".", "_")[-50:].lower()
     maker = connect(server, "postgres")
     maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -133,13 +135,13 @@ def db(server, request):
 
 
 def trainers():
-    """Process ids of the trainers of this checkout's servers."""
+    """Process IDs of the trainers of this checkout's servers."""
     found = subprocess.run(["pgrep", "-f", f"{HOME}/.*mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
 def of_backend(pid):
-    """The backend (process id) whose trainer `pid` is; None where it has ended."""
+    """The process ID of the backend that uses the trainer `pid`; None if the trainer has ended."""
     try:
         with open(f"/proc/{pid}/cmdline") as file:
             words = file.read().replace(" ", "\0").split("\0")

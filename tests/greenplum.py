@@ -1,5 +1,7 @@
-"""A Greenplum that is there already: PG_MOP_GREENPLUM is the DSN of its coordinator, as a superuser, where the
-extension is installed (docs/servers.md)."""
+"""An existing Greenplum cluster with the extension installed (docs/servers.md).
+
+The environment variable PG_MOP_GREENPLUM is a superuser's DSN of its coordinator.
+"""
 
 import os
 
@@ -9,14 +11,14 @@ import pytest
 from conftest import Client
 
 
-def needed(what):
-    """Skip `what`, by its name, where there is no Greenplum."""
+def needed(tests):
+    """Without a Greenplum cluster, skip the module; `tests` names its tests."""
     if "PG_MOP_GREENPLUM" not in os.environ:
-        pytest.skip(f"{what} was NOT RUN: PG_MOP_GREENPLUM names no coordinator", allow_module_level=True)
+        pytest.skip(f"{tests} was NOT RUN: PG_MOP_GREENPLUM names no coordinator", allow_module_level=True)
 
 
 class Coordinator:
-    """What Client asks of a server."""
+    """The server of a Client."""
 
     def dsn(self):
         given = psycopg2.extensions.parse_dsn(os.environ["PG_MOP_GREENPLUM"])
@@ -24,7 +26,7 @@ class Coordinator:
 
 
 class Database:
-    """A fresh database with the extension in schema madlib; `db`: a superuser's session there."""
+    """A new database with the extension in schema madlib; `db`: a superuser's session in it."""
 
     def __init__(self, name):
         self.name = name
@@ -35,7 +37,7 @@ class Database:
 
     def _drop(self, *then):
         maker = Client(Coordinator(), "postgres")
-        # (of a session that has just ended the database may still know)
+        # (the database may still list a session that has just ended)
         maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self.name}'")
         maker.run("SELECT pg_sleep(0.5)")
         maker.run(f"DROP DATABASE IF EXISTS {self.name}")
@@ -49,7 +51,7 @@ class Database:
 
 
 def processes(db, pid):
-    """Process ids of what a session (its process id with the coordinator) has on the segments."""
+    """Process IDs of a session's backends on the segments; `pid`: the session's process ID on the coordinator."""
     session = db.value("SELECT sess_id FROM pg_stat_activity WHERE pid = %s", [pid])
     return [
         row["pid"] for row in db.run("SELECT pid FROM gp_dist_random('pg_stat_activity') WHERE sess_id = %s", [session])

@@ -1,4 +1,4 @@
-"""A TCP relay between a client and a server on this machine: it counts bytes, holds them back, or hangs up."""
+"""A TCP relay between a client and a server on this machine. It counts bytes, delays them, or cuts connections."""
 
 import selectors
 import socket
@@ -9,11 +9,11 @@ CHUNK = 1 << 18
 
 
 class Relay:
-    """Listens at `port` and connects to `target`, another port of 127.0.0.1, for everybody who connects.
+    """Listens on `port`, and connects each client to `target`, another port of 127.0.0.1.
 
-    `there`, `back`: bytes that have been handed on to the target and from it. While `holds` is set nothing passes, and
-    nobody hears of it, as where packets are lost; `holds_at`: so it is from the piece on that has these bytes; `delay`:
-    seconds by which each piece comes later.
+    `there`, `back`: the number of bytes sent to the target and from it. While `holds` is set, the relay silently passes
+    nothing, as if packets were lost. `holds_at`: set `holds` before the piece of data with these bytes. `delay`: seconds
+    of delay for each piece.
     """
 
     def __init__(self, target):
@@ -67,7 +67,7 @@ class Relay:
                             self.back += len(data)
                     if self._ended:
                         return
-            except (OSError, ValueError):  # hung up
+            except (OSError, ValueError):  # the connection is cut
                 pass
             finally:
                 for end in pair:
@@ -76,7 +76,7 @@ class Relay:
                     self._open.remove(pair)
 
     def cut(self):
-        """Hang up on everybody."""
+        """Cut all connections."""
         for pair in list(self._open):
             for end in pair:
                 try:

@@ -1,4 +1,4 @@
-"""Segments on several servers, one of them behind a line that tests may cut."""
+"""Segments on several servers. The connection to one of them passes a relay that tests can cut."""
 
 import contextlib
 import os
@@ -14,11 +14,10 @@ CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models'
 
 
 class Servers:
-    """A coordinator and two workers that hold a segment each; the coordinator has one, too. To the first worker it
-    comes by a relay."""
+    """A coordinator and two workers, with one segment each. The coordinator connects to the first worker by a relay."""
 
     def __init__(self, settings=""):
-        """`settings`: SQL that sets more, for what is packed and trained."""
+        """`settings`: SQL with more settings for packing and training."""
         self.settings = f"SET pg_mop.threads = 1; {settings}"
         self.coordinator, *self.workers = (Cluster(max_connections=40) for _ in range(3))
         self.db = Client(self.coordinator, "postgres")
@@ -34,7 +33,7 @@ class Servers:
         selection(self.db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=4") for rate in (0.01, 0.02)])
 
     def begin(self, settings=""):
-        """Let a session train until something is done on the first worker: (what it is in, the run's number)."""
+        """Train in another session until the first worker has finished two units: (the Calling, the run_id)."""
         self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
         other = Client(self.coordinator, "postgres")
         other.run(
@@ -51,12 +50,14 @@ class Servers:
         return call, self.db.value(find)
 
     def holding(self):
-        """Within it no unit begins on the second worker, so that a run that goes on does not end."""
+        """Within the context, no unit begins on the second worker, so that a running run does not end."""
         return holding(Client(self.workers[1], "postgres"), "mop")
 
     def check(self, run_id, replay=False):
-        """The run is whole: every unit once, and nothing of it is left on the workers. `replay`: the weights are those
-        of an undisturbed run in the same order."""
+        """Assert that every unit was done once, and that the workers have no rows of the run left.
+
+        `replay`: assert also that an undisturbed run in the same order has the same weights.
+        """
         assert_invariants(self.db, run_id)
         assert self.db.value("SELECT count(*) FROM models") == 2
         if replay:
@@ -72,7 +73,7 @@ class Servers:
             client.close()
 
     def kill_and_start(self, call, run_id):
-        """The first worker is killed and comes back: the run goes on, and nothing is lost."""
+        """Kill and restart the first worker, and assert that the run continues without a loss."""
         self.workers[0].kill()
         time.sleep(1)
         self.workers[0].start()
@@ -85,13 +86,13 @@ class Servers:
             cluster.stop()
 
     def signal(self, number):
-        """Send the first worker's processes a signal."""
+        """Send a signal to all processes of the first worker."""
         for pid in (self.workers[0].process.pid, *self.workers[0].processes()):
             os.kill(pid, number)
 
     @contextlib.contextmanager
     def hanging(self):
-        """Within it the first worker hangs."""
+        """Within the context, the first worker hangs."""
         self.hang()
         try:
             yield
@@ -99,13 +100,13 @@ class Servers:
             self.go_on()
 
     def cut(self, times, seconds):
-        """Cut the line to the first worker so many times, so many seconds apart."""
+        """Cut the connections to the first worker `times` times, `seconds` apart."""
         for _ in range(times):
             self.relay.cut()
             time.sleep(seconds)
 
     def revive(self):
-        """The coordinator, which was killed, starts again."""
+        """Start the killed coordinator again."""
         self.coordinator.start()
         self.db = Client(self.coordinator, "postgres")
 

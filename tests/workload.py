@@ -17,7 +17,7 @@ needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="not run: PyTorch is not installed here (make test-torch)"
 )
-# a name that is markup, a formula, a placeholder, and hard to quote
+# a name with markup, a formula, placeholders, and characters that are hard to quote
 HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 # the frameworks besides TensorFlow
 OTHERS = [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=needs_torch)]
@@ -52,8 +52,10 @@ def dense(width=8, inputs=4, classes=3, name="dense"):
 
 
 def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=None, seed=5, then="SELECT"):
-    """A table of three separable classes with 4 features, and its packed form `<table>_packed`. `then`: SQL for what is
-    done with the table before."""
+    """A table of three separable classes with 4 features, and its packed form `<table>_packed`.
+
+    `then`: SQL to execute before packing.
+    """
     packed = packed or f"{table}_packed"
     db.run(f"DROP TABLE IF EXISTS {table}, {packed}, {packed}_summary")
     db.run(
@@ -88,8 +90,7 @@ def load(db, table, *architectures):
 
 
 def selection(db, table, arch_table, rows, functions=None):
-    """A model selection table made by hand; rows: (model_id, compile_params, fit_params); `functions`: the object
-    table."""
+    """A handmade model selection table; rows: (model_id, compile_params, fit_params); `functions`: the object table."""
     db.run(f"DROP TABLE IF EXISTS {table}, {table}_summary")
     db.run(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar)")
     db.run(
@@ -101,14 +102,14 @@ def selection(db, table, arch_table, rows, functions=None):
 
 
 def pickled(name, source):
-    """The pickle of a function defined by `source`, by value, as people make one in PL/Python or a notebook."""
+    """A function defined by `source`, pickled by value, as in PL/Python or in a notebook."""
     space = {"__name__": "__main__"}
     exec(source, space)
     return dill.dumps(space[name], recurse=True)
 
 
 ADAM = "loss='categorical_crossentropy', optimizer='Adam(learning_rate={})', metrics=['accuracy']"
-# fails in whatever order the segments are visited: a steep descent alone may end in a dead net, whose loss is finite
+# fails in every order of the segments (a high learning rate alone may end in a dead net, with a finite loss)
 NAN = "loss='mse', optimizer='SGD(learning_rate=1e38, weight_decay=1e38)'"
 
 
@@ -126,7 +127,7 @@ def last_run(db):
 
 
 def runs_made(db, work):
-    """What `work()` gives, and how many runs were begun meanwhile, of which some may be gone; `db`: a superuser's."""
+    """The result of `work()`, and the number of runs that it began, including dropped ones; `db`: a superuser's."""
     last = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM madlib.mop_run_run_id_seq"
     before = db.value(last)
     result = work()
@@ -135,19 +136,21 @@ def runs_made(db, work):
 
 @contextlib.contextmanager
 def holding(client, schema="madlib"):
-    """Within it no unit begins on a server, so that no run that has some there ends, however fast the machine is. Gives
-    a function that lets those begin which wait, and no other. Ends the session `client`; runs need a longer
-    pg_mop.lock_timeout than what is done within it takes."""
+    """Within the context, no unit begins on a server, so that no run with units on the server ends.
+
+    The `with` statement gets a function that lets only the waiting units begin. The end of the context closes `client`.
+    Runs need a pg_mop.lock_timeout longer than the context lasts.
+    """
     hold = f"BEGIN; LOCK TABLE {schema}.mop_unit IN SHARE MODE"
     client.run(hold)
     try:
-        yield lambda: client.run(f"COMMIT; {hold}")  # what waits has the table's lock before this waits for it
+        yield lambda: client.run(f"COMMIT; {hold}")  # waiting units get the lock before this statement asks for it
     finally:
         client.close()
 
 
 def is_under_way(db, more_than=0):
-    """True where units of a run that goes on have been finished, so many and more."""
+    """True if running runs have finished more than `more_than` units."""
     return (
         db.value(
             "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
@@ -158,7 +161,7 @@ def is_under_way(db, more_than=0):
 
 
 def assert_invariants(db, run_id):
-    """Model hopper parallelism's rules, over the unit log of a finished run."""
+    """Assert the rules of model hopper parallelism for the unit log of a finished run. Returns its row of mop_runs."""
     run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
     finished = db.run(
         "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_progress p USING (run_id, mst_key) WHERE "
@@ -172,21 +175,21 @@ def assert_invariants(db, run_id):
     assert visits == [(k, i, s) for k in keys for i in range(1, run["num_iterations"] + 1) for s in segments], (
         "every configuration visits every segment once per iteration"
     )
-    for what in ("stage", "backend_pid"):
-        # what goes together is on the same rows; one model may be evaluated on many segments at once
+    for owner in ("stage", "backend_pid"):
+        # units of one batch are on the same rows; one model may be evaluated on many segments at once
         kind = (
             "AND a.kind = 'train' AND b.kind = 'train'"
-            if what == "stage"
+            if owner == "stage"
             else "AND (a.kind, a.dataset, a.segment) <> (b.kind, b.dataset, b.segment)"
         )
         overlapping = db.run(
-            f"SELECT a.*, b.* FROM madlib.mop_unit a JOIN madlib.mop_unit b ON a.{what} = b.{what} "
+            f"SELECT a.*, b.* FROM madlib.mop_unit a JOIN madlib.mop_unit b ON a.{owner} = b.{owner} "
             f"AND a.run_id = b.run_id AND a.ctid <> b.ctid {kind} AND a.started_at < b.finished_at "
             f"AND b.started_at < a.finished_at WHERE a.run_id = %s AND a.status = 'finished' "
             f"AND b.status = 'finished'",
             [run_id],
         )
-        assert overlapping == [], f"never two units of one {what} at once"
+        assert overlapping == [], f"never two units of one {owner} at once"
     assert (
         db.run(
             "SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) "
@@ -201,7 +204,7 @@ def assert_invariants(db, run_id):
 
 
 def replayed(jobs, *arguments, backend="tensorflow"):
-    """What plain Keras on a framework, a process of its own (equivalence/replay.py), makes of the jobs."""
+    """The result of plain Keras for the jobs, in a separate process with the framework `backend` (replay.py)."""
     done = subprocess.run(
         [sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
         input=json.dumps(jobs),
@@ -214,7 +217,7 @@ def replayed(jobs, *arguments, backend="tensorflow"):
 
 
 def alike(rows):
-    """What equals rows of predictions (dicts, in order): processors may round a row otherwise beside other rows."""
+    """Rows of predictions (dicts, in order) to compare with: a processor may round a row differently in other batches."""
     return [
         {name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value for name, value in row.items()}
         for row in rows

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run a command as a user that PostgreSQL agrees to run as: ourselves, or `postgres` where we are root.
+# Run a command as a user that PostgreSQL accepts: the present user, or `postgres` if the present user is root.
 set -eu
 tree=$(cd "$(dirname "$0")/.." && pwd)
 if [ "$(id -u)" = 0 ]; then

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Install the Debian packages that the embedded server needs, and those named as arguments, where they are missing.
+# Install missing Debian packages: those of the embedded server, and those named as arguments.
 set -eu
 cd "$(dirname "$0")/.."
 sudo=
 [ "$(id -u)" = 0 ] || sudo=sudo
-# (a system that is new may have no list of packages yet)
+# (a new system may have no list of packages yet)
 postgres=$(tools/postgres.sh packages 2> /dev/null) || { $sudo apt-get update -qq; postgres=$(tools/postgres.sh packages); }
 missing=
 for package in $postgres python3-venv "$@"; do
@@ -20,7 +20,7 @@ for package in $missing; do
         exit 1
     }
 done
-# the package would create and start a cluster of the system's: not wanted here
+# prevents the package from creating and starting a cluster of the system
 $sudo sh -c "
     export DEBIAN_FRONTEND=noninteractive
     if ! [ -e /etc/postgresql-common/createcluster.conf ]; then

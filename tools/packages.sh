@@ -1,8 +1,8 @@
 #!/bin/sh
 # Install Python packages into a virtual environment: packages.sh PYTHON [pip's arguments]
 #
-# Where no release of TensorFlow is for this Python, pip takes a release candidate, which brings keras-nightly: the same
-# folder as keras, so that a mixture of both would be imported. keras is what stays.
+# If TensorFlow has no release for this Python, pip installs a release candidate with keras-nightly. keras-nightly and
+# keras use the same folder, so that imports would mix both. This script removes keras-nightly and keeps keras.
 set -eu
 python=$1; shift
 "$python" -m pip install --quiet --disable-pip-version-check "$@"
@@ -12,6 +12,6 @@ if nightly=$(version keras-nightly); then
     "$python" -m pip uninstall --quiet --disable-pip-version-check --yes keras-nightly
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "keras==$keras"
     echo "TensorFlow $(version tensorflow-cpu || version tensorflow || echo '(none)') for $("$python" -V) brought" \
-         "keras-nightly $nightly into the folder of keras: keras $keras is there in its place, a combination that its" \
-         "makers have not released"
+         "keras-nightly $nightly into the folder of keras. keras $keras replaces it: a combination that Keras has not" \
+         "released"
 fi

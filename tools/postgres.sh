@@ -1,16 +1,16 @@
 #!/bin/sh
-# Which PostgreSQL everything here works with: postgres.sh version | bin | pg_config | packages [dev]
+# The PostgreSQL for this checkout: postgres.sh version | bin | pg_config | packages [dev]
 #
-# PG, where it is set, is the major version. Else it is the newest one that is installed with PL/Python; where none is,
-# the newest one that apt knows with it. Nothing else names one.
-#   version    its number
+# The environment variable PG is its major version. Without PG, it is the newest installed version with PL/Python, or, if
+# none is installed, the newest version with PL/Python that apt knows. No other file names a version.
+#   version    the major version
 #   bin        the directory of its programs, which must be installed
-#   pg_config  that program, of the same version if it is installed, else of the newest; where there is none, the PATH's
-#   packages   the Debian packages of a server with PL/Python; dev: with what `make install` needs
+#   pg_config  the pg_config of this version, or of the newest installed version, or of the PATH
+#   packages   the Debian packages of a server with PL/Python; dev: also the packages for `make install`
 set -eu
 fail() { echo "$1" >&2; exit 1; }
 
-# the major versions that are installed here with a file $1 in their directory, a line each
+# the installed major versions with a file $1 in their directory, one per line
 installed() {
     for file in /usr/lib/postgresql/*/"$1"; do
         [ -e "$file" ] || continue

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Make (once) a private copy of PostgreSQL's programs under $1 and print its program directory.
 #
-# PostgreSQL finds its files relative to the program that runs, so a copied `postgres` with links to the
-# system's libraries and a share directory of its own reads the extensions of that share directory: the one of
-# this checkout is then visible to this checkout's servers only, and the system's PostgreSQL is not touched.
+# PostgreSQL finds its files relative to the running program. So a copied `postgres`, with links to the system's
+# libraries and with a separate share directory, reads the extensions of that share directory. The extension of this
+# checkout is then visible only to this checkout's servers, and the system's PostgreSQL stays unchanged.
 set -eu
 root=$1
 bin=$("$(dirname "$0")/postgres.sh" bin)

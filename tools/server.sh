@@ -1,16 +1,16 @@
 #!/bin/sh
 # The checkout's embedded PostgreSQL: server.sh start | stop | psql [args] | dsn
 #
-# Its database demo has the extension of this checkout, in the schema madlib where it is in no other yet.
-# Everything is under .local: data/ (the cluster), port, password. The socket's directory is open to the
-# server's user only and trusts it; TCP listens on loopback and asks for the password.
+# Its database demo has the extension of this checkout, by default in the schema madlib. All files are under .local: data/
+# (the cluster), port, password. Only the server's user can open the socket's directory, and needs no password there. On
+# the loopback address, the server requires the password.
 set -eu
 cd "$(dirname "$0")/.."
 local=$PWD/.local data=$PWD/.local/data
 run=$PWD/tools/as_server_user.sh
 database=demo
 
-# a socket's path has at most 107 bytes
+# the path of a socket has at most 107 bytes
 socket=$local/socket
 [ "$(printf %s "$socket/.s.PGSQL.65535" | wc -c)" -lt 104 ] || socket=/tmp/pg_mop-$(printf %s "$PWD" | cksum | cut -d' ' -f1)
 
@@ -35,7 +35,7 @@ start() {
             --auth-host=scram-sha-256 --pwfile="$local/password" > "$local/initdb.log"
     fi
     if ! running; then
-        # the port of last time, where nobody else has taken it
+        # the port of the last start, if it is still free
         port=$(/usr/bin/python3 -c '
 import socket
 import sys

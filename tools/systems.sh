@@ -1,10 +1,10 @@
 #!/bin/sh
-# Try this checkout on another Debian: systems.sh [SUITE], trixie if none is named. Root alone can.
+# Test this checkout on another Debian: systems.sh [SUITE], by default trixie. It must run as root.
 #
-# The system is a debootstrapped one in SYSTEMS/SUITE, made once (4 GB with everything), and kept. What is mounted there,
-# and every process in it, ends with this script. Says of each step what came of it; status 1 where one failed.
-# PG: its PostgreSQL, if not that of the suite; STEPS: some of demo, check, suites; SUITES: the tests of the last.
-# MIRROR: where it comes from, else this machine's own mirror of Debian; one that ends in /ubuntu is Ubuntu's:
+# The system is made once by debootstrap in SYSTEMS/SUITE (4 GB with everything), and kept. The end of this script ends all
+# mounts and processes in it. The script prints the result of each step; its status is 1 if a step failed.
+# PG: the PostgreSQL version, by default the suite's; STEPS: some of demo, check, suites; SUITES: tests of the last step.
+# MIRROR: the source, by default this machine's mirror of Debian; a mirror that ends in /ubuntu is Ubuntu's:
 #   make test-systems SYSTEM=noble MIRROR=<a mirror of Ubuntu>/ubuntu
 set -eu
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ mirror=${MIRROR:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/n
     | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)}
 [ -n "$mirror" ] || cannot 'no mirror of Debian is known here (MIRROR=...)'
 if ! [ -e "$root/made" ]; then
-    # a suite that is newer than debootstrap is made as others are
+    # debootstrap makes a suite that it does not know like another suite
     case $mirror in
         */ubuntu)
             like=gutsy components=main,universe keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
@@ -44,7 +44,7 @@ mount --bind "$root" "$root"
 mount -t proc none "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
-# the network's, apt's and pip's settings are this machine's, with the certificates and directories that they name
+# copies this machine's settings for network, apt and pip, with the certificates and directories in these settings
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 apt-config dump | grep -E '^Acquire::(Check-|Retries|https?::)' > "$root/etc/apt/apt.conf.d/99host" || true
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
@@ -56,7 +56,7 @@ for place in $({ env | grep '^PIP_'; /usr/bin/python3 -m pip config list 2> /dev
     [ -d "$place" ] && mkdir -p "$root$place" && mount --bind -o ro "$place" "$root$place"
 done
 
-# the checkout as it is now, without what was built of it; what was built there stays
+# the present checkout without its build outputs; build outputs of the other system stay
 into=$root/srv/pg_mop
 mkdir -p "$into"
 find "$into" -mindepth 1 -maxdepth 1 ! -name .local -exec rm -rf {} +
@@ -64,7 +64,7 @@ tar -C "$tree" --exclude=./.git --exclude=./.local --exclude=./build --exclude=_
     | tar -C "$into" --no-same-owner --touch -xf -
 
 # --- the steps ----------------------------------------------------------------------------------
-# (in a chroot nobody may make a namespace of users, as tests do: so what is there is the root itself)
+# (tests make user namespaces, which Linux forbids in a chroot: so pivot_root makes the system the root itself)
 inside() {
     unshare --mount sh -c 'cd "$1" && pivot_root . mnt && umount -l mnt && cd /srv/pg_mop && exec /usr/bin/env -u MAKEFLAGS -u MAKELEVEL \
         HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin ${PG:+PG=$PG} sh -c "$2"' sh "$root" "$1"

@@ -1,4 +1,4 @@
-"""What several contenders do alike."""
+"""Functions that several contenders share."""
 
 import contextlib
 import io
@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-# one thread for each worker, whatever it computes
+# one thread for each worker, in all libraries
 THREADS = {
     "OMP_NUM_THREADS": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
@@ -32,7 +32,7 @@ class Clock:
 
 
 def main(contender):
-    """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} as the command line says."""
+    """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} for a command line."""
     from studies import STUDIES
     from workloads import WORKLOADS
 

@@ -4,7 +4,7 @@ from tables import configure, connect, pack, train
 
 from contenders.common import main
 
-# from the first unit's start to the last one's end; and the most that one session worked, or one configuration
+# the time from the first unit's start to the last unit's end, and the longest work of a session or of a configuration
 IDLE = """
 WITH u AS (SELECT mst_key, backend_pid, started_at, finished_at FROM madlib.mop_units WHERE run_id = %s),
 work AS (SELECT (SELECT sum(extract(epoch FROM upper(r) - lower(r))) FROM unnest(busy) AS r) AS seconds
@@ -31,7 +31,7 @@ def contender(workload, dsn, workers, clock, *settings):
         run_id = train(cursor, workload.iterations)
     cursor.execute("SELECT training_loss_final FROM models_info ORDER BY mst_key")
     losses = [row[0] for row in cursor.fetchall()]
-    # (units that went together lie over one another in time: what each took is its parts)
+    # (the times of units in one batch overlap: the time of a unit is the sum of its parts)
     cursor.execute(
         "SELECT kind, sum(read_seconds + train_seconds + write_seconds)::float8 FROM madlib.mop_units "
         "WHERE run_id = %s AND NOT shared GROUP BY kind",

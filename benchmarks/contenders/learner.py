@@ -1,14 +1,17 @@
-"""Plain Keras for the studies of other tools: one compiled model a process, which all its trials use."""
+"""Plain Keras for the studies in other tools: one compiled model for all trials of a process."""
 
 from contenders.common import export
 
 
 class Learner:
-    """Trains one configuration after the other by Model.fit. Nothing is compiled or traced anew for a trial, but for
-    a batch size (Keras does not, either): a trial gets the initial weights and an optimizer as at the start."""
+    """Trains one configuration after the other by Model.fit.
+
+    A trial starts with the initial weights and a reset optimizer. It compiles and traces nothing again, except for a new
+    batch size, as in Keras itself.
+    """
 
     def __init__(self, study, x, y, validation):
-        """Rows to train with, and (x, y) to validate with."""
+        """Rows for training, and (x, y) for validation."""
         import keras
 
         self.keras, self.study, self.rows, self.validation = keras, study, (x, y), validation
@@ -30,7 +33,7 @@ class Learner:
             variable.assign(value)
 
     def train(self, until):
-        """Go on to iteration `until`; (validation loss, accuracy). One `fit` for iterations of one batch size."""
+        """Train up to iteration `until`, with one `fit` for iterations of one batch size: (validation loss, accuracy)."""
         x, y = self.rows
         while self.iteration < until:
             size, end = self.values[self.iteration][1], self.iteration + 1
@@ -53,12 +56,12 @@ class Learner:
 
 
 def rows(study, dsn):
-    """(x, y, (x, y) to validate with) of the raw tables."""
+    """(x, y, (x, y) for validation) of the raw tables."""
     return (*export(study, dsn), export(study, dsn, "raw_validation"))
 
 
 def found(results):
-    """What a contender tells of [(key, iteration, loss, accuracy)], a row for each evaluation."""
+    """A contender's output from [(key, iteration, loss, accuracy)], one row for each evaluation."""
     last = {}
     for key, iteration, _, _ in results:
         last[key] = max(iteration, last.get(key, 0))

@@ -1,7 +1,7 @@
-"""MADlib's way: rounds in lockstep, Model.fit on each buffer for itself, a model built and compiled at every visit.
+"""MADlib's way: rounds in lockstep, Model.fit on each buffer alone, a model built and compiled at every visit.
 
-Emulated with our round-robin scheduler: a process for each segment stands for the segment's backend. It keeps the
-rows after its first visit (MADlib's use_caching), reads and writes model weights as bytea rows.
+It is emulated with pg_mop's round-robin scheduler. A process for each segment stands for the segment's backend. The
+process keeps the rows after the first visit (MADlib's use_caching), and reads and writes model weights as bytea rows.
 """
 
 import multiprocessing

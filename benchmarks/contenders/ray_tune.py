@@ -1,4 +1,4 @@
-"""Ray Tune: COPY the table out, then one Keras trial for each configuration; actors are reused between trials."""
+"""Ray Tune: COPY the table out, then one Keras trial for each configuration; trials reuse the actors."""
 
 import os
 import tempfile

@@ -22,11 +22,11 @@ ORDER BY 1, 3, 4 LIMIT 1
 
 
 def contender(workload, dsn, workers, clock, *settings):
-    """`settings`: 'name=value' each. Nothing is taken over from earlier runs where they do not say so."""
+    """`settings`: texts 'name=value'. Without a setting for it, no call reuses the training of an earlier run."""
     with clock.part("connect"):
         connection, cursor = connect(dsn)
         cursor.execute("SET client_min_messages = warning")
-        # what is compared is the work of studies of the same kernel; against others the kernel is chosen as by default
+        # in comparisons of pg_mop with itself, all use the same kernel; otherwise pg_mop chooses the kernel by default
         kernel = "auto" if workload.parts[0].peers else "loop"
         for setting in ("pg_mop.threads=1", "pg_mop.seed=1", "pg_mop.reuse=off", f"pg_mop.kernel={kernel}", *settings):
             cursor.execute("SELECT set_config(%s, %s, FALSE)", setting.split("="))

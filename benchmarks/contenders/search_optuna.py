@@ -1,7 +1,7 @@
 """A study in Optuna: a process for each worker, a journal file, SuccessiveHalvingPruner.
 
-Optuna's pruner is asynchronous (what is worse than the best 1/reduction of those so far at a rung is pruned, for
-good), so it stands for both procedures. Grid search has no pruner.
+Optuna's pruner is asynchronous: at a rung it prunes, for good, every trial that is worse than the best 1/reduction of
+the trials so far. So it stands for both procedures. Grid search has no pruner.
 """
 
 import multiprocessing
@@ -35,12 +35,12 @@ def connect(place, study):
 
 
 def worker(place, study, data, out):
-    """Take trials until none waits."""
+    """Execute trials until no trial waits."""
     optuna, shared = connect(place, study)
     learner, results = Learner(study, *data), []
 
     def objective(trial):
-        if not trial.user_attrs:  # another worker took the last one that was drawn beforehand
+        if not trial.user_attrs:  # another worker has taken the last enqueued trial
             raise optuna.TrialPruned
         key = trial.suggest_int("key", 0, len(study.configurations) - 1)
         learner.begin(key)

@@ -1,8 +1,8 @@
-"""A study in Ray Tune: actors are reused, with the model that they have compiled; they report at the rungs alone.
+"""A study in Ray Tune: trials reuse actors with their compiled models, and report only at the rungs.
 
-ASHAScheduler, with one bracket, stands for both procedures: it stops for good what is not among the best at a rung so
-far. Ray's synchronous one, HyperBandScheduler (made to have one bracket of all trials), takes far longer: a trial that
-it pauses gives its actor up, so that each that goes on imports Keras and compiles anew.
+ASHAScheduler, with one bracket, stands for both procedures: at a rung it stops, for good, every trial that is not among
+the best so far. Ray's synchronous scheduler, HyperBandScheduler (with one bracket of all trials), takes far longer: a
+paused trial gives up its actor, so that every continued trial imports Keras and compiles again.
 """
 
 import os
@@ -49,7 +49,7 @@ def trainable(study, shared):
             return {"loss": loss, "iteration": level, "results": self.results[:], "done": level == study.iterations}
 
         def save_checkpoint(self, directory):
-            """Nothing goes on from one: actors are reused, and a trial that is stopped stays so."""
+            """Unused, because actors are reused and a stopped trial never continues."""
             return {}
 
     return Trial

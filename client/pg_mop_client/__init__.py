@@ -1,7 +1,7 @@
-"""pg_mop from Python: pack rows, select models where the rows are, look at runs.
+"""pg_mop from Python: pack rows, select models inside the database, look at runs.
 
-It talks SQL alone, as the role that connects: it reads the views and the tables that are the role's, and writes by
-pg_mop's own functions and by COPY into tables of the role.
+The client uses only SQL, as the connected role. It reads views and the role's tables. It writes through pg_mop's
+functions, and by COPY into tables of the role.
 """
 
 from pg_mop_client.errors import ClientError, LostError, ServerError

@@ -1,25 +1,33 @@
-"""Runs in other tools: Optuna, MLflow, TensorBoard, each by its own library, imported when it is used."""
+"""Runs in other tools: Optuna, MLflow and TensorBoard, through their own libraries, imported on first use."""
 
 import glob
 import math
 import os
 import tempfile
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pg_mop_client.errors import ClientError, needed
 
-SUFFIX = ".pg_mop"  # of TensorBoard's files that are ours
-MOST_METRICS = 1000  # that MLflow takes at once
-OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow tells from FINISHED
+if TYPE_CHECKING:
+    from pg_mop_client.run import Run
+
+SUFFIX = ".pg_mop"  # of the event files that to_tensorboard writes
+MOST_METRICS = 1000  # MLflow's limit for one call
+OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow distinguishes from FINISHED
+
+Values = dict[int, dict[str, dict[int, float]]]  # {mst_key: {'validation loss': {iteration: value}}}
 
 
-def to_optuna(run, storage=None, study_name=None):
-    """An Optuna study of a run: a trial for each configuration, with its parameters, its values by iteration, and its
-    state (COMPLETE; PRUNED where it was stopped or cancelled before its end; RUNNING and WAITING as the run is now;
-    FAIL).
+def to_optuna(run: "Run", storage: Any = None, study_name: str | None = None) -> Any:
+    """An Optuna study with one trial for each configuration of a run.
 
-    `storage`: Optuna's, such as 'sqlite:///study.db' for its dashboard; None: in memory. Raises ClientError without
-    Optuna, and where the storage has a study of that name.
+    A trial has the configuration's parameters, values by iteration, and state: COMPLETE, PRUNED (stopped or cancelled
+    before its end), RUNNING, WAITING or FAIL.
+
+    `storage`: an Optuna storage, such as 'sqlite:///study.db' for Optuna's dashboard; None: in memory. Raises
+    ClientError without Optuna, and if the storage already has a study with that name.
     """
     optuna = needed("optuna", "optuna")
     data = run.data
@@ -33,7 +41,7 @@ def to_optuna(run, storage=None, study_name=None):
         )
     except optuna.exceptions.DuplicatedStudyError:
         raise ClientError(
-            f"there is a study {study_name!r} already",
+            f"study {study_name!r} already exists",
             hint=f"study_name='...', or optuna.delete_study(study_name={study_name!r}, storage=...)",
         ) from None
     distributions = {
@@ -73,8 +81,8 @@ def to_optuna(run, storage=None, study_name=None):
     return study
 
 
-def _distribution(optuna, values):
-    """The least range, or the set, that has the values."""
+def _distribution(optuna: Any, values: list[Any]) -> Any:
+    """The smallest Optuna distribution that contains the values: a range of numbers, or a set."""
     of = optuna.distributions
     if any(isinstance(v, (str, bool)) for v in values):
         return of.CategoricalDistribution(sorted(set(values), key=repr))
@@ -84,27 +92,30 @@ def _distribution(optuna, values):
     return kind(low, high, log=log)
 
 
-def log_to_mlflow(run, experiment=None, models=1):
-    """Log a run to MLflow, where its own settings say (MLFLOW_TRACKING_URI): a parent run, and a nested run for each
-    configuration, with parameters, metrics by step, and the .keras files of the `models` best as artifacts.
+def log_to_mlflow(run: "Run", experiment: str | None = None, models: int = 1) -> str:
+    """Log a run to MLflow, at the tracking server of MLflow's settings (MLFLOW_TRACKING_URI).
 
-    Returns the parent's id. Raises ClientError without MLflow, and within a run of MLflow's.
+    MLflow gets a parent run, and a nested run for each configuration, with parameters, metrics by step, and the .keras
+    files of the `models` best configurations as artifacts.
+
+    Returns the ID of the parent run. Raises ClientError without MLflow, and if an MLflow run is active.
     """
     mlflow = needed("mlflow", "mlflow")
     if mlflow.active_run() is not None:
-        raise ClientError("another run of MLflow is open", hint="mlflow.end_run()")
-    data, values, artifacts = run.data, _values(run), {}
+        raise ClientError("another MLflow run is active", hint="mlflow.end_run()")
+    data, values = run.data, _values(run)
+    artifacts: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as directory:
         page = os.path.join(directory, "report.html")
         run.report(page)
-        for c in data["configurations"]:  # (what cannot be read leaves nothing half written)
+        for c in data["configurations"]:  # (read all models first: an error then leaves no partial MLflow run)
             if c["rank"] <= models and c["status"] == "finished":
                 artifacts[c["mst_key"]] = path = os.path.join(directory, f"model_{c['mst_key']}.keras")
                 with open(path, "wb") as file:
                     file.write(run.export(c["mst_key"]))
         client, name = mlflow.MlflowClient(), experiment or "pg_mop"
-        there = client.get_experiment_by_name(name)
-        where = there.experiment_id if there else client.create_experiment(name)
+        existing = client.get_experiment_by_name(name)
+        where = existing.experiment_id if existing else client.create_experiment(name)
         with mlflow.start_run(run_name=f"run {run.run_id}: {run.models}", experiment_id=where) as parent:
             own = {name: data["run"][name] for name in ("function", "seed", "scheduler", "source_table")}
             mlflow.log_params(_parameters({"run_id": run.run_id, **own, **data["fixed"]}))
@@ -136,14 +147,15 @@ def log_to_mlflow(run, experiment=None, models=1):
     return parent.info.run_id
 
 
-def _parameters(given):
+def _parameters(given: Mapping[str, Any]) -> dict[str, str]:
     return {_key(name): _short(value) for name, value in given.items()}
 
 
-def to_tensorboard(run, directory):
-    """Write TensorBoard's event files: a directory for each configuration, with its scalars by iteration and its
-    hyper-parameters, in place of those that were written there before. Returns the directory. Raises ClientError
-    without tensorboardX.
+def to_tensorboard(run: "Run", directory: str | os.PathLike[str]) -> str:
+    """Write TensorBoard's event files, and remove those of an earlier call for the same run.
+
+    Each configuration has a directory with its scalars by iteration and its hyperparameters. Returns `directory`.
+    Raises ClientError without tensorboardX.
     """
     board = needed("tensorboardX", "tensorboard")
     data, values = run.data, _values(run)
@@ -151,9 +163,9 @@ def to_tensorboard(run, directory):
         name = f"configuration_{c['mst_key']}"
         into = os.path.join(directory, f"run_{run.run_id}", name)
         for old in glob.glob(f"{glob.escape(into)}/**/events.out.tfevents.*{SUFFIX}", recursive=True):
-            os.unlink(old)  # (of an earlier call: every point would be there twice)
+            os.unlink(old)  # (every point would appear twice)
         with board.SummaryWriter(into, filename_suffix=SUFFIX) as writer:
-            last = {}
+            last: dict[str, float] = {}
             for series, by_iteration in values.get(c["mst_key"], {}).items():
                 for step, value in by_iteration.items():
                     writer.add_scalar(_key(series).replace(" ", "/"), value, step)
@@ -164,20 +176,21 @@ def to_tensorboard(run, directory):
     return str(directory)
 
 
-def _values(run, only=None):
-    """{mst_key: {'validation loss': {iteration: value}}} of every evaluation."""
-    found = {}
-    for row in run.metrics(cap=None).itertuples():
+def _values(run: "Run", only: str | None = None) -> Values:
+    """The values of all evaluations of a run, or of the series `only`."""
+    found: Values = {}
+    rows: Any = run.metrics(cap=None).itertuples()
+    for row in rows:
         series = f"{row.dataset} {row.name}"
         if row.value == row.value and only in (None, series):
             found.setdefault(row.mst_key, {}).setdefault(series, {})[row.iteration] = row.value
     return found
 
 
-def _key(name):
-    """A name as MLflow and TensorBoard take it."""
+def _key(name: str) -> str:
+    """A name with only the characters that MLflow and TensorBoard accept."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)[:250] or "_"
 
 
-def _short(value):
+def _short(value: Any) -> str:
     return str(value)[:500]

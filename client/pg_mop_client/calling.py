@@ -1,88 +1,99 @@
-"""A long call: in a thread and a connection of its own, with a progress bar, ended by Ctrl-C."""
+"""A long call: it runs in its own thread and connection, shows a progress bar, and ends on Ctrl-C."""
 
 import contextlib
 import threading
 import warnings
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
 
+import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError, ResourceClosedError, SQLAlchemyError
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # (a notebook without ipywidgets has a bar of text, which is no problem)
+    warnings.simplefilter("ignore")  # (without ipywidgets, a notebook shows a bar of text)
     from tqdm.auto import tqdm
 
-from pg_mop_client.database import plain, quote, told
+from pg_mop_client.database import driver_errors, plain, quote
 from pg_mop_client.errors import LostError, ServerError
 from pg_mop_client.watching import Watcher, this_call
 
 LOOK_SECONDS = 0.5
-PATIENCE_SECONDS = 10  # for a call that was cancelled
+PATIENCE_SECONDS = 10  # for a cancelled call to end
 
 
 class Calls:
-    """The session that calls: one connection, so that its worker sessions and trainers stay warm from call to call."""
+    """The session that makes all calls. It is one connection, so worker sessions and trainers stay warm between calls.
 
-    def __init__(self, engine, schema, settings):
+    `last_run`: the number of the run of the last training call.
+    """
+
+    def __init__(self, engine: sqlalchemy.Engine, schema: str, settings: Mapping[str, Any]) -> None:
         self.engine, self.schema, self.settings = engine, schema, dict(settings)
-        self._connection, self._transacts = None, False
-        self.last_run = None  # the number of the run of the last call that trained
+        self._connection: sqlalchemy.Connection | None = None
+        self._transacts = False
+        self.last_run: int | None = None
 
-    def connection(self):
-        """The connection; a new one, with the same settings, where it was lost, but for within a transaction."""
-        if self._transacts:
-            return self._connection
-        if self._connection is not None:
+    def connection(self) -> sqlalchemy.Connection:
+        """The connection. A lost one is replaced by a new one with the same settings, except within a transaction."""
+        connection = self._connection
+        if connection is not None and self._transacts:
+            return connection
+        if connection is not None:
             try:
-                with told():
-                    self._connection.execute(text("SELECT 1"))
+                with driver_errors():
+                    connection.execute(text("SELECT 1"))
             except (LostError, PendingRollbackError, ResourceClosedError):
-                with contextlib.suppress(LostError), told():
-                    self._connection.close()
-                self._connection = None
-        if self._connection is None:
-            with told():
-                self._connection = self.engine.connect()
-            self._set(self.settings)
-        return self._connection
+                with contextlib.suppress(LostError), driver_errors():
+                    connection.close()
+                connection = self._connection = None
+        if connection is None:
+            with driver_errors():
+                connection = self._connection = self.engine.connect()
+            self._set(connection, self.settings)
+        return connection
 
-    def set(self, **settings):
-        """Set pg_mop's settings, by their names without `pg_mop.`, for the calls to come; None: the default. Raises
-        ServerError for an unknown name or a bad value, and leaves all as they were."""
-        self.connection()
+    def set(self, **settings: Any) -> None:
+        """Set pg_mop's settings for later calls; names are without `pg_mop.`, and None is the default value.
+
+        Raises ServerError for an unknown name or a bad value, and then changes nothing.
+        """
+        connection = self.connection()
         try:
-            self._set(settings)
+            self._set(connection, settings)
         except ServerError:
-            self._set({name: self.settings.get(name) for name in settings})
+            self._set(connection, {name: self.settings.get(name) for name in settings})
             raise
         self.settings.update(settings)
 
-    @told()
-    def _set(self, settings):
+    @driver_errors()
+    def _set(self, connection: sqlalchemy.Connection, settings: Mapping[str, Any]) -> None:
         for name, value in settings.items():
             if value is None:
-                self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
+                connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
             else:
-                self._connection.execute(
+                connection.execute(
                     text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
                     {"name": name, "value": _written(value)},
                 )
-        if settings:  # (what is wrong is said now, not by a call that has come far)
-            self._connection.execute(text(f"SELECT count(*) FROM {plain(quote(self.schema))}.mop_settings()"))
+        if settings:  # (reports a bad value now, instead of in the middle of a call)
+            connection.execute(text(f"SELECT count(*) FROM {plain(quote(self.schema))}.mop_settings()"))
 
     @contextlib.contextmanager
-    def transaction(self):
-        """What is done within is there at the end, or by an error not at all. Gives the connection."""
+    def transaction(self) -> Iterator[sqlalchemy.Connection]:
+        """A transaction for a `with` block, which gets the connection. It commits at the end, or rolls back on an error."""
         connection, self._transacts = self.connection(), True
         try:
-            with told():
+            with driver_errors():
                 connection.execute(text("BEGIN"))
             yield connection
-            with told():
+            with driver_errors():
                 connection.execute(text("COMMIT"))
         except BaseException:
             try:
                 connection.execute(text("ROLLBACK"))
-            except SQLAlchemyError:  # it is lost, and all that was done in it
+            except SQLAlchemyError:  # the connection is lost, and the transaction with it
                 with contextlib.suppress(SQLAlchemyError):
                     connection.close()
                 self._connection = None
@@ -90,28 +101,28 @@ class Calls:
         finally:
             self._transacts = False
 
-    def close(self):
-        """End the session, and with it its worker sessions."""
+    def close(self) -> None:
+        """End the session, and thereby its worker sessions."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def execute(self, statement, values):
-        """The result of a statement. Ctrl-C cancels it."""
+    def execute(self, statement: str, values: Mapping[str, Any]) -> sqlalchemy.CursorResult[Any]:
+        """The result of a statement. Ctrl-C cancels the statement."""
         work = _Work(self.connection(), statement, values)
         try:
-            while not work.ended.wait(LOOK_SECONDS):  # (where a wait without end does not hear it)
+            while not work.ended.wait(LOOK_SECONDS):  # (Ctrl-C does not interrupt a wait without a time limit)
                 pass
         except KeyboardInterrupt:
             work.cancel()
             raise
         return work.result()
 
-    def watched(self, statement, values, progress=True):
-        """Carry out a call that trains; returns the number of its run, None where it was not found.
+    def watched(self, statement: str, values: Mapping[str, Any], progress: bool = True) -> int | None:
+        """Execute a training call. Returns the number of its run, or None if no run was found.
 
-        Ctrl-C cancels it: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
-        raised. Raises what the call raises.
+        Ctrl-C cancels the call: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
+        raised. Raises the errors of the call.
         """
         connection = self.connection()
         call = this_call(connection)
@@ -121,7 +132,7 @@ class Calls:
             with _Bar(progress) as bar:
                 while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     bar.show(watcher, call)
-                # (the second time by a new connection, where it was lost)
+                # (the second time on a new connection, if the first was lost)
                 run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
                 self.last_run = run_id or self.last_run
                 try:
@@ -135,71 +146,80 @@ class Calls:
             run_id = watcher.run_of(call)
             self.last_run = run_id or self.last_run
             if work.ended.is_set() and work.error is None:
-                print("The call had ended already.")
+                print("The call had already ended.")
             elif run_id is not None:
                 print(
-                    f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
-                    f"goes on with run {run_id}."
+                    f"Cancelled. All finished units are kept. mop_resume({run_id}), or the same call again, "
+                    f"continues run {run_id}."
                 )
             raise
         finally:
             watcher.close()
 
     @staticmethod
-    def _lost(error, run_id):
-        """The error of a call whose connection was lost, with what there is to do."""
+    def _lost(error: LostError, run_id: int | None) -> LostError:
+        """Add a hint about the run to the error of a call that lost its connection."""
         if run_id is not None:
-            error.hint = f"run({run_id}).info.status tells of the run, and mop_resume({run_id}) goes on with it."
+            error.hint = f"run({run_id}).info.status shows the state of the run, and mop_resume({run_id}) continues it."
             error.args = (f"{error.message}\nHINT: {error.hint}",)
         return error
 
 
 class _Work:
-    """A statement that is carried out in a thread, so that Ctrl-C is heard meanwhile. `ended`: an Event (a join that
-    Ctrl-C interrupts forgets that the thread goes on); `error`: what it raised, or None."""
+    """A statement that runs in a thread, so that the main thread receives Ctrl-C.
 
-    def __init__(self, connection, statement, values):
+    `ended`: an Event (after Ctrl-C has interrupted Thread.join, a second join returns at once). `error`: the
+    statement's exception, or None.
+    """
+
+    def __init__(self, connection: sqlalchemy.Connection, statement: str, values: Mapping[str, Any]) -> None:
         self.connection, self.statement, self.values = connection, statement, values
-        self.ended, self.error, self._result = threading.Event(), None, None
-        self._driver = connection.connection.dbapi_connection
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._result: Any = None
+        self._driver: Any = connection.connection.dbapi_connection
         threading.Thread(target=self._work, daemon=True, name="pg_mop call").start()
 
-    def _work(self):
+    def _work(self) -> None:
         try:
-            with told():
-                self._result = self.connection.execute(text(self.statement), self.values)
-        except BaseException as error:  # raised where the call was made
+            with driver_errors():
+                self._result = self.connection.execute(text(self.statement), dict(self.values))
+        except BaseException as error:  # result() raises it in the caller's thread
             self.error = error
         finally:
             self.ended.set()
 
-    def cancel(self):
-        """Have the server end it, and wait for that a while."""
+    def cancel(self) -> None:
+        """Cancel the statement on the server, and wait up to PATIENCE_SECONDS for its end."""
         self._driver.cancel()
         self.ended.wait(PATIENCE_SECONDS)
 
-    def result(self):
-        """What it gave. Raises what it raised."""
+    def result(self) -> Any:
+        """The statement's result. Raises the statement's exception."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class _Bar:
-    """tqdm's bar over the units of a run."""
+    """tqdm's bar over the units of a run; `wanted` False: no bar."""
 
-    def __init__(self, wanted):
-        self.run_id, self.bar, self.wanted = None, None, wanted
+    def __init__(self, wanted: bool) -> None:
+        self.run_id: int | None = None
+        self.bar: Any = None
+        self.wanted = wanted
 
-    def __enter__(self):
+    def __enter__(self) -> "_Bar":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def show(self, watcher, call):
-        """Look at the run and draw it; what goes wrong with looking is no error of the call."""
+    def show(self, watcher: Watcher, call: Mapping[Any, Any]) -> None:
+        """Read the state of the run and draw it. Errors of reading are ignored, because they do not affect the call."""
         if not self.wanted:
             return
         now = None
@@ -209,7 +229,7 @@ class _Bar:
             now = watcher.look(self.run_id) if self.run_id is not None else None
         if now is None:
             if self.bar is not None and not watcher.is_connected:
-                self.bar.set_postfix_str("the connection that looks is lost: trying again")
+                self.bar.set_postfix_str("progress: connection lost, trying again")
             return
         if self.bar is None:
             self.bar = tqdm(
@@ -218,13 +238,15 @@ class _Bar:
                 desc=f"run {self.run_id}",
                 bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
-        if self.bar.total != now.units_total and hasattr(self.bar, "container"):  # (a search's grows, the widget's not)
+        if self.bar.total != now.units_total and hasattr(self.bar, "container"):
+            # (a search's total grows, and the notebook's widget does not follow by itself)
             self.bar.container.children[1].max = now.units_total
-        # (of one that is taken over whole from an earlier run there is nothing to do)
+        # (a run that reuses all results of an earlier run has no units)
         over = not now.units_total and now.run.status == "finished"
         self.bar.total, self.bar.n = (1, 1) if over else (now.units_total, now.units_done)
-        self.bar.set_postfix_str(now.told)
+        self.bar.set_postfix_str(now.summary)
 
 
-def _written(value):
+def _written(value: Any) -> str:
+    """A setting's value as SQL text."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -6,7 +6,11 @@ import io
 import re
 import sys
 import time
+from collections.abc import Sequence
+from typing import NoReturn
 
+import pandas
+import sqlalchemy
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
@@ -16,11 +20,11 @@ from rich.text import Text
 from pg_mop_client.database import connected, find_extension, make_engine, plain, quote
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.selection import Selection
-from pg_mop_client.watching import Watcher, duration, printable
+from pg_mop_client.watching import Look, Watcher, duration, printable
 
-# characters: of what goes into a file; of a column in a terminal, at most, and where it is cut
+# widths in characters: of a list in a file; of a column in a terminal, at most; of a column that the window cuts off
 MOST_WIDE, MOST_WIDE_COLUMN, LEAST_WIDE_COLUMN = 10_000, 60, 24
-# what a list shows: the first of them in a narrow window, too
+# columns of a list, from left to right; a narrow window shows only the first ones
 COLUMNS = (
     "run_id",
     "status",
@@ -34,10 +38,10 @@ COLUMNS = (
 JOB_COLUMNS = ("job", "status", "submitted_at", "said", "command", "runs", "finished_at")
 
 
-def main(arguments=None):
-    """Carry out a command line; its exit status."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Execute a command line. Returns the exit status."""
     given = _parser().parse_args(arguments)
-    for stream in (sys.stdout, sys.stderr):  # (a locale may not have what names are written in)
+    for stream in (sys.stdout, sys.stderr):  # (the locale's encoding may lack characters of names)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -50,9 +54,9 @@ def main(arguments=None):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors never show a password: a shell splits unquoted connection parameters into arguments."""
+    """A parser that hides passwords in its errors: a shell splits unquoted connection parameters into arguments."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         if re.search(r"=|://", message):
             message = (
                 "an argument has = or ://, and is not shown; a connection's parameters are one argument, in "
@@ -61,32 +65,32 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="mop",
-        description="Look at pg_mop's runs. It connects as psql does: PGHOST, PGSERVICE and the like, or -d.",
+        description="Show pg_mop's runs. The command connects as psql does: by PGHOST, PGSERVICE and so on, or by -d.",
     )
     parser.add_argument("-d", "--dsn", default="", help="a URI, or 'host=... dbname=...'")
-    parser.add_argument("--schema", help="of the extension; it is found by itself")
+    parser.add_argument("--schema", help="the extension's schema; by default the command finds it")
     parser.add_argument("--version", action="version", version=importlib.metadata.version("pg_mop_client"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     runs = commands.add_parser("runs", help="list your runs, the latest first")
     runs.add_argument("-n", type=_count, default=20, help="how many (20)")
     runs.set_defaults(work=_runs)
-    jobs = commands.add_parser("jobs", help="list your jobs (mop_submit), the latest first; or what one has said")
-    jobs.add_argument("job", type=int, nargs="?", help="its number")
+    jobs = commands.add_parser("jobs", help="list your jobs (mop_submit), the latest first; or show one job's messages")
+    jobs.add_argument("job", type=int, nargs="?", help="the number of the job")
     jobs.add_argument("-n", type=_count, default=20, help="how many (20)")
     jobs.set_defaults(work=_jobs)
     watch = commands.add_parser("watch", help="watch a run until it ends")
-    watch.add_argument("run", type=int, nargs="?", help="its number; else the latest that goes on")
+    watch.add_argument("run", type=int, nargs="?", help="the number of the run (the latest running run)")
     watch.set_defaults(work=_watch)
     report = commands.add_parser("report", help="write a run as one HTML file")
     report.add_argument("run", type=int)
     report.add_argument("-o", "--output", help="the file (run_<number>.html); - writes to the standard output")
     report.set_defaults(work=_report)
-    dashboard = commands.add_parser("dashboard", help="look at your runs in a browser, while they go on")
-    dashboard.add_argument("--port", type=int, default=0, help="on 127.0.0.1 (one that is free)")
-    dashboard.add_argument("--no-browser", action="store_true", help="open none; the address is printed")
+    dashboard = commands.add_parser("dashboard", help="show your runs in a browser, with live updates")
+    dashboard.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1 (any free port)")
+    dashboard.add_argument("--no-browser", action="store_true", help="open no browser; print the address")
     dashboard.set_defaults(work=_dashboard)
     board = commands.add_parser("tensorboard", help="write TensorBoard's event files of a run")
     board.add_argument("run", type=int)
@@ -95,13 +99,13 @@ def _parser():
     return parser
 
 
-def _count(text):
+def _count(text: str) -> int:
     if not text.strip().isdecimal() or not 1 <= int(text) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number from 1, not {text}")
     return int(text)
 
 
-def _runs(given):
+def _runs(given: argparse.Namespace) -> None:
     with Selection(given.dsn, given.schema) as selection:
         found = selection.query(
             f"SELECT * FROM {plain(quote(selection.schema))}.mop_runs ORDER BY run_id DESC LIMIT :most",
@@ -111,11 +115,11 @@ def _runs(given):
     _list(found, COLUMNS, "no runs yet")
 
 
-def _jobs(given):
+def _jobs(given: argparse.Namespace) -> int:
     with Selection(given.dsn, given.schema) as selection:
         view = f"{plain(quote(selection.schema))}.mop_jobs"
         if given.job is None:
-            # (of a command and of an error what fits a line; the last message is the latest news)
+            # (the part of the command and of the error that fits a line, or the latest message)
             found = selection.query(
                 f"SELECT job, status, CAST(runs AS text) AS runs, submitted_at, finished_at, "
                 f"left(regexp_replace(command, '\\s+', ' ', 'g'), 60) AS command, "
@@ -136,8 +140,8 @@ def _jobs(given):
     return 0 if job.status in ("finished", "running") else 1
 
 
-def _list(found, columns, otherwise):
-    """A table of some columns of a DataFrame: in a terminal as many of them as it is wide, from the first on."""
+def _list(found: pandas.DataFrame, columns: Sequence[str], otherwise: str) -> None:
+    """Print the given columns of a DataFrame, as many as fit the terminal; `otherwise` if it has no rows."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=MOST_WIDE)
@@ -145,7 +149,8 @@ def _list(found, columns, otherwise):
         console.print(otherwise)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    shown, width = [], 0
+    shown: list[list[str]] = []
+    width = 0
     for name in columns:
         cells = [
             ""
@@ -172,7 +177,7 @@ def _list(found, columns, otherwise):
         console.print(Text(f"in a wider window also: {', '.join(left).replace('_', ' ')}", style="dim"))
 
 
-def _report(given):
+def _report(given: argparse.Namespace) -> None:
     with Selection(given.dsn, given.schema) as selection:
         run = selection.run(given.run)
         if given.output == "-":
@@ -181,12 +186,12 @@ def _report(given):
             print(run.report(given.output or f"run_{given.run}.html"))
 
 
-def _tensorboard(given):
+def _tensorboard(given: argparse.Namespace) -> None:
     with Selection(given.dsn, given.schema) as selection:
         print(selection.run(given.run).to_tensorboard(given.directory))
 
 
-def _dashboard(given):
+def _dashboard(given: argparse.Namespace) -> None:
     for module in ("starlette", "uvicorn"):
         needed(module, "dashboard")
     from pg_mop_client.dashboard import serve
@@ -196,35 +201,38 @@ def _dashboard(given):
     serve(*_found(given), given.port, not given.no_browser)
 
 
-def _found(given):
-    """The engine, and the extension's schema."""
+def _found(given: argparse.Namespace) -> tuple[sqlalchemy.Engine, str]:
+    """The engine and the extension's schema."""
     engine = make_engine(given.dsn)
     with connected(engine) as connection:
         return engine, find_extension(connection, given.schema)
 
 
-def _watch(given):
+def _watch(given: argparse.Namespace) -> int:
     return watch(Watcher(*_found(given)), given.run, Console())
 
 
-def watch(watcher, run_id, console):
-    """Show a run on the console until it ends; 0 where it has finished, else 1. Raises ClientError: no such run."""
+def watch(watcher: Watcher, run_id: int | None, console: Console) -> int:
+    """Show a run on the console until it ends. Returns 0 if the run has finished, else 1.
+
+    `run_id` None: the latest running run. Raises ClientError if the role sees no such run.
+    """
     run_id = watcher.latest() if run_id is None else run_id
     look = watcher.look(run_id, sessions=True) if run_id is not None else None
-    if look is None:
+    if look is None or run_id is None:
         raise ClientError(
             f"there is no run {run_id} that the role may see" if run_id else "the role has no runs", hint="mop runs"
         )
     try:
         with Live(_screen(look, watcher, console), console=console, auto_refresh=False) as live:
-            told = None
+            printed = None
             while look.run.status == "running":
                 time.sleep(watcher.rest)
                 was_connected = watcher.is_connected
                 now = watcher.look(run_id, sessions=True)
                 if now is None and watcher.is_connected:
                     raise ClientError(f"run {run_id} has been dropped")
-                if was_connected != watcher.is_connected:  # on a line of its own, that stays
+                if was_connected != watcher.is_connected:  # on a separate line that stays
                     console.print(
                         "connected again"
                         if watcher.is_connected
@@ -232,19 +240,19 @@ def watch(watcher, run_id, console):
                     )
                 look = now or look
                 live.update(_screen(look, watcher, console), refresh=True)
-                if not console.is_terminal and told != (told := look.units_done):  # a file has lines instead
-                    console.print(f"{look.units_done} of {look.units_total} units, {look.told}")
+                if not console.is_terminal and printed != (printed := look.units_done):  # a file gets lines instead
+                    console.print(f"{look.units_done} of {look.units_total} units, {look.summary}")
     finally:
         watcher.close()
     if not console.is_terminal:
-        console.print()  # (the last screen's line has no end there)
+        console.print()  # (ends the last line of the screen)
     if look.run.error:
         console.print(Text(f"error: {printable(look.run.error)}"))
     return 0 if look.run.status == "finished" else 1
 
 
-def _screen(look, watcher, console):
-    """The run, its sessions, and as many of its configurations as there is room for: those at work first."""
+def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
+    """The run, its sessions, and as many configurations as fit the console, running configurations first."""
     run, done, total = look.run, look.units_done, look.units_total
     head = Text(
         f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n", style="bold"
@@ -252,18 +260,18 @@ def _screen(look, watcher, console):
     width = 30
     filled = round(width * done / total) if total else width * (run.status == "finished")
     head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")
-    if look.told:
-        head.append(f", {look.told}", style="default")
+    if look.summary:
+        head.append(f", {look.summary}", style="default")
     if not watcher.is_connected:
         head.append("  (connection lost)", style="red")
     screen = Table.grid(padding=(0, 0))
     screen.add_row(head)
     for s in look.sessions[:8]:
-        what = "trains" if s.kind == "train" else "evaluates"
-        who = f"configuration {s.mst_key}" + (f" and {s.models - 1} more" if s.models > 1 else "")
+        verb = "trains" if s.kind == "train" else "evaluates"
+        models = f"configuration {s.mst_key}" + (f" and {s.models - 1} more" if s.models > 1 else "")
         screen.add_row(
             Text(
-                f"session {s.backend_pid} {what} {who}, iteration {s.iteration}, on segment {s.segment}, "
+                f"session {s.backend_pid} {verb} {models}, iteration {s.iteration}, on segment {s.segment}, "
                 f"for {s.seconds:.1f} s",
                 style="dim",
             )
@@ -286,5 +294,5 @@ def _screen(look, watcher, console):
     if len(shown) > room:
         screen.add_row(Text(f"and {len(shown) - room} configurations more", style="dim"))
     if look.configurations:
-        screen.add_row(Text(f"{duration(look.configurations[0].seconds_elapsed)} since it began", style="dim"))
+        screen.add_row(Text(f"{duration(look.configurations[0].seconds_elapsed)} since the start", style="dim"))
     return screen

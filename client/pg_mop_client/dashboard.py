@@ -1,6 +1,7 @@
-"""mop dashboard: the live page, a web server on this machine alone, that asks the database as the role of its caller.
+"""mop dashboard: the live page, a web server for this machine alone, that queries the database as the caller's role.
 
-guard.py says who may call it, snapshots.py reads, viewing.py chooses what is shown, page/ has what the browser runs.
+guard.py checks access, snapshots.py queries the database, viewing.py selects and sorts, and page/ has the files for the
+browser.
 """
 
 import html
@@ -13,12 +14,16 @@ import sys
 import tempfile
 import time
 import webbrowser
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
+import sqlalchemy
 import uvicorn
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,28 +35,28 @@ from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
-# page.js and page.css are the report's own: what is drawn there is drawn here by the same code
+# page.js and page.css are the report's: page and report draw with the same code
 FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
-MOST_BESIDE = 6  # runs that are compared
-BEST_BESIDE = 20  # configurations of each
-RESUME_SECONDS = 20  # for a run that is resumed to begin
-LEAST_WEIGHED = 4  # configurations, to say how much a parameter matters
+MOST_BESIDE = 6  # runs in a comparison
+BEST_BESIDE = 20  # configurations of each run in a comparison
+RESUME_SECONDS = 20  # for a resumed run to begin
+LEAST_WEIGHED = 4  # configurations, for the importance of parameters
 
 
 class Unknown(ClientError):
-    """There is nothing of that number."""
+    """No run has the requested number."""
 
 
 class Dashboard:
-    """The pages and what they call."""
+    """The pages and the API that they call."""
 
-    def __init__(self, engine, schema):
+    def __init__(self, engine: sqlalchemy.Engine, schema: str) -> None:
         self.engine, self.schema = engine, schema
         self.snapshots = Snapshots(engine, schema)
         self.sql = self.snapshots.schema  # quoted
 
-    def app(self, port, token):
-        """The ASGI application of the page on a port of 127.0.0.1. `token`: what a caller has to show."""
+    def app(self, port: int, token: str) -> Guard:
+        """The ASGI application of the page on a port of 127.0.0.1. Every API call must have the `token`."""
         routes = [
             Route("/", self._shell),
             Route("/run/{run:int}", self._shell),
@@ -76,13 +81,13 @@ class Dashboard:
         ]
         return Guard(Starlette(routes=routes), token, port)
 
-    # --- what is read ------------------------------------------------------------------------------------
-    def runs(self, request):
+    # --- queries -----------------------------------------------------------------------------------------
+    def runs(self, request: Request) -> dict[str, Any]:
         """A page of the list of runs."""
         return self.snapshots.runs(_whole(request.query_params.get("page", "1"), "page"))
 
-    def run(self, request):
-        """How far a run is, and what is shown of it, unless the caller `have`s that already."""
+    def run(self, request: Request) -> dict[str, Any]:
+        """The progress of a run, and its view, unless the caller already has the latest version (`have`)."""
         number, head, data = self.snapshots.run(request.path_params["run"])
         found = {"number": str(number), "head": head}
         if request.query_params.get("have") != str(number):
@@ -92,12 +97,12 @@ class Dashboard:
             found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
         return found
 
-    def compare(self, request):
-        """The best configurations of several runs as one."""
+    def compare(self, request: Request) -> dict[str, Any]:
+        """The best configurations of several runs in one view."""
         read = self._compared(request)
         number = "-".join(str(n) for n, _, _ in read)
         heads = [head for _, head, _ in read]
-        found = {"number": number, "heads": heads}
+        found: dict[str, Any] = {"number": number, "heads": heads}
         if request.query_params.get("have") != number:
             data = self._beside(read)
             found["view"] = viewing.view(
@@ -105,30 +110,33 @@ class Dashboard:
             )
         return found
 
-    def compared_leaderboard(self, request):
-        """The table of several runs as it is seen, all its pages, as CSV."""
+    def compared_leaderboard(self, request: Request) -> Response:
+        """All pages of the table of several runs, with the filter and order of the page, as CSV."""
         data = self._beside(self._compared(request))
         return _download(viewing.table(data, self._chosen(data, request)), "text/csv", "runs.csv")
 
-    def _compared(self, request):
-        """(number, head, data) of each run that is asked for. Raises ClientError."""
+    def _compared(self, request: Request) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """(number, head, data) of each requested run. Raises ClientError."""
         asked = dict.fromkeys(_whole(run, "run") for run in request.query_params.getlist("run"))
         if not 2 <= len(asked) <= MOST_BESIDE:
-            raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"From two to {MOST_BESIDE}.")
+            raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"Select from two to {MOST_BESIDE} runs.")
         read = [(run, *self.snapshots.run(run)) for run in asked]
         return [(number, {**head, "run_id": run}, data) for run, number, head, data in read]
 
     @staticmethod
-    def _beside(read):
-        """The data of several runs as one's. Raises ClientError."""
+    def _beside(read: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+        """The data of several runs in the form of one run's data. Raises ClientError."""
         data = viewing.beside([data for _, _, data in read], BEST_BESIDE)
         if data is None:
-            raise ClientError("the runs have no loss or metric in common by which they are ranked")
+            raise ClientError("the runs have no common loss or metric to rank them")
         return data
 
-    def importance(self, request):
-        """How much each parameter matters for the result, by Optuna's evaluator, the most first: `of` so many
-        configurations that the filter lets through, and that were trained to the end."""
+    def importance(self, request: Request) -> dict[str, Any]:
+        """The importance of each parameter by Optuna's evaluator, the greatest first.
+
+        It counts the configurations that pass the filter and were trained to the end; `of` is their number. Raises
+        ClientError.
+        """
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         optuna = needed("optuna", "optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -144,39 +152,42 @@ class Dashboard:
         )
         if len(ended) < LEAST_WEIGHED:
             raise ClientError(
-                f"{len(ended)} of these configurations were trained to the end: too few to weigh parameters by",
-                hint=f"It takes {LEAST_WEIGHED}.",
+                f"only {len(ended)} of these configurations were trained to the end: too few for an importance",
+                hint=f"The importance of parameters needs {LEAST_WEIGHED} configurations.",
             )
         try:
             found = optuna.importance.get_param_importances(study)
         except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
-            raise ClientError(f"Optuna tells no importance: {error}") from None
+            raise ClientError(f"Optuna cannot compute the importance: {error}") from None
         return {"importance": [[name, value] for name, value in found.items()], "of": len(ended)}
 
-    def report(self, request):
-        """The report of what is seen, a file."""
+    def report(self, request: Request) -> Response:
+        """The report of the configurations that pass the filter, as a file."""
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         keys = _keys(data, self._chosen(data, request))
         return _download(run.report(mst_keys=keys), "text/html", f"run_{run.run_id}.html")
 
-    def leaderboard(self, request):
-        """The leaderboard as it is seen, all its pages, as CSV."""
+    def leaderboard(self, request: Request) -> Response:
+        """All pages of the leaderboard, with the filter and order of the page, as CSV."""
         _, _, data = self.snapshots.run(request.path_params["run"])
         return _download(
             viewing.table(data, self._chosen(data, request)), "text/csv", f"run_{request.path_params['run']}.csv"
         )
 
-    def _run(self, request):
-        return Run(SimpleNamespace(engine=self.engine, schema=self.schema), request.path_params["run"])
+    def _run(self, request: Request) -> Run:
+        selection: Any = SimpleNamespace(engine=self.engine, schema=self.schema)
+        return Run(selection, request.path_params["run"])
 
     @staticmethod
-    def _chosen(data, request):
-        """The configurations that the request's filter lets through, in its order. Raises ClientError."""
+    def _chosen(data: viewing.Data, request: Request) -> list[viewing.Data]:
+        """The configurations that pass the request's filter, in the request's order. Raises ClientError."""
         asked = request.query_params
         states = asked.getlist("state")
         if unknown := set(states) - set(viewing.STATES):
-            raise ClientError(f"there is no state {min(unknown)!r}", hint=f"There are {', '.join(viewing.STATES)}.")
-        given = {
+            raise ClientError(
+                f"there is no state {min(unknown)!r}", hint=f"The states are {', '.join(viewing.STATES)}."
+            )
+        given: dict[str, dict[str, Any]] = {
             kind: {
                 name[len(kind) + 1 :]: value for name, value in asked.items() if name.startswith(f"{kind}.") and value
             }
@@ -188,10 +199,10 @@ class Dashboard:
         found = viewing.chosen(data, states, best, given["low"], given["high"], given["is"])
         return viewing.ordered(data, found, asked.get("sort"), asked.get("desc") == "1")
 
-    # --- what is done ------------------------------------------------------------------------------------
-    def cancel(self, request, _):
-        """Cancel the call, or job, that runs the run."""
-        run, _ = self._seen(request)
+    # --- actions -----------------------------------------------------------------------------------------
+    def cancel(self, request: Request, _: Mapping[str, Any]) -> dict[str, str]:
+        """Cancel the call or job that executes the run."""
+        run = self._seen(request)[0]
         done = self._execute(
             f"SELECT pg_catalog.pg_cancel_backend(r.coordinator_pid) FROM {self.sql}.mop_run r "
             f"JOIN {self.sql}.mop_runs s USING (run_id) WHERE r.run_id = :run "
@@ -200,17 +211,17 @@ class Dashboard:
         )
         if not done:
             raise ClientError(f"run {run} is not running")
-        return {"said": "The run is told to end. What has been trained is kept."}
+        return {"said": "The run will end. All finished units are kept."}
 
-    def resume(self, request, _):
-        """Go on with a run as a job of the server, which needs nobody who is connected."""
+    def resume(self, request: Request, _: Mapping[str, Any]) -> dict[str, str]:
+        """Resume a run as a job of the server, which continues without a connected client."""
         run, status = self._seen(request)
         if status in ("finished", "running"):
             raise ClientError(f"run {run} is {status}")
         command = f"SELECT {self.sql}.mop_resume({run})".replace("\\:", ":")
         job = self._execute(f"SELECT {self.sql}.mop_submit(:command)", command=command)
         until = time.monotonic() + RESUME_SECONDS
-        while True:  # (that it goes on is said when it does)
+        while True:  # (the answer comes when the run has begun)
             done = self._execute(f"SELECT {self.sql}.mop_wait(:job, interval '0.5 seconds')", job=job)
             if done in ("failed", "cancelled"):
                 raise ClientError(
@@ -218,39 +229,39 @@ class Dashboard:
                     or f"job {job} is {done}"
                 )
             if done == "finished" or self._seen(request)[1] in ("finished", "running"):
-                return {"said": f"The run goes on as job {job}, whether this page is open or not."}
+                return {"said": f"The run continues as job {job}, independent of this page."}
             if time.monotonic() > until:
-                return {"said": f"Job {job} is to go on with the run, and has not come to that yet: mop jobs {job}"}
+                return {"said": f"Job {job} will resume the run, but has not begun yet: mop jobs {job}"}
 
-    def stop(self, request, given):
+    def stop(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
         """Stop one configuration."""
         (run, _), key = self._seen(request), _whole(given.get("mst_key"), "mst_key")
         self._execute(f"SELECT {self.sql}.mop_stop_trial(:run, :key)", run=run, key=key)
-        return {"said": f"Configuration {key} is told to stop."}
+        return {"said": f"Configuration {key} will stop."}
 
-    def sessions(self, request, given):
-        """Set how many worker sessions a run has."""
+    def sessions(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
+        """Set the number of worker sessions of a run."""
         (run, _), count = self._seen(request), _whole(given.get("sessions"), "sessions")
         self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=run, count=count)
-        return {"said": f"The run is told to work with {count} sessions."}
+        return {"said": f"The run will work with {count} sessions."}
 
-    def _seen(self, request):
-        """(number, status) of the run that a request is about. Raises Unknown where the role may see none."""
+    def _seen(self, request: Request) -> tuple[int, str]:
+        """(number, status) of the requested run. Raises Unknown if the role sees no such run."""
         run = request.path_params["run"]
         status = self._execute(f"SELECT status FROM {self.sql}.mop_runs WHERE run_id = :run", run=run)
         if status is None:
             raise Unknown(f"there is no run {run} that the role may see")
         return run, status
 
-    def _execute(self, sql, **values):
+    def _execute(self, sql: str, **values: Any) -> Any:
         with connected(self.engine) as connection:
             return connection.execute(text(sql), values).scalar()
 
-    # --- how it is answered ------------------------------------------------------------------------------
-    def _answer(self, work):
-        """An endpoint that does `work` in a thread, and says what is wrong as JSON."""
+    # --- answers -----------------------------------------------------------------------------------------
+    def _answer(self, work: Callable[..., Any]) -> Callable[[Request], Any]:
+        """An endpoint that executes `work` in a thread, and reports its errors as JSON."""
 
-        async def endpoint(request):
+        async def endpoint(request: Request) -> Response:
             try:
                 if request.method != "POST":
                     found = await run_in_threadpool(work, request)
@@ -268,18 +279,20 @@ class Dashboard:
 
         return endpoint
 
-    async def _shell(self, request):
+    async def _shell(self, request: Request) -> Response:
         return HTMLResponse((PAGE / "shell.html").read_bytes())
 
-    async def _file(self, request):
+    async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in FILES:
             return _wrong(404, "there is no such file")
         return Response((PAGE / name).read_bytes(), media_type=FILES[name])
 
 
-def serve(engine, schema, port=0, browser=True, say=print):
-    """Serve the page until it is interrupted. `port` 0: one that is free. Raises ClientError where it is taken."""
+def serve(
+    engine: sqlalchemy.Engine, schema: str, port: int = 0, browser: bool = True, say: Callable[..., None] = print
+) -> None:
+    """Serve the page until an interrupt. `port` 0: any free port. Raises ClientError if the port is in use."""
     token = secrets.token_urlsafe(32)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -287,10 +300,10 @@ def serve(engine, schema, port=0, browser=True, say=print):
             own.bind(("127.0.0.1", port))
         except OSError as error:
             raise ClientError(
-                f"port {port} of 127.0.0.1 cannot be had: {error.strerror}",
-                hint="Without --port one is taken that is free.",
+                f"port {port} of 127.0.0.1 is not available: {error.strerror}",
+                hint="Without --port, the page uses a free port.",
             ) from None
-        own.listen()  # who has the address may call at once
+        own.listen()  # (clients can connect as soon as the address is printed)
         port = own.getsockname()[1]
         app = Dashboard(engine, schema).app(port, token)
         # (keep-alive is short, so that Ctrl-C ends it)
@@ -308,17 +321,19 @@ def serve(engine, schema, port=0, browser=True, say=print):
         )
         address = f"http://127.0.0.1:{port}/#token={token}"
         say(f"{address}\nCtrl-C ends it.", flush=True)
-        # (uvicorn ends by the signal itself, once it has served what it serves)
+        # (uvicorn ends by the same signal after its last answer)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with tempfile.TemporaryDirectory(prefix="pg_mop_") as directory:  # (its mode is 0700)
-            if browser and not webbrowser.open(_way_to(address, directory)):
+            if browser and not webbrowser.open(_redirect(address, directory)):
                 print("no browser could be opened: open the address", file=sys.stderr)
             server.run(sockets=[own])
 
 
-def _way_to(address, directory):
-    """The URI of a file that leads to the page: what a program is called with is everybody's to read on the machine,
-    and the address has the token."""
+def _redirect(address: str, directory: str) -> str:
+    """The URI of a file that redirects to the page.
+
+    The address has the token, and all users of the machine can read the arguments of a process.
+    """
     file = pathlib.Path(directory, "page.html")
     file.write_text(
         f'<!DOCTYPE html><meta charset="utf-8"><title>pg_mop</title>'
@@ -328,39 +343,39 @@ def _way_to(address, directory):
     return file.as_uri()
 
 
-async def _body(request):
-    """What a POST gives: a JSON object, of 1,000 characters at most."""
+async def _body(request: Request) -> dict[str, Any]:
+    """The body of a POST: a JSON object of at most 1,000 bytes. Raises ClientError."""
     given = b""
     async for part in request.stream():
         given += part
         if len(given) > 1000:
-            raise ClientError("that is too long")
+            raise ClientError("the request is too long")
     try:
         read = json.loads(given or b"{}")
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
-        raise ClientError("that is no JSON object")
+        raise ClientError("the request is not a JSON object")
     return read
 
 
-def _keys(data, chosen):
-    """The keys of the configurations that were chosen of a run's data; None: all were."""
+def _keys(data: viewing.Data, chosen: list[viewing.Data]) -> list[int] | None:
+    """The keys of the chosen configurations of a run; None if all are chosen."""
     return None if len(chosen) == len(data["configurations"]) else sorted(c["mst_key"] for c in chosen)
 
 
-def _wrong(status, message, hint=None):
+def _wrong(status: int, message: str, hint: str | None = None) -> Response:
     return JSONResponse({"error": message, "hint": hint}, status)
 
 
-def _download(content, kind, name):
+def _download(content: str, kind: str, name: str) -> Response:
     return Response(
         content, media_type=f"{kind}; charset=utf-8", headers={"content-disposition": f'attachment; filename="{name}"'}
     )
 
 
-def _whole(value, name):
-    """A whole number from 1 to 2^31 - 1. Raises ClientError."""
+def _whole(value: Any, name: str) -> int:
+    """An integer from 1 to 2^31 - 1. Raises ClientError."""
     try:
         number = int(str(value)[:12]) if isinstance(value, (int, str)) else 0
     except ValueError:
@@ -371,8 +386,8 @@ def _whole(value, name):
     return number
 
 
-def _number(value, name):
+def _number(value: str, name: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise ClientError(f"{name} is compared with a number, not {value!r}") from None
+        raise ClientError(f"{name} must be a number, not {value!r}") from None

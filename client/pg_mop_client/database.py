@@ -1,4 +1,4 @@
-"""The way to the server: an engine, names quoted, where the extension is and which version.
+"""The connection to the server: an engine, quoted names, the extension's schema and version.
 
 libpq reads the connection's parameters, as for psql: a URI, `host=... dbname=...`, PGHOST, PGSERVICE, ~/.pgpass.
 """
@@ -6,6 +6,8 @@ libpq reads the connection's parameters, as for psql: a URI, `host=... dbname=..
 import contextlib
 import re
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pandas
 import psycopg2
@@ -14,14 +16,17 @@ from sqlalchemy import text
 
 from pg_mop_client.errors import ClientError, LostError, ServerError
 
-OLDEST = (0, 4)  # version of the extension that has what the client asks for
+OLDEST = (0, 4)  # the oldest version of the extension that this client can use
+
+# an SQLAlchemy engine or URL, a URI, or libpq's parameters
+Target = sqlalchemy.Engine | sqlalchemy.URL | str
 
 
-def make_engine(where=""):
-    """An SQLAlchemy engine for a URI or libpq's parameters ('': as the environment says); an engine stays as it is.
+def make_engine(where: Target = "") -> sqlalchemy.Engine:
+    """An SQLAlchemy engine for a URI or libpq's parameters ('': from the environment), or for the given engine.
 
-    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2, for a
-    pool of too few connections, and for parameters that cannot be read; this last error does not show the parameters.
+    Its connections commit each statement. Raises ClientError for an engine with another driver than psycopg2, for a
+    pool of fewer than two connections, and for malformed parameters; the last error does not show the parameters.
     """
     if isinstance(where, sqlalchemy.Engine):
         if where.driver != "psycopg2":
@@ -31,7 +36,7 @@ def make_engine(where=""):
             )
         if _has_one(where.pool):
             raise ClientError(
-                "the engine's pool has one connection, and calls and looking at them take two",
+                "the engine's pool has one connection, but a call and its progress need two",
                 hint="sqlalchemy.create_engine(..., pool_size=2), or give the URI itself",
             )
         return where.execution_options(isolation_level="AUTOCOMMIT")
@@ -39,7 +44,7 @@ def make_engine(where=""):
         where = where.render_as_string(hide_password=False)
     if not isinstance(where, str):
         raise ClientError(
-            f"a connection is an SQLAlchemy engine, a URI or libpq's parameters, and not {type(where).__name__}"
+            f"a connection is an SQLAlchemy engine, a URI or libpq's parameters, not {type(where).__name__}"
         )
     parameters = _parameters(where)
     return sqlalchemy.create_engine(
@@ -50,20 +55,22 @@ def make_engine(where=""):
     )
 
 
-def _has_one(pool):
-    """True where an SQLAlchemy pool has no second connection beside one that is in use."""
+def _has_one(pool: sqlalchemy.Pool) -> bool:
+    """True if an SQLAlchemy pool gives out only one connection at a time."""
     if isinstance(pool, sqlalchemy.QueuePool):
         return pool.size() == 1 and pool._max_overflow == 0
     return isinstance(pool, (sqlalchemy.StaticPool, sqlalchemy.AssertionPool, sqlalchemy.SingletonThreadPool))
 
 
-def _parameters(where):
-    """libpq's parameters of a URI or of a text of them. Raises ClientError.
+def _parameters(where: str) -> dict[str, str]:
+    """libpq's parameters from a URI or from libpq's own format. Raises ClientError.
 
-    No message has any of it, nor has libpq's own one where it cannot be read or is split wrongly, as by a password with
-    an @: that might be the password.
+    No message repeats any part of a malformed text, because that part may be the password. libpq's own message would,
+    for example where a password with an @ makes libpq split the URI in the wrong place.
     """
-    text_, problem = where.strip(), None
+    text_: str = where.strip()
+    problem: tuple[str, str] | None = None
+    parameters: dict[str, str] | None = None
     driver = re.match(r"postgres(?:ql)?\+psycopg2?(?=://)", text_)
     scheme = re.match(r"(?:jdbc:)?[A-Za-z][\w+.-]*(?=://)", text_)
     text_ = f"postgresql{text_[driver.end() :]}" if driver else text_
@@ -78,32 +85,32 @@ def _parameters(where):
         if parameters is None or is_uri and _is_split_wrongly(text_) or not _has_ports(parameters):
             problem = (
                 "the connection's parameters cannot be read; they are not shown, for they may have a password",
-                "postgresql://role:password@host/database, where / ? # @ : % of the password are written as "
-                "urllib.parse.quote(password, safe='') gives them; or host=... dbname=... password='...'"
+                "postgresql://role:password@host/database, with / ? # @ : % of the password quoted by "
+                "urllib.parse.quote(password, safe=''); or host=... dbname=... password='...'"
                 if is_uri
                 else "host=... dbname=... password='...', or postgresql://role@host/database",
             )
-    if problem:  # (raised outside the except: libpq's message would be its __context__)
+    if problem:  # (raised outside the except, where libpq's message would be its __context__)
         raise ClientError(problem[0], hint=problem[1])
-    return {**parameters, "application_name": "pg_mop_client"}
+    return {**(parameters or {}), "application_name": "pg_mop_client"}
 
 
-def _is_split_wrongly(uri):
-    """True where a URI has an @ in its host or database, as a password has it that was not quoted."""
+def _is_split_wrongly(uri: str) -> bool:
+    """True if a URI has an @ in its host or database: the @ of a password that was not quoted."""
     rest = uri.partition("://")[2]
-    if "@" in rest.partition("/")[0]:  # (all before the first one is the role and its password)
+    if "@" in rest.partition("/")[0]:  # (the role and its password stand before the first @)
         rest = rest.partition("@")[2]
     return "@" in rest.partition("?")[0]
 
 
-def _has_ports(parameters):
-    """True where the ports are numbers, as libpq would only find out, and say, when it connects."""
+def _has_ports(parameters: dict[str, str]) -> bool:
+    """True if the ports are numbers. libpq checks this when it connects, and its message shows the text."""
     return all(re.fullmatch(r"\d{0,5}", port.strip()) for port in parameters.get("port", "").split(","))
 
 
 @contextlib.contextmanager
-def told():
-    """What the driver raises is raised as a ServerError, or a LostError, without SQLAlchemy's and pandas' words."""
+def driver_errors() -> Iterator[None]:
+    """Raise the driver's errors as ServerError or LostError, without the texts that SQLAlchemy and pandas add."""
     try:
         yield
     except sqlalchemy.exc.TimeoutError:
@@ -112,12 +119,12 @@ def told():
             hint="sqlalchemy.create_engine(..., pool_size=5), or give the URI itself",
         ) from None
     except (sqlalchemy.exc.StatementError, pandas.errors.DatabaseError, psycopg2.Error) as raised:
-        error = raised
+        error: Any = raised
         while error is not None and not isinstance(error, psycopg2.Error):
             error = getattr(error, "orig", None) or error.__cause__
         if error is None:
             raise
-        # (no code: no connection was made, or it broke; 57P: the server ends or begins; 53: it has no room)
+        # (no code: no connection was made, or it broke; 57P: the server shuts down or starts; 53: it has no capacity)
         lost = isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError)) and (
             (error.pgcode or "08").startswith(("08", "53", "57P"))
         )
@@ -125,14 +132,17 @@ def told():
 
 
 @contextlib.contextmanager
-def connected(engine):
-    """A connection for a while. Raises ServerError for what goes wrong with it, and LostError."""
-    with told(), engine.connect() as connection:
+def connected(engine: sqlalchemy.Engine) -> Iterator[sqlalchemy.Connection]:
+    """A connection within a `with` block, where the driver's errors become ServerError and LostError."""
+    with driver_errors(), engine.connect() as connection:
         yield connection
 
 
-def find_extension(connection, schema=None):
-    """The schema that holds pg_mop. Raises ClientError: it is not there, or not in `schema`, or too old."""
+def find_extension(connection: sqlalchemy.Connection, schema: str | None = None) -> str:
+    """The schema of the extension pg_mop.
+
+    Raises ClientError if the extension is missing, too old, in another schema than `schema`, or not granted to the role.
+    """
     found = connection.execute(
         text(
             "SELECT n.nspname, e.extversion, current_database() AS database, current_user AS role, "
@@ -153,7 +163,7 @@ def find_extension(connection, schema=None):
     if schema not in (None, found.nspname):
         raise ClientError(
             f'pg_mop is in schema "{found.nspname}", not in "{schema}"',
-            hint=f"schema={found.nspname!r}, or none at all: it is found.",
+            hint=f"schema={found.nspname!r}, or no schema: the client finds it.",
         )
     if not found.usable:
         granted = f"GRANT mop_user TO {quote(found.role)}"
@@ -164,7 +174,7 @@ def find_extension(connection, schema=None):
             f'role "{found.role}" may not use pg_mop',
             hint=f"{granted};"
             if not found.member
-            else f"It is a member of mop_user, and does not inherit its rights: {inherit}",
+            else f"The role is a member of mop_user, but does not inherit its rights: {inherit}",
         )
     version = tuple(map(int, found.extversion.split(".")[:2]))
     if version < OLDEST:
@@ -177,20 +187,20 @@ def find_extension(connection, schema=None):
     return found.nspname
 
 
-def quote(name):
-    """`name` as an SQL identifier, whatever is in it."""
+def quote(name: str) -> str:
+    """`name`, with any characters, as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def quote_table(name):
-    """A table's name as people write it in SQL, `table`, `schema.table`, `"Quoted Table"`, quoted in all its parts.
+def quote_table(name: str) -> str:
+    """A table name in SQL's syntax, `table`, `schema.table` or `"Quoted Table"`, with all its parts quoted.
 
-    Raises ClientError where it is none.
+    Raises ClientError for an invalid name.
     """
     parts = re.findall(r'("(?:[^"]|"")+"|[^".]+)(?:\.|$)', name)
     if not 1 <= len(parts) <= 2 or ".".join(parts) != name:
         raise ClientError(
-            f"invalid table name {name!r}", hint='Write it as in SQL: table, schema.table or "Quoted Table".'
+            f"invalid table name {name!r}", hint='Write the name as in SQL: table, schema.table or "Quoted Table".'
         )
     bad = [p for p in parts if not p.startswith('"') and not re.fullmatch(r"[^\W\d][\w$]*", p.strip())]
     if bad:
@@ -198,23 +208,25 @@ def quote_table(name):
     return ".".join(p if p.startswith('"') else quote(p.strip().lower()) for p in parts)
 
 
-def plain(sql):
-    """SQL without parameters for SQLAlchemy's text(), in which a colon would begin one."""
+def plain(sql: str) -> str:
+    """SQL without parameters for SQLAlchemy's text(): colons, which would begin a parameter, are escaped."""
     return re.sub(r"(?<!:):(?=\w)", r"\\:", sql)
 
 
-@told()
-def exists(connection, name):
-    """True where there is a table or view of a name, as people write it in SQL."""
+@driver_errors()
+def exists(connection: sqlalchemy.Connection, name: str) -> bool:
+    """True if a table or view exists; `name` is in SQL's syntax."""
     return connection.execute(
         text("SELECT pg_catalog.to_regclass(:name) IS NOT NULL"), {"name": quote_table(name)}
-    ).scalar()
+    ).scalar_one()
 
 
-@told()
-def where_made(connection, name):
-    """A table's name as people write it, quoted and with the schema in which CREATE TABLE would make it. Raises
-    ClientError where there is none."""
+@driver_errors()
+def where_made(connection: sqlalchemy.Connection, name: str) -> str:
+    """A table name in SQL's syntax, quoted, and qualified with the schema that CREATE TABLE would use.
+
+    Raises ClientError if no schema of the search_path exists.
+    """
     quoted = quote_table(name)
     if re.search(r'^("(?:[^"]|"")+")\.', quoted):
         return quoted
@@ -224,27 +236,30 @@ def where_made(connection, name):
     return f"{quote(schema)}.{quoted}"
 
 
-def suffixed(name, suffix):
-    """The name of a table that goes with another: '"My t"' -> '"My t_info"'."""
+def suffixed(name: str, suffix: str) -> str:
+    """The name of a table that belongs to another: '"My t"' -> '"My t_info"'."""
     return f'{name[:-1]}{suffix}"' if name.endswith('"') else name + suffix
 
 
-def frame(connection, sql, cap=None, **values):
-    """The rows of a query as a DataFrame; beyond `cap` rows a warning says that there are more. Raises ClientError
-    for a statement that gives none."""
+def frame(connection: sqlalchemy.Connection, sql: str, cap: int | None = None, **values: Any) -> pandas.DataFrame:
+    """The first `cap` rows of a query (None: all rows) as a DataFrame; warns if the query has more.
+
+    Raises ClientError for a statement that returns no rows.
+    """
     if cap is None:
         try:
             return pandas.read_sql_query(text(sql), connection, params=values)
         except sqlalchemy.exc.ResourceClosedError:
             raise ClientError(
-                "the statement was carried out, and gives no rows", hint="s.calls.execute(statement, {}) is for such."
+                "the statement was executed, but returns no rows",
+                hint="s.calls.execute(statement, {}) executes a statement without rows.",
             ) from None
     if not re.match(r"\s*(\(|SELECT|WITH|VALUES|TABLE|--|/\*)", sql, re.I):
         raise ClientError(
             "query() takes a SELECT",
-            hint="cap=None carries out any statement that gives rows, s.calls.execute(statement, {}) any other.",
+            hint="cap=None executes any statement that returns rows, s.calls.execute(statement, {}) any other.",
         )
-    sql = sql.rstrip().removesuffix(";")  # (and a comment at its end is ended)
+    sql = sql.rstrip().removesuffix(";")  # (the line break below ends a comment at the end of the query)
     found = pandas.read_sql_query(
         text(f"SELECT * FROM ({sql}\n) AS all_of_it LIMIT {int(cap) + 1}"), connection, params=values
     )

@@ -1,41 +1,47 @@
-"""Errors that the client raises itself, and optional packages, imported when they are used."""
+"""The client's exceptions, and the import of optional packages on first use."""
 
 import importlib
 import re
+from types import ModuleType
+
+import psycopg2
 
 
 class ClientError(Exception):
-    """What is wrong, in a sentence; `hint` says what mends it."""
+    """An error of the client. `message` is one sentence; `hint` says how to correct the cause, or is None."""
 
-    def __init__(self, message, hint=None):
+    def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(f"{message}\nHINT: {hint}" if hint else message)
         self.message, self.hint = message, hint
 
 
 class ServerError(ClientError):
-    """What the server says is wrong: `message`, `detail` and `hint` as psql shows them, its `sqlstate` (None where it
-    came from the driver), and as `orig` the driver's error, which has the rest."""
+    """An error that the server reports.
 
-    def __init__(self, orig):
-        told = orig.diag
-        self.orig, self.sqlstate, self.detail = orig, orig.pgcode, told.message_detail
-        # (PL/Python puts an exception's class before what it says)
-        message = re.sub(r"^(plpy|spiexceptions)\.\w+: ", "", told.message_primary or str(orig).strip())
-        super().__init__(f"{message}\nDETAIL: {self.detail}" if self.detail else message, told.message_hint)
+    `message`, `detail` and `hint` are those that psql shows. `sqlstate` is None if the error comes from the driver.
+    `orig` is the driver's exception, with all other fields.
+    """
+
+    def __init__(self, orig: psycopg2.Error) -> None:
+        fields = orig.diag
+        self.orig, self.sqlstate, self.detail = orig, orig.pgcode, fields.message_detail
+        # (PL/Python puts the class of an exception before its message)
+        message = re.sub(r"^(plpy|spiexceptions)\.\w+: ", "", fields.message_primary or str(orig).strip())
+        super().__init__(f"{message}\nDETAIL: {self.detail}" if self.detail else message, fields.message_hint)
         self.message = message
 
 
 class LostError(ServerError):
-    """There is no connection to the server: none was made, it broke, or the server ends, begins or has no room."""
+    """The connection is lost: it could not be made, it broke, or the server starts, shuts down or has no capacity."""
 
 
-def needed(module, extra):
-    """The module of an optional package. Raises ClientError where it is not installed."""
+def needed(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional package. Raises ClientError, with pip's command, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
-        lacking = (error.name or package).split(".")[0]  # (Keras may lack the framework that it works with)
+        lacking = (error.name or package).split(".")[0]  # (Keras may be there without its framework)
         raise ClientError(
             f"this needs the package {lacking}: {error}",
             hint=f"pip install 'pg_mop_client[{extra}]'" if lacking == package else f"pip install {lacking}",

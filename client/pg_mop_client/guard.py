@@ -1,7 +1,9 @@
-"""Who may call the live page: who has its token, from the page itself. ASGI middleware, before everything else."""
+"""Access to the live page: ASGI middleware that requires the page's token, and requests from the page itself."""
 
 import hmac
 import re
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -18,29 +20,31 @@ HEADERS = {
 }
 
 MOST_PATH = 200  # characters
-EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # the page without anything of the database
+EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # paths of the page without data of the database
 
 
 class Guard:
-    """Lets a request through that names this page as its host, comes from nowhere else, and has the token in the
-    header x-mop-token. (No cookie has it: a browser would send that to all ports of the machine, and so to others'
-    servers. Nor has the address, but for the part behind #, which stays in the browser.)"""
+    """Accepts a request that names this page as its host, has no other origin, and has the token in x-mop-token.
 
-    def __init__(self, app, token, port):
+    The token is not in a cookie, because a browser sends a cookie to all ports of the machine, and so to other users'
+    servers. In the address it stands behind the #, a part that the browser does not send.
+    """
+
+    def __init__(self, app: Any, token: str, port: int) -> None:
         self.app, self.token = app, token.encode()
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # (no web sockets)
-        given = {}
+        given: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         problem = self._problem(scope, given)
 
-        async def guarded(message):
+        async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
@@ -59,9 +63,10 @@ class Guard:
             }
         )
         await guarded({"type": "http.response.body", "body": body})
+        return None
 
-    def _problem(self, scope, given):
-        """Why a request is refused; None where it is not."""
+    def _problem(self, scope: Mapping[str, Any], given: Mapping[str, list[str]]) -> str | None:
+        """The reason to refuse a request, or None; `given` are its headers."""
         if len(scope["path"]) > MOST_PATH:
             return "this page has no path of that length"
         host = given.get("host", [])
@@ -72,7 +77,7 @@ class Guard:
         if any(site not in ("same-origin", "none") for site in given.get("sec-fetch-site", [])) and not (
             scope["method"] == "GET" and given.get("sec-fetch-mode") == ["navigate"]
         ):
-            return "another site may not call this page"  # (but may link to it)
+            return "another site may not call this page"  # (but another site may link to the page)
         if scope["method"] == "GET" and EMPTY.fullmatch(scope["path"]):
             return None
         if not any(hmac.compare_digest(token.encode("latin-1"), self.token) for token in given.get("x-mop-token", [])):

@@ -1,27 +1,33 @@
-"""Folders of pictures as rows: an array of pixels each, and the folder's name as the label."""
+"""Folders of pictures as rows: an array of pixels for each picture, and the folder's name as the label."""
 
+import os
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy
 import pandas
 
 from pg_mop_client.errors import ClientError, needed
 
-CHUNK_PIXELS = 4_000_000  # numbers in memory at a time, about
+CHUNK_PIXELS = 4_000_000  # approximate number of values in memory at a time
 MODES = {"RGB": 3, "RGBA": 4, "L": 1}
-OF_PARTS = ("MPO", "PSD")  # formats whose first frame is the picture, and the others are previews or layers of it
-DEEP = re.compile(r"(L|LA|RGB|RGBA|RGBX|CMYK);(1[0-6]|32|64)[A-Z]*")  # how Pillow calls such pixels in a file
+OF_PARTS = ("MPO", "PSD")  # in these formats the first frame is the picture; the others are previews or layers
+DEEP = re.compile(r"(L|LA|RGB|RGBA|RGBX|CMYK);(1[0-6]|32|64)[A-Z]*")  # Pillow's names of pixels above 8 bits a channel
 
 
-def chunks(folder, size=None, mode="RGB"):
-    """The pictures below a folder as DataFrames of some rows each, in the order of their paths: `pixels`, an array
-    (height, width, channels) of 0 to 255; `label`, the name of the folder within `folder` that it is in, where there
-    are such folders; by the path within `folder` as index.
+def chunks(
+    folder: str | os.PathLike[str], size: Sequence[int] | None = None, mode: str = "RGB"
+) -> Iterator[pandas.DataFrame]:
+    """The pictures below a folder as DataFrames of some rows each, in the order of their paths.
 
-    `size`: (height, width), to which they are resized; None: all are of one size. `mode`: 'RGB', 'RGBA' or 'L' (grey).
-    Hidden files are passed over. Raises ClientError, also for a file that is no picture, or is more than an array of
-    pixels has room for.
+    The columns are `pixels`, an array (height, width, channels) of 0 to 255, and, if `folder` has one folder for each
+    class, `label`, the name of the picture's folder. The index is the path relative to `folder`.
+
+    `size`: resize all pictures to (height, width); None: all pictures have the same size already. `mode`: 'RGB',
+    'RGBA' or 'L' (grey). Hidden files are ignored. Raises ClientError for a bad argument, for a file that is not a
+    picture, and for a picture with several frames or with more than 8 bits a channel.
     """
     image = needed("PIL.Image", "images")
     if mode not in MODES:
@@ -30,32 +36,35 @@ def chunks(folder, size=None, mode="RGB"):
         isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
     ):
         raise ClientError(f"size must be (height, width), not {size!r}")
-    folder = pathlib.Path(folder)
+    root = pathlib.Path(folder)
     paths = sorted(
         path
-        for path in folder.rglob("*")
+        for path in root.rglob("*")
         if (path.is_file() or path.is_symlink())
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
-    names = [path.relative_to(folder).parts for path in paths]
+    names = [path.relative_to(root).parts for path in paths]
     for path, parts in zip(paths, names):
         if not path.is_file():
             raise ClientError(f"{str(path)!r} is a link to a folder, or to nothing")
         if any("\udc80" <= character <= "\udcff" for part in parts for character in part):
             raise ClientError(f"the name {str(path)!r} is not UTF-8")
     if not paths:
-        raise ClientError(f"there are no pictures in {str(folder)!r}")
+        raise ClientError(f"there are no pictures in {str(root)!r}")
     labelled = [len(parts) > 1 for parts in names]
     if any(labelled) != all(labelled):
         raise ClientError(
             f"{str(paths[labelled.index(False)])!r} is in no folder of a class",
-            hint="A folder for each class, or none at all.",
+            hint="Use one folder for each class, or no folders.",
         )
     return _read(image, paths, names, size, mode)
 
 
-def _read(image, paths, names, size, mode):
-    rows, wanted = [], size and tuple(size)
+def _read(
+    image: Any, paths: list[pathlib.Path], names: list[tuple[str, ...]], size: Sequence[int] | None, mode: str
+) -> Iterator[pandas.DataFrame]:
+    rows: list[tuple[Any, ...]] = []
+    wanted = tuple(size) if size is not None else None
     for path, parts in zip(paths, names):
         try:
             with image.open(path) as opened:
@@ -66,19 +75,19 @@ def _read(image, paths, names, size, mode):
                     )
                 if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format not in OF_PARTS:
                     raise ClientError(
-                        f"{str(path)!r} has {frames} frames, of which a row has room for one",
+                        f"{str(path)!r} has {frames} frames, but a row holds one frame",
                         hint="A file for each frame (PIL.ImageSequence), or pack((x, y), ...)",
                     )
                 picture = needed("PIL.ImageOps", "images").exif_transpose(opened).convert(mode)
         except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
             raise ClientError(f"{str(path)!r} cannot be read as a picture: {error}") from None
         if size is not None:
-            picture = picture.resize(wanted[::-1], image.Resampling.BILINEAR)
+            picture = picture.resize(tuple(size)[::-1], image.Resampling.BILINEAR)
         found = picture.size[::-1]
         wanted = wanted or found
         if found != wanted:
             raise ClientError(
-                f"{str(path)!r} has {found[0]} x {found[1]} pixels, those before it {wanted[0]} x {wanted[1]}",
+                f"{str(path)!r} has {found[0]} x {found[1]} pixels, the pictures before it {wanted[0]} x {wanted[1]}",
                 hint=f"size=({wanted[0]}, {wanted[1]})",
             )
         pixels = numpy.asarray(picture).reshape(*wanted, MODES[mode])
@@ -90,8 +99,8 @@ def _read(image, paths, names, size, mode):
         yield _frame(rows)
 
 
-def _is_deep(opened, path):
-    """True where a channel has more than 8 bits: Pillow would cut off the rest, and says so of some formats alone."""
+def _is_deep(opened: Any, path: pathlib.Path) -> bool:
+    """True if a channel has more than 8 bits. Pillow would cut off the other bits, and reports only some formats."""
     if opened.mode.startswith("I") or opened.mode == "F":
         return True
     if opened.format == "TIFF":
@@ -102,7 +111,7 @@ def _is_deep(opened, path):
         if opened.format == "AVIF":
             at = head.find(b"av1C")
             return at >= 0 and bool(head[at + 6] & 0x40)
-        at = head.find(b"\xff\x4f\xff\x51") + 40  # the marker SIZ: how many channels, and 3 bytes for each
+        at = head.find(b"\xff\x4f\xff\x51") + 40  # the marker SIZ: the number of channels, and 3 bytes for each
         return any(
             (size & 0x7F) > 7 for size in head[at + 2 : at + 2 + 3 * int.from_bytes(head[at : at + 2], "big") : 3]
         )
@@ -122,7 +131,7 @@ def _is_deep(opened, path):
     return False
 
 
-def _frame(rows):
+def _frame(rows: list[tuple[Any, ...]]) -> pandas.DataFrame:
     paths, *columns = zip(*rows)
     return pandas.DataFrame(
         {name: list(values) for name, values in zip(("pixels", "label"), columns)}, index=list(paths)

@@ -4,33 +4,45 @@ import io
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import pandas
 import psycopg2
+import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import reading
-from pg_mop_client.database import plain, quote, quote_table, told
+from pg_mop_client.database import driver_errors, plain, quote, quote_table
 from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, few
 
-# what is in a column of Python's objects that are numbers
 LARGEST = float(numpy.finfo("float32").max)  # of SQL's real
-SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # float32 rounds this, and less, to 0: refused
+SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # float32 rounds this and smaller numbers to 0: refused
+# pandas' names for columns of Python objects that are numbers
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
-@told()
-def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
-    """Write `data` to a new table (id bigint, the features as one array column, the label), within the caller's
-    transaction; returns the names of the label's and the features' columns there, and those of the data that became
+@driver_errors()
+def copy(
+    connection: sqlalchemy.Connection,
+    data: Any,
+    table: str,
+    label: str | None = None,
+    features: Any = None,
+    temporary: bool = False,
+    **pictures: Any,
+) -> tuple[str | None, str, list[str]]:
+    """Write `data` to a new table (id bigint, the features as one array column, the label) in the caller's transaction.
+
+    Returns the names of the label's and the features' columns in the table, and the columns of the data that became
     features.
 
-    `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that of a
-    folder of pictures, of which `pictures` says more (images.chunks). `label`: its column (None: there is none, as of
-    rows to predict for). `features`: columns of numbers, or the one column that has arrays; None: all columns of
-    numbers but the label, with a warning of those that are left out. Raises ClientError.
+    `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or the path
+    of a folder of pictures, with `pictures` as in images.chunks. `label`: the label's column (None: the data have no
+    label, for example rows to predict for). `features`: columns of numbers, or a single column of arrays; None: all
+    columns of numbers except the label, with a warning about columns that are not used. Raises ClientError.
     """
     label = None if label is None else str(label)
     chunks = reading.chunks(data, label, **pictures)
@@ -40,11 +52,11 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     if label is None and isinstance(data, tuple):
         label = "y"
     if label is not None and label not in first.columns:
-        raise ClientError(f"there is no column {label!r} for the label", hint=f"There are {few(first.columns)}.")
+        raise ClientError(f"there is no column {label!r} for the label", hint=f"The columns are {few(first.columns)}.")
     columns, array = _features(first, label, features)
     if "id" in (label, array) or label == array:
         raise ClientError(
-            f"the column must not be called {'id' if 'id' in (label, array) else label!r}",
+            f"the column must not be named {'id' if 'id' in (label, array) else label!r}",
             hint="data.rename(columns={...})",
         )
     sql = quote(table) if temporary else quote_table(table)
@@ -59,30 +71,35 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
         )
     )
     try:
-        with connection.connection.dbapi_connection.cursor() as cursor:
+        with _cursor(connection) as cursor:
             cursor.copy_expert(f"COPY {sql} FROM STDIN", rows, 1 << 16)
     except psycopg2.Error as error:
-        if rows.error is None and "KeyboardInterrupt" in str(error):  # it came outside of what COPY reads
+        if rows.error is None and "KeyboardInterrupt" in str(error):  # raised in COPY, outside rows.read
             raise KeyboardInterrupt from None
-        raise rows.error or error from None  # (what COPY says of an error in what it reads is long and dark)
+        raise rows.error or error from None  # (COPY's message for an exception in `read` hides the cause)
     return label, array, columns
 
 
-@told()
-def note(connection, packed, array, columns):
-    """Note on a packed table's column which columns of the data it was made of, and when."""
-    driver = connection.connection.dbapi_connection
+def _cursor(connection: sqlalchemy.Connection) -> Any:
+    """A cursor of psycopg2's connection."""
+    driver: Any = connection.connection.dbapi_connection
+    return driver.cursor()
+
+
+@driver_errors()
+def note(connection: sqlalchemy.Connection, packed: str, array: str, columns: list[str]) -> None:
+    """Store the names of the features' columns, and the time, in the comment of a packed table's column."""
     column = f"{quote_table(packed)}.{quote(array)}".replace("%", "%%")
-    with driver.cursor() as cursor:
+    with _cursor(connection) as cursor:
         cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-        told = json.dumps({"features": columns, "packed_at": cursor.fetchone()[0]})
-        cursor.execute(f"COMMENT ON COLUMN {column} IS %s", [told])
+        comment = json.dumps({"features": columns, "packed_at": cursor.fetchone()[0]})
+        cursor.execute(f"COMMENT ON COLUMN {column} IS %s", [comment])
 
 
-@told()
-def noted(connection, packed, array):
-    """(columns, when) as `note` has noted them; (None, None) where it has not."""
-    told = connection.execute(
+@driver_errors()
+def noted(connection: sqlalchemy.Connection, packed: str, array: str) -> tuple[list[str] | None, float | None]:
+    """The columns and the time that `note` has stored; (None, None) without such a comment."""
+    comment = connection.execute(
         text(
             "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
             "pg_catalog.to_regclass(:packed) AND attname = :array"
@@ -90,33 +107,35 @@ def noted(connection, packed, array):
         {"packed": packed, "array": array},
     ).scalar()
     try:
-        read = json.loads(told or "null")
+        read = json.loads(comment or "null")
         columns, when = read["features"], float(read["packed_at"])
     except (TypeError, ValueError, KeyError):
         return None, None
     return (columns, when) if columns and all(isinstance(n, str) for n in columns) else (None, None)
 
 
-def _features(first, label, features):
-    """The columns of the features, and the name of the array column that is made of them. Raises ClientError."""
+def _features(first: pandas.DataFrame, label: str | None, features: Any) -> tuple[list[str], str]:
+    """The columns of the features, and the name of the array column made of them. Raises ClientError."""
     if features is None:
         others = [name for name in first.columns if name != label]
         features = [name for name in others if _has_numbers(first[name]) or _has_arrays(first[name])]
         left = [name for name in others if name not in features]
         odd = [name for name in features if re.fullmatch(r"id|index|Unnamed: \d+", name, re.I)]
         if left and features:
-            warnings.warn(f"no features, for they have no numbers: {few(left)}", stacklevel=4)
+            warnings.warn(f"not used as features, because they have no numbers: {few(left)}", stacklevel=4)
         if odd:
-            warnings.warn(f"features, for they have numbers: {few(odd)}; features=[...] leaves them out", stacklevel=4)
+            warnings.warn(
+                f"used as features, because they have numbers: {few(odd)}; features=[...] excludes them", stacklevel=4
+            )
     features = list(map(str, [features] if isinstance(features, (str, int)) else features))
     if label in features or len(set(features)) < len(features):
         twice = label if label in features else next(name for name in features if features.count(name) > 1)
-        raise ClientError(f"column {twice!r} is named twice", hint="A column is a feature, or the label.")
+        raise ClientError(f"column {twice!r} is named twice", hint="A column is one feature or the label.")
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
         raise ClientError(
             f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
-            hint=f"There are {few(first.columns)}.",
+            hint=f"The columns are {few(first.columns)}.",
         )
     arrays = [name for name in features if _has_arrays(first[name])]
     if arrays and len(features) > 1:
@@ -128,24 +147,24 @@ def _features(first, label, features):
     return features, arrays[0] if arrays else "features"
 
 
-def _sample(values):
+def _sample(values: pandas.Series) -> Any:
     """The first value that is not missing, or None."""
     return next(iter(values.dropna()), None)
 
 
-def _has_arrays(values):
+def _has_arrays(values: pandas.Series) -> bool:
     return isinstance(_sample(values), ARRAYS)
 
 
-def _has_numbers(values):
+def _has_numbers(values: pandas.Series) -> bool:
     of = pandas.api.types
     if values.dtype == object:
         return of.infer_dtype(values, skipna=True) in NUMBERS
     return of.is_numeric_dtype(values) and not of.is_complex_dtype(values)
 
 
-def _type(values):
-    """The SQL type of a label's column, which is of the type that reading.kind gives."""
+def _type(values: pandas.Series) -> str:
+    """The SQL type of a label's column; its pandas type comes from reading.kind."""
     of, sample = pandas.api.types, _sample(values)
     if isinstance(sample, ARRAYS):
         return "real" + "[]" * numpy.ndim(sample)
@@ -160,18 +179,21 @@ def _type(values):
 
 
 class _Rows:
-    """What COPY reads: the lines of the chunks, made as they are asked for. `error`: what was wrong with one."""
+    """A file object for COPY, with the lines of the chunks, made on demand. `error`: the exception of `read`, or None."""
 
-    def __init__(self, first, chunks, columns, label):
-        """`first`: the first of the chunks; `chunks`: the others."""
+    def __init__(
+        self, first: pandas.DataFrame, chunks: Iterator[pandas.DataFrame], columns: list[str], label: str | None
+    ) -> None:
+        """`first`: the first chunk; `chunks`: the other chunks."""
         self.chunks, self.columns, self.label = chunks, columns, label
-        self.count, self.error = 0, None
+        self.count = 0
+        self.error: BaseException | None = None
         self.has_arrays = len(columns) == 1 and _has_arrays(first[columns[0]])
         self.dimensions = self._array(_sample(first[columns[0]]), "its first rows").ndim if self.has_arrays else 1
         self.has_vectors = label is not None and _has_arrays(first[label])
         self.buffer = self._lines(first)
 
-    def read(self, size):
+    def read(self, size: int) -> str:
         try:
             while not (given := self.buffer.read(size)):
                 chunk = next(self.chunks, None)
@@ -183,8 +205,8 @@ class _Rows:
             self.error = error
             raise
 
-    def _lines(self, chunk):
-        """The lines of a chunk, to be read. Raises ClientError."""
+    def _lines(self, chunk: pandas.DataFrame) -> io.StringIO:
+        """The lines of a chunk. Raises ClientError."""
         written = [
             str(array).replace("[", "{").replace("]", "}")
             for array in (self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))
@@ -197,17 +219,17 @@ class _Rows:
             and (_has_arrays(chunk[self.label]) != self.has_vectors)
         ):
             raise ClientError(
-                f"column {self.label!r} has vectors in some rows, and in others none",
+                f"column {self.label!r} has vectors in some rows but not in others",
                 hint=f"data.dropna(subset=[{self.label!r}])",
             )
         ends = [""] * len(chunk) if self.label is None else [f"\t{_field(value)}" for value in chunk[self.label]]
         return io.StringIO("".join(f"{i}\t{array}{end}\n" for i, array, end in zip(ids, written, ends)), newline="")
 
-    def _numbers(self, chunk):
+    def _numbers(self, chunk: pandas.DataFrame) -> list[list[float]]:
         """A list of numbers for each row of columns of numbers. Raises ClientError."""
         for name in self.columns:
             if name not in chunk.columns or not _has_numbers(chunk[name]):
-                raise ClientError(f"column {name!r} has something that is no number, after row {self.count}")
+                raise ClientError(f"column {name!r} has a value that is not a number, after row {self.count}")
         numbers = chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan)
         if (odd := _odd(numbers)).any():
             row = int(odd.any(axis=1).argmax())
@@ -216,11 +238,11 @@ class _Rows:
                 f"column {self.columns[column]!r} has {_oddity(numbers[row, column])} in row {self.count + row}",
                 hint="data.dropna(), or fillna(...)"
                 if numpy.isnan(numbers[row, column])
-                else "replace(...) or clip(...), or leave it out",
+                else "replace(...) or clip(...), or exclude the column",
             )
         return numbers.tolist()
 
-    def _arrays(self, values):
+    def _arrays(self, values: pandas.Series) -> Iterator[list[Any]]:
         """A nested list of numbers for each row of a column of arrays. Raises ClientError."""
         for number, value in enumerate(values, self.count):
             array = self._array(value, f"row {number}")
@@ -233,26 +255,26 @@ class _Rows:
                 raise ClientError(f"column {self.columns[0]!r} has {_oddity(array[odd][0])} in row {number}")
             yield array.tolist()
 
-    def _array(self, value, where):
+    def _array(self, value: Any, where: str) -> numpy.ndarray:
         if numpy.ma.is_masked(value):
             raise ClientError(f"column {self.columns[0]!r} has masked values in {where}", hint="x.filled(...)")
         try:
             array = _nested(value)
-            if array.dtype.kind in "cmM":  # (numpy would turn these into other numbers)
+            if array.dtype.kind in "cmM":  # (numpy would convert complex numbers and times to other numbers)
                 raise TypeError
             return array if array.dtype.kind in "iuf" else array.astype("float64")
         except (TypeError, ValueError):
             raise ClientError(f"column {self.columns[0]!r} has no array of numbers in {where}") from None
 
 
-def _odd(numbers):
-    """Which numbers have no place in SQL's real, and are not finite there or 0."""
+def _odd(numbers: numpy.ndarray) -> numpy.ndarray:
+    """True for each number that SQL's real cannot hold as a finite number, or would round to 0."""
     sizes = numpy.abs(numbers)
     return ~((sizes <= LARGEST) & ((sizes > SMALLEST) | (sizes == 0)))
 
 
-def _oddity(number):
-    """What a number is that no feature can be."""
+def _oddity(number: Any) -> str:
+    """A description of a number that cannot be a feature."""
     if numpy.isnan(number):
         return "no number"
     if numpy.isinf(number):
@@ -260,15 +282,15 @@ def _oddity(number):
     return f"{number:g}, {'beyond' if abs(number) > 1 else 'too small for'} real"
 
 
-def _nested(value):
-    """An array of what may be arrays of arrays, as Parquet gives them."""
+def _nested(value: Any) -> numpy.ndarray:
+    """One array from nested arrays, such as those that Parquet files give."""
     array = numpy.asarray(value)
     if array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], ARRAYS):
         return numpy.stack([_nested(part) for part in array])
     return array
 
 
-def _field(value):
+def _field(value: Any) -> str:
     """A value in COPY's text format."""
     if isinstance(value, ARRAYS):
         if numpy.ma.is_masked(value):
@@ -283,7 +305,7 @@ def _field(value):
         raise ClientError(f"a class has a NUL character, {value[:20]!r}", hint=r"data[label].str.replace('\0', '')")
     if re.search("[\ud800-\udfff]", value):
         raise ClientError(
-            f"a class has half a character (a lone surrogate), {value[:20]!r}",
+            f"a class has half of a character (a lone surrogate), {value[:20]!r}",
             hint="data[label].str.encode('utf-8', 'replace').str.decode('utf-8')",
         )
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):

@@ -1,10 +1,12 @@
-"""Pictures of a run with matplotlib. Each takes the report's data and gives the Axes that it drew on.
+"""Pictures of a run with matplotlib. Each function draws the report's data and returns its Axes.
 
-Names that people gave are drawn as text: a `$` in them begins no formula.
+User-defined names are drawn as plain text, so that a `$` does not begin a formula.
 """
 
 import math
 import numbers
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy
 import pandas
@@ -14,19 +16,23 @@ from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, few
 from pg_mop_client.watching import printable
 
-TOP = 8  # configurations with a colour of their own
+TOP = 8  # configurations with their own colours
 MOST_CLASSES = 500
-MISSING = "(missing)"  # what a missing class is called: a text may be NULL
+MISSING = "(missing)"  # the name of a missing class, distinct from the text NULL
 TRAIN, EVALUATE, GREY = "#4f86d9", "#d98f2b", "#9aa3b2"
 
+Data = Mapping[str, Any]  # mop_report's JSON, or a part of it
 
-def curves(data, series=None, ax=None):
-    """Learning curves; the best in colour, the others grey. Raises ClientError where there is no such series."""
+
+def curves(data: Data, series: str | None = None, ax: Any = None) -> Any:
+    """Learning curves: the best in colour, the others grey. Raises ClientError for an unknown series."""
     series = series or next(iter(data["series"]), None)
     if series is None:
         raise ClientError(f"run {data['run']['run_id']} has no evaluations yet")
     if series not in data["series"]:
-        raise ClientError(f"there is no series {series!r}", hint=f"There are {', '.join(map(repr, data['series']))}.")
+        raise ClientError(
+            f"there is no series {series!r}", hint=f"The series are {', '.join(map(repr, data['series']))}."
+        )
     ax = ax or _axes()
     for c in reversed(data["configurations"]):
         points = [p for p in data["curves"].get(str(c["mst_key"]), {}).get(series, []) if p[1] is not None]
@@ -40,8 +46,8 @@ def curves(data, series=None, ax=None):
     return ax
 
 
-def leaderboard(data, most=20, ax=None):
-    """The best configurations' last values as bars."""
+def leaderboard(data: Data, most: int = 20, ax: Any = None) -> Any:
+    """The last values of the best configurations as bars."""
     series = data["measure"]["series"]
     shown = [c for c in data["configurations"] if c["last"].get(series) is not None][:most][::-1]
     if not shown:
@@ -53,15 +59,15 @@ def leaderboard(data, most=20, ax=None):
     return ax
 
 
-def parallel(data, ax=None):
+def parallel(data: Data, ax: Any = None) -> Any:
     """A line for each configuration across its parameters and its result."""
     result = data["measure"]["series"]
     shown = [c for c in data["configurations"] if c["last"].get(result) is not None]
     if len(shown) < 2:
-        raise ClientError("parallel coordinates take two configurations with a result")
+        raise ClientError("parallel coordinates need two configurations with a result")
     names = [*data["varied"][:9], "training seconds", result]
 
-    def value(c, name):
+    def value(c: Data, name: str) -> Any:
         return (
             c["last"][result]
             if name == result
@@ -73,13 +79,13 @@ def parallel(data, ax=None):
     ax = ax or _axes(width=1.6 * len(names) + 1)
     heights = []
     for at, name in enumerate(names):
-        place, ticks = _scale([value(c, name) for c in shown], categories=name not in names[-2:])
-        heights.append(place)
+        to_height, ticks = _scale([value(c, name) for c in shown], categories=name not in names[-2:])
+        heights.append(to_height)
         ax.axvline(at, color=GREY, linewidth=1)
         for text, height in ticks:
             ax.text(at + 0.02, height, _text(text, 14), fontsize="x-small", va="center", parse_math=False)
     for c in reversed(shown):
-        # no line over a parameter that it has not; what is alone between two such is a dot
+        # the line has gaps where the configuration lacks a parameter; markers show values between two gaps
         own = [value(c, name) for name in names]
         line = [math.nan if v is None else heights[at](v) for at, v in enumerate(own)]
         ax.plot(line, **_style(c), marker="." if None in own else None)
@@ -89,11 +95,11 @@ def parallel(data, ax=None):
     return ax
 
 
-def sessions(data, mst_keys=None, ax=None):
-    """A Gantt chart: a line for each worker session, a bar for each unit; and a dashed line along which a configuration
-    hops from session to session, of each of `mst_keys` (None: the best; []: none).
+def sessions(data: Data, mst_keys: Any = None, ax: Any = None) -> Any:
+    """A Gantt chart with a line for each worker session, a bar for each unit, and a dashed line for hops.
 
-    Raises ClientError: no unit has ended; there are no such configurations, or more units than are told one by one.
+    `mst_keys`: the configurations with hops in the picture (None: the best one; []: none). Raises ClientError if no unit
+    has ended, for an unknown configuration, and for hops of a run with merged bars.
     """
     if not data["bars"]:
         raise ClientError(f"no unit of run {data['run']['run_id']} has ended yet")
@@ -104,14 +110,15 @@ def sessions(data, mst_keys=None, ax=None):
         mst_keys = [] if data["merged_bars"] else list(known)[:1]
     elif unknown := [key for key in mst_keys if key not in known]:
         raise ClientError(
-            f"run {data['run']['run_id']} has no configuration {unknown[0]}", hint=f"There are {few(list(known))}."
+            f"run {data['run']['run_id']} has no configuration {unknown[0]}",
+            hint=f"The configurations are {few(list(known))}.",
         )
     elif mst_keys and data["merged_bars"]:
-        raise ClientError(f"no hops are told of so many: {data['sampled']['sessions']}")
+        raise ClientError(f"the hops are not known for so many units: {data['sampled']['sessions']}")
     ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
     for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
         for lane in range(len(data["lanes"])):
-            bars = [(b, e - b) for at, b, e, what, *_ in data["bars"] if at == lane and what == kind]
+            bars = [(b, e - b) for at, b, e, unit, *_ in data["bars"] if at == lane and unit == kind]
             ax.broken_barh(
                 bars,
                 (lane - 0.4, 0.8),
@@ -119,7 +126,7 @@ def sessions(data, mst_keys=None, ax=None):
                 label=None if lane else {"train": "training units", "evaluate": "evaluations"}[kind],
             )
     for key in mst_keys:
-        hops = sorted(((b + e) / 2, at) for at, b, e, what, own, *_ in data["bars"] if what == "train" and key in own)
+        hops = sorted(((b + e) / 2, at) for at, b, e, unit, own, *_ in data["bars"] if unit == "train" and key in own)
         if hops:
             ax.plot(
                 *zip(*hops),
@@ -139,8 +146,8 @@ def sessions(data, mst_keys=None, ax=None):
     return ax
 
 
-def stages(data, ax=None):
-    """The tree of stages: thick lines are shared, grey ones are of configurations that failed."""
+def stages(data: Data, ax: Any = None) -> Any:
+    """The tree of stages: thick lines are shared stages, grey lines belong to failed configurations."""
     if not data["stages"]:
         raise ClientError(f"run {data['run']['run_id']} has no stages yet")
     ax = ax or _axes(height=1.5 + 0.16 * len(data["stages"]))
@@ -169,15 +176,16 @@ def stages(data, ax=None):
     return ax
 
 
-def confusion(actual, predicted, title="", ax=None):
-    """A matrix of counts: a line for each class of `actual`, a column for each that `predicted` has in its place."""
+def confusion(actual: Iterable[Any], predicted: Iterable[Any], title: str = "", ax: Any = None) -> Any:
+    """A matrix of counts, with a line for each actual class and a column for each predicted class."""
     pairs = [(_class(a), _class(b)) for a, b in zip(actual, predicted)]
     names = sorted({name for pair in pairs for name in pair}, key=_by_number)
     if len(names) > MOST_CLASSES:
         raise ClientError(
-            f"there are {len(names)} different values: no classes", hint=f"A matrix has {MOST_CLASSES} of them at most."
+            f"there are {len(names)} different values, which are not classes",
+            hint=f"A matrix has at most {MOST_CLASSES} classes.",
         )
-    at = {name: place for place, name in enumerate(names)}
+    at = {name: position for position, name in enumerate(names)}
     counts = [[0] * len(names) for _ in names]
     for a, b in pairs:
         counts[at[a]][at[b]] += 1
@@ -205,21 +213,25 @@ def confusion(actual, predicted, title="", ax=None):
     return ax
 
 
-def _class(value):
-    """A class as the server writes it, None where it is missing; of a vector the place of its greatest element, as is
-    predicted for these."""
+def _class(value: Any) -> str | None:
+    """A class in the server's spelling, or None if it is missing.
+
+    A vector stands for the position of its greatest element, as in predictions.
+    """
     if isinstance(value, ARRAYS):
         value = int(numpy.argmax(value))
     if pandas.isna(value):
         return None
     if isinstance(value, (bool, numpy.bool_)):
         return str(value).lower()
-    if isinstance(value, numbers.Real) and math.isfinite(value) and value == int(value):
-        return str(int(value))
+    number: Any = value  # (mypy's numbers.Real does not convert to int)
+    if isinstance(value, numbers.Real) and math.isfinite(value) and value == int(number):
+        return str(int(number))
     return str(value)
 
 
-def _by_number(name):
+def _by_number(name: str | None) -> tuple[int, float, str]:
+    """A sort key: numbers by value, then texts, then the missing class."""
     if name is None:
         return 2, 0.0, ""
     try:
@@ -228,54 +240,54 @@ def _by_number(name):
         return 1, 0.0, name
 
 
-def _axes(width=8, height=4.5):
+def _axes(width: float = 8, height: float = 4.5) -> Any:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _style(c):
+def _style(c: Data) -> dict[str, Any]:
     if c["rank"] <= TOP and c["status"] != "failed":
         return {"color": f"C{c['rank'] - 1}", "linewidth": 1.6, "label": str(c["mst_key"]), "zorder": 3}
     return {"color": GREY, "linewidth": 0.7, "alpha": 0.5}
 
 
-def _named(data, c):
-    told = ", ".join(f"{n}={c['parameters'].get(n)}" for n in data["varied"])
-    return f"{c['mst_key']}: {told}" if told else str(c["mst_key"])
+def _named(data: Data, c: Data) -> str:
+    parameters = ", ".join(f"{n}={c['parameters'].get(n)}" for n in data["varied"])
+    return f"{c['mst_key']}: {parameters}" if parameters else str(c["mst_key"])
 
 
-def _title(data, part=None):
+def _title(data: Data, part: str | None = None) -> str:
     run = data["run"]
     title = f"run {run['run_id']}: {run['model_output_table']}"
     return f"{title}\n{data['sampled'][part]}" if part in data["sampled"] else title
 
 
-def _label(ax, x, y, title):
+def _label(ax: Any, x: str, y: str, title: str) -> None:
     ax.set_xlabel(_text(x), parse_math=False)
     ax.set_ylabel(_text(y), parse_math=False)
     ax.set_title(_text(title, 160), fontsize="medium", loc="left", parse_math=False)
 
 
-def _text(value, most=60):
-    """A name as it can be drawn: not too long, without characters that cannot be shown."""
+def _text(value: Any, most: int = 60) -> str:
+    """A name for a picture: at most `most` characters, all of them printable."""
     text = printable(value).replace("\t", " ")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _scale(values, categories):
-    """A function from values to heights of 0 to 1, and some (text, height)."""
+def _scale(values: list[Any], categories: bool) -> tuple[Callable[[Any], float], list[tuple[str, float]]]:
+    """A function from values to heights from 0 to 1, and labels (text, height) for the axis."""
     known = [v for v in values if v is not None]
     numbers = all(isinstance(v, (int, float)) for v in known)
     if not numbers or categories and len(set(known)) <= 6:
         words = sorted(set(known), key=lambda v: (not isinstance(v, (int, float)), v if numbers else str(v)))
-        place = {repr(word): (at + 0.5) / len(words) for at, word in enumerate(words)}
+        heights = {repr(word): (at + 0.5) / len(words) for at, word in enumerate(words)}
         shown = words if len(words) <= 12 else words[:: math.ceil(len(words) / 12)]
-        return lambda v: place[repr(v)], [(str(w), place[repr(w)]) for w in shown]
+        return lambda v: heights[repr(v)], [(str(w), heights[repr(w)]) for w in shown]
     low, high = min(known), max(known)
     log = low > 0 and high / low >= 50
-    read = math.log if log else float
+    read: Callable[[Any], float] = math.log if log else float
     span = read(high) - read(low) or 1.0
 
-    def height(value):
+    def height(value: Any) -> float:
         return (read(value) - read(low)) / span if high > low else 0.5
 
     steps = [low * (high / low) ** (i / 4) if log else low + (high - low) * i / 4 for i in range(5)]

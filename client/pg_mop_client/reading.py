@@ -1,5 +1,7 @@
-"""What people have, a DataFrame, arrays, a file, as DataFrames of some rows each, whose columns have names and are of
-the same types in all of them."""
+"""Data from users (a DataFrame, arrays, a file or a folder) as DataFrames of some rows each.
+
+The columns have names, and the same types in all of these DataFrames.
+"""
 
 import os
 import pathlib
@@ -7,6 +9,8 @@ import re
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy
 import pandas
@@ -17,38 +21,38 @@ from pg_mop_client.errors import ClientError, needed
 CHUNK_ROWS = 10_000
 ARRAYS = (list, tuple, numpy.ndarray)
 PATHS = (str, os.PathLike)
-OF_OBJECTS = {"integer": "Int64", "boolean": "boolean"}  # what is in a column of Python's objects -> its type
+OF_OBJECTS = {"integer": "Int64", "boolean": "boolean"}  # contents of a column of Python's objects -> its type
 
 
-def is_folder(data):
-    """True where data are the path of a folder."""
+def is_folder(data: Any) -> bool:
+    """True if `data` is the path of a folder."""
     return isinstance(data, PATHS) and pathlib.Path(data).is_dir()
 
 
-def _is_pair(data):
+def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2
 
 
-def label_of(data):
-    """The name of the label where the data have one of their own, as pictures in folders and pairs of arrays have."""
+def label_of(data: Any) -> str | None:
+    """The label's name in pictures in folders ('label') and in pairs of arrays ('y'); None for other data."""
     if is_folder(data):
         return "label"
     return "y" if _is_pair(data) or isinstance(data, PATHS) and str(data).lower().endswith(".npz") else None
 
 
-def few(names):
-    """Names for a message."""
+def few(names: Any) -> str:
+    """A list of at most 20 names for a message."""
     return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
 
 
-def named(frame):
-    """A DataFrame whose columns' names are strings. Raises ClientError where two columns have one name."""
+def named(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A DataFrame with column names that are strings. Raises ClientError if two columns have the same name."""
     frame = frame.set_axis(frame.columns.map(str), axis=1)
     if not frame.columns.is_unique:
         raise ClientError(
-            f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}", hint="data.columns = [...]"
+            f"two columns are named {frame.columns[frame.columns.duplicated()][0]!r}", hint="data.columns = [...]"
         )
-    lists = {
+    lists: dict[Any, Any] = {
         name: object
         for name, kind in frame.dtypes.items()
         if isinstance(kind, pandas.ArrowDtype) and re.search("list|tensor", str(kind.pyarrow_dtype))
@@ -56,28 +60,31 @@ def named(frame):
     return frame.astype(lists) if lists else frame
 
 
-def whole(data, **pictures):
-    """The data as one DataFrame. Raises ClientError."""
+def whole(data: Any, **pictures: Any) -> pandas.DataFrame:
+    """The data as one DataFrame; `pictures` as in images.chunks. Raises ClientError."""
     found = pandas.concat(chunks(data, **pictures)) if not isinstance(data, pandas.DataFrame) or pictures else data
     return named(found)
 
 
-def chunks(data, label=None, **pictures):
-    """The data, as packing.copy takes them, as DataFrames of some rows each; `label`: the column of the classes, if
-    there is one. Raises ClientError."""
+def chunks(data: Any, label: str | None = None, **pictures: Any) -> Iterator[pandas.DataFrame]:
+    """The data as DataFrames of some rows each.
+
+    `data` and `pictures` as in packing.copy. `label`: the column of the classes, if the data have one. Raises
+    ClientError.
+    """
     if is_folder(data):
         return images.chunks(data, **pictures)
     if pictures:
         raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
     if isinstance(data, pandas.DataFrame):
         data = named(data)
-        if label in data.columns:
+        if label is not None and label in data.columns:
             data = data.assign(**{label: data[label].astype(kind(data[label]))})
         return (data.iloc[at : at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
     if _is_pair(data):
         return _arrays(*data)
     if not isinstance(data, PATHS):
-        raise ClientError(f"rows are a DataFrame, a pair of arrays (x, y) or a path, and not {type(data).__name__}")
+        raise ClientError(f"rows are a DataFrame, a pair of arrays (x, y) or a path, not {type(data).__name__}")
     path = pathlib.Path(data).expanduser()
     if not path.is_file():
         raise ClientError(f"there is no file {str(path)!r}", hint=f"The current directory is {os.getcwd()!r}.")
@@ -88,21 +95,23 @@ def chunks(data, label=None, **pictures):
         return _parquet(path, label)
     if name.endswith(".npz"):
         return _arrays(*_npz(path))
-    raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
+    raise ClientError(f"{path.name} is neither a .csv, .parquet or .npz file nor a folder of pictures")
 
 
-def kind(values):
-    """The type of a column of classes, given all of them: for whole numbers Int32 or Int64, the least that has all.
-    Raises ClientError where a number and a word would be one class."""
+def kind(values: pandas.Series) -> Any:
+    """The type of a column of classes, from all of its values. Integers get the smaller type of Int32 and Int64.
+
+    Raises ClientError if a number and a text are written alike, and for integers above 64 bits.
+    """
     try:
         return _kind(values)
     except OverflowError:
         raise ClientError(
-            "the column of classes has whole numbers of more than 64 bits", hint="data[label].astype(str)"
+            "the column of classes has integers of more than 64 bits", hint="data[label].astype(str)"
         ) from None
 
 
-def _kind(values):
+def _kind(values: pandas.Series) -> Any:
     of = pandas.api.types
     if values.dtype == object:
         inferred = of.infer_dtype(values, skipna=True)
@@ -110,7 +119,7 @@ def _kind(values):
             words = pandas.Series(values.dropna().unique()).astype(str)
             if not words.is_unique:
                 raise ClientError(
-                    f"the column of classes has {words[words.duplicated()].iloc[0]!r} as a number and as a word",
+                    f"the column of classes has {words[words.duplicated()].iloc[0]!r} as a number and as a text",
                     hint="data[label].astype(str), or astype(int)",
                 )
         if found := OF_OBJECTS.get(inferred):
@@ -123,22 +132,22 @@ def _kind(values):
     return values.dtype
 
 
-def _arrays(x, y):
+def _arrays(x: Any, y: Any) -> Iterator[pandas.DataFrame]:
     for name, given in (("x", x), ("y", y)):
         if isinstance(given, (list, tuple)) and any(hasattr(own, "shape") and len(own.shape) > 1 for own in given):
             raise ClientError(
-                f"{name} is a list of arrays: several inputs cannot be packed by pack",
-                hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) takes a "
-                "table that has a column for each.",
+                f"{name} is a list of arrays, but pack cannot pack several inputs",
+                hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) packs a "
+                "table with one column for each input.",
             )
         if numpy.ma.is_masked(given) or isinstance(given, (list, tuple)) and any(map(numpy.ma.is_masked, given)):
-            raise ClientError(f"{name} has masked values", hint=f"{name}.filled(...), or the rows that have none")
+            raise ClientError(f"{name} has masked values", hint=f"{name}.filled(...), or only the rows without them")
         if numpy.ndim(given) == 0:
-            raise ClientError(f"{name} is no array of rows")
+            raise ClientError(f"{name} is not an array of rows")
     if len(x) != len(y):
         raise ClientError(f"x has {len(x)} rows and y {len(y)}")
     y = numpy.asarray(y)
-    if y.ndim == 2 and y.shape[1] == 1:  # as Keras' own data sets have it
+    if y.ndim == 2 and y.shape[1] == 1:  # as in Keras' own data sets
         y = y[:, 0]
     if y.ndim == 1:
         y = pandas.Series(y)
@@ -154,8 +163,8 @@ def _arrays(x, y):
     )
 
 
-def _read(path, read, *given, **more):
-    """What `read` gives. Raises ClientError, naming the file, where it cannot, or would leave something out."""
+def _read(path: pathlib.Path, read: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """The result of `read`. Raises ClientError with the file's name if `read` fails, or if it would omit data."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
@@ -163,24 +172,28 @@ def _read(path, read, *given, **more):
     except UnicodeDecodeError as error:
         raise ClientError(
             f"{str(path)!r} is not UTF-8: {error}",
-            hint="pack(pandas.read_csv(path, encoding='latin-1'), ...), or whichever it is",
+            hint="pack(pandas.read_csv(path, encoding='latin-1'), ...), with the encoding of the file",
         ) from None
     except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pandas.errors.ParserWarning) as error:
         raise ClientError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _npz(path):
+def _npz(path: pathlib.Path) -> tuple[Any, Any]:
     arrays = _read(path, numpy.load, path)
     with arrays:
         if not {"x", "y"} <= set(arrays.files):
-            raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
+            raise ClientError(f"{path.name} has no arrays x and y", hint=f"The file has {few(arrays.files)}.")
         return _read(path, arrays.__getitem__, "x"), _read(path, arrays.__getitem__, "y")
 
 
-def _csv(path, label):
-    """The classes are read before all else: what a file has in its first rows alone need not be all. A class is as it
-    is written: only an empty field is NULL, and 01 is not 1."""
-    given, at, classes = {"index_col": False}, 0, None
+def _csv(path: pathlib.Path, label: str | None) -> Iterator[pandas.DataFrame]:
+    """The rows of a CSV file.
+
+    The column of classes is read first and whole, because its type depends on all of its values. Classes keep their
+    spelling: only an empty field is NULL, and 01 differs from 1.
+    """
+    given: dict[str, Any] = {"index_col": False}
+    at, classes = 0, None
     names = _read(path, pandas.read_csv, path, nrows=0, **given).columns
     if len(names) == 1 and (separator := re.search("[;\t|]", names[0])):
         raise ClientError(
@@ -203,8 +216,8 @@ def _csv(path, label):
             yield named(chunk)
 
 
-def _numbers(words):
-    """A column of words as numbers, or as truth values, where all of them are."""
+def _numbers(words: pandas.Series) -> pandas.Series:
+    """A column of texts as numbers or booleans, if all its texts are numbers or all are booleans."""
     truth = {"true": True, "false": False}
     if set(words.dropna().str.lower()) <= truth.keys():
         return words.str.lower().map(truth).astype("boolean")
@@ -219,14 +232,14 @@ def _numbers(words):
             if whole
             else numbers
         )
-    except OverflowError:  # of more than 64 bits
+    except OverflowError:  # integers above 64 bits
         return words
 
 
-def _parquet(path, label):
-    """Whole numbers stay whole where some are missing. The classes are read twice, too."""
+def _parquet(path: pathlib.Path, label: str | None) -> Iterator[pandas.DataFrame]:
+    """The rows of a Parquet file. Integers stay integers if values are missing. Classes are read first, as in _csv."""
     arrow = needed("pyarrow", "parquet")
-    whole = {
+    whole: dict[Any, Any] = {
         getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")()
         for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
     }

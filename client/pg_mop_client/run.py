@@ -8,34 +8,39 @@ import os
 import re
 import tempfile
 import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import pandas
 import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import packing, reading
-from pg_mop_client.database import connected, exists, frame, plain, quote, quote_table, suffixed, told
+from pg_mop_client.database import connected, driver_errors, exists, frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import printable
 
+if TYPE_CHECKING:
+    from pg_mop_client.selection import Selection
+
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
-CAP = 1000  # rows of a DataFrame, where nothing else is said
+CAP = 1000  # rows of a DataFrame by default
 SHOWN = 10  # configurations in a notebook's short view
 
 
-def whole(run_id):
-    """A run's number. Raises ClientError."""
+def whole(run_id: Any) -> int:
+    """A run's number as an integer. Raises ClientError."""
     try:
         number = operator.index(run_id)
     except TypeError:
         number = 0
     if not 0 < number < 1 << 63:
-        raise ClientError(f"a run has a number, which {run_id!r} is not", hint="runs() lists all.")
+        raise ClientError(f"run_id must be the number of a run, not {run_id!r}", hint="runs() lists all runs.")
     return number
 
 
-def _classes(values, kind):
-    """Classes as the server writes them, of a column of an SQL type; of vectors they are places."""
+def _classes(values: pandas.Series, kind: str) -> pandas.Series:
+    """Classes in the server's spelling, converted for the SQL type `kind` of the label; for vectors, positions."""
     if kind == "boolean":
         values = values.map({"true": True, "false": False}).astype("boolean")
         kind = "bool"
@@ -50,10 +55,14 @@ def _classes(values, kind):
 
 
 class Run:
-    """A run that the role may see. What it gives is read anew each time, so that it is also of a run that goes on."""
+    """A run that the role may see. Every method reads the present state, so that it also serves a running run."""
 
-    def __init__(self, selection, run_id=None):
-        """`run_id` None: the latest. Raises ClientError where there is no such run."""
+    run_id: int
+    function: str
+    models: str
+
+    def __init__(self, selection: "Selection", run_id: int | None = None) -> None:
+        """`run_id` None: the latest run. Raises ClientError if the role sees no such run."""
         self.selection, self._schema = selection, plain(quote(selection.schema))
         if run_id is not None:
             run_id = whole(run_id)
@@ -72,14 +81,14 @@ class Run:
             )
         self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         try:
             status = self.info.status
-        except ClientError as error:  # (what shows it must not fail)
+        except ClientError as error:  # (a notebook or a debugger must be able to show the object)
             status = error.message.partition("\n")[0]
         return f"<run {self.run_id} into {printable(self.models)}: {status}>"
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         try:
             board = self.leaderboard()
         except ClientError:
@@ -91,28 +100,30 @@ class Run:
             + more
         )
 
-    # --- what it did -------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------
     @property
-    def info(self):
-        """The run's row of mop_runs. Raises ClientError where it has been dropped."""
+    def info(self) -> Any:
+        """The run's row of mop_runs. Raises ClientError if the run has been dropped."""
         found = self._frame("mop_runs")
         if found.empty:
             raise ClientError(f"run {self.run_id} has been dropped")
         return found.iloc[0]
 
     @property
-    def data(self):
-        """What its report is made of, a dictionary: configurations with their parameters and ranks, curves, sessions,
-        stages. Of a large run it is sampled, and data['sampled'] says how."""
+    def data(self) -> dict[str, Any]:
+        """The data of the report: configurations with parameters and ranks, curves, sessions, stages.
+
+        The data of a large run are sampled, and data['sampled'] describes the sample.
+        """
         with connected(self.selection.engine) as connection:
             return json.loads(
                 connection.execute(
                     text(f"SELECT {self._schema}.mop_report(:run, 'json')"), {"run": self.run_id}
-                ).scalar()
+                ).scalar_one()
             )
 
-    def leaderboard(self, data=None):
-        """The configurations as a DataFrame, the best first: parameters, last values, seconds, why each ended."""
+    def leaderboard(self, data: dict[str, Any] | None = None) -> pandas.DataFrame:
+        """The configurations, best first, with parameters, last values, seconds, and the reason of an early end."""
         data = data or self.data
         return pandas.DataFrame(
             [
@@ -131,19 +142,19 @@ class Run:
             ]
         )
 
-    def metrics(self, cap=100 * CAP):
+    def metrics(self, cap: int | None = 100 * CAP) -> pandas.DataFrame:
         """Every loss and metric, in long form: mst_key, iteration, dataset, name, value."""
         return self._frame("mop_metrics", cap, "mst_key, iteration, dataset, name")
 
-    def units(self, cap=100 * CAP):
-        """The attempts at units, as they began: session, times, kernel, loss, error."""
+    def units(self, cap: int | None = 100 * CAP) -> pandas.DataFrame:
+        """The attempts at units, in the order of their start: session, times, kernel, loss, error."""
         return self._frame("mop_units", cap, "started_at, mst_key, segment, attempt")
 
-    def trials(self, cap=CAP):
-        """What became of each configuration."""
+    def trials(self, cap: int | None = CAP) -> pandas.DataFrame:
+        """The rows of mop_trials: the state and result of each configuration."""
         return self._frame("mop_trials", cap, "mst_key")
 
-    def _frame(self, view, cap=None, order="run_id"):
+    def _frame(self, view: str, cap: int | None = None, order: str = "run_id") -> pandas.DataFrame:
         with connected(self.selection.engine) as connection:
             return frame(
                 connection,
@@ -152,32 +163,37 @@ class Run:
                 run=self.run_id,
             )
 
-    def best(self):
-        """The leaderboard's first row. Raises ClientError where no configuration has a result."""
+    def best(self) -> Any:
+        """The leaderboard's first row. Raises ClientError if no configuration has a result."""
         data = self.data
         board = self.leaderboard(data)
         if board.empty or pandas.isna(board.iloc[0].get(data["measure"]["series"])):
             raise ClientError(f"no configuration of run {self.run_id} has a result yet")
         return board.iloc[0]
 
-    def resume(self):
-        """Go on with the run, where it was cancelled or failed."""
+    def resume(self) -> "Run":
+        """Continue the run after it was cancelled or has failed."""
         return self.selection.mop_resume(self.run_id)
 
-    # --- its models --------------------------------------------------------------------------------------
-    def _mst_key(self, mst_key):
+    # --- models ------------------------------------------------------------------------------------------
+    def _mst_key(self, mst_key: Any) -> int | None:
+        """The number of a configuration, by default the best; None for madlib_keras_fit. Raises ClientError."""
         if self.function == "madlib_keras_fit":
             return None
         try:
             return int(self.best().mst_key if mst_key is None else mst_key)
         except (TypeError, ValueError):
             raise ClientError(
-                f"a configuration has a number, which {mst_key!r} is not", hint="trials() lists all."
+                f"mst_key must be the number of a configuration, not {mst_key!r}",
+                hint="trials() lists all configurations.",
             ) from None
 
-    def _its_models(self):
-        """The name of the table of its models. Raises ClientError where a later run has written one of that name, or
-        the table of that name is another role's: a run of somebody else may have been of another schema."""
+    def _models_table(self) -> str:
+        """The name of the run's model table.
+
+        Raises ClientError if a later run has replaced the table, or if the table with this name belongs to another role
+        than the run: that role's run may have written to another schema.
+        """
         with connected(self.selection.engine) as connection:
             later = connection.execute(
                 text(
@@ -197,35 +213,37 @@ class Run:
             ).scalar()
         if later is not None:
             raise ClientError(
-                f"table {self.models} has the models of run {later}, which was trained after run {self.run_id}",
+                f"table {self.models} has the models of run {later}, trained after run {self.run_id}",
                 hint=f"run({later})",
             )
         if other is not None:
             raise ClientError(
-                f"table {self.models}, as it is found here, is of role {other}, and run {self.run_id} of "
+                f"table {self.models} of the search_path belongs to role {other}, but run {self.run_id} to "
                 f"role {self.info['owner']}",
-                hint="madlib_keras_predict takes the name with its schema.",
+                hint="madlib_keras_predict accepts the name with its schema.",
             )
         return self.models
 
-    @told()
-    def predict(self, data, mst_key=None, pred_type="response", features=None, **pictures):
-        """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
-        a DataFrame, by the index of the data.
+    @driver_errors()
+    def predict(
+        self, data: Any, mst_key: Any = None, pred_type: Any = "response", features: Any = None, **pictures: Any
+    ) -> pandas.Series | pandas.DataFrame:
+        """Predict with a model, by default the best. The result has the index of the data.
 
-        For 'response' classes are numbers or truth values where the packed column was of such a type, else text, and
-        missing where the class is NULL; of a regression model it is the numbers, of several a DataFrame.
+        `pred_type` 'response' gives a Series; 'prob' or a number of best classes gives a DataFrame. For 'response',
+        classes are numbers or booleans if the label's column had such a type, else text, and missing for NULL. A
+        regression model gives a Series of numbers, or a DataFrame if it has several outputs.
 
-        `data`: a DataFrame, an array, or the path of what pack takes; of a folder of pictures `pictures` are the `size`
-        and `mode` of pack, and the index their paths in it. `features`: as in pack; None: those that were packed.
+        `data`: a DataFrame, an array, or a path that pack accepts. For a folder of pictures, `pictures` are `size` and
+        `mode` of pack, and the index is the path in the folder. `features`: as in pack; None: the packed features.
         Raises ClientError.
         """
         if not isinstance(data, (pandas.DataFrame, *reading.PATHS)):
             if not hasattr(data, "__len__"):
-                raise ClientError(f"rows are a DataFrame, an array or a path, and not {type(data).__name__}")
+                raise ClientError(f"rows are a DataFrame, an array or a path, not {type(data).__name__}")
             data = pandas.DataFrame({"x": list(data)})
         data = reading.whole(data, **pictures)
-        models = self._its_models()
+        models = self._models_table()
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
         summary = suffixed(models, "_summary")
@@ -233,9 +251,9 @@ class Run:
             raise ClientError(
                 f"table {models} has no models",
                 hint=(
-                    f"mop_replay({self.run_id}, 'another_table') trains them again."
+                    f"mop_replay({self.run_id}, 'another_table') trains the models again."
                     if self.info.status == "finished"
-                    else f"run({self.run_id}).info.status tells of the run."
+                    else f"run({self.run_id}).info.status shows the state of the run."
                 ),
             )
         row = connection.execute(
@@ -245,7 +263,9 @@ class Run:
             )
         ).one()
         if len(row.inputs) > 1:
-            raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
+            raise ClientError(
+                f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict predicts for the rows of a table."
+            )
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
         features = features or self._packed_features(connection, row.source_table, row.inputs[0], data)
         try:
@@ -275,16 +295,20 @@ class Run:
         found.index = data.index[found.pop("id")]
         return found
 
-    def _is_of_classes(self, mst_key):
-        """True where a model that was packed with numbers tells classes all the same, as by soft labels."""
+    def _is_of_classes(self, mst_key: int | None) -> bool:
+        """True if a model predicts classes although its label was packed as numbers, as for soft labels."""
         said = self.trials(cap=None)
         said = said[said.mst_key == mst_key] if mst_key is not None else said
         loss = re.search(r"\bloss\s*=\s*['\"]([^'\"]*)", said.compile_params.iloc[0])
         return loss is not None and loss[1].lower().replace("_", "") in OF_CLASSES
 
-    def _packed_features(self, connection, packed, column, data):
-        """The columns that `column` was packed from: as the client noted them, else the column itself. Raises
-        ClientError where nobody knows, or other rows are packed there now."""
+    def _packed_features(
+        self, connection: sqlalchemy.Connection, packed: str, column: str, data: pandas.DataFrame
+    ) -> list[str]:
+        """The names of the packed features: those of the comment that packing.note has written, else the column itself.
+
+        Raises ClientError without such a comment, and if the table has been packed again since the run.
+        """
         names, packed_at = packing.noted(connection, packed, column)
         if (
             names is not None
@@ -301,15 +325,15 @@ class Run:
         if names is None:
             raise ClientError(
                 f"the data have no column {column!r}, and which columns were packed is not known",
-                hint="features=[...], in the order in which they were packed",
+                hint="features=[...], in the order of packing",
             )
         return names
 
-    def export(self, mst_key=None):
-        """The bytes of a .keras file of a model, by default the best."""
-        return self.selection.mop_export_model(self._its_models(), self._mst_key(mst_key))
+    def export(self, mst_key: Any = None) -> bytes:
+        """The bytes of a .keras file with a model, by default the best."""
+        return self.selection.mop_export_model(self._models_table(), self._mst_key(mst_key))
 
-    def to_keras(self, mst_key=None):
+    def to_keras(self, mst_key: Any = None) -> Any:
         """A live Keras model, by default of the best configuration. Raises ClientError without Keras."""
         saving = needed("keras.saving", "keras")
         with tempfile.TemporaryDirectory() as directory:
@@ -318,15 +342,17 @@ class Run:
                 file.write(self.export(mst_key))
             return saving.load_model(path)
 
-    # --- to look at --------------------------------------------------------------------------------------
-    def report(self, path=None, mst_keys=None):
-        """The report, one HTML file, into `path`, whose name is returned; None: its text. `mst_keys`: of these
-        configurations alone."""
+    # --- report and pictures -----------------------------------------------------------------------------
+    def report(self, path: str | os.PathLike[str] | None = None, mst_keys: Iterable[int] | None = None) -> str:
+        """Write the report, an HTML file, to `path` and return the path; None: return the text of the report.
+
+        `mst_keys`: only these configurations.
+        """
         with connected(self.selection.engine) as connection:
             page = connection.execute(
                 text(f"SELECT {self._schema}.mop_report(:run, 'html', CAST(:keys AS integer[]))"),
                 {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]},
-            ).scalar()
+            ).scalar_one()
         if path is None:
             return page
         try:
@@ -336,31 +362,38 @@ class Run:
             raise ClientError(f"the report cannot be written to {path}: {error.strerror}") from None
         return str(path)
 
-    def plot_curves(self, series=None, ax=None):
-        """Learning curves of a series, such as 'validation loss' (None: that which ranks); matplotlib's Axes."""
+    def plot_curves(self, series: str | None = None, ax: Any = None) -> Any:
+        """Learning curves of a series, such as 'validation loss' (None: the ranking series); matplotlib's Axes."""
         return self._plots().curves(self.data, series, ax)
 
-    def plot_leaderboard(self, most=20, ax=None):
+    def plot_leaderboard(self, most: int = 20, ax: Any = None) -> Any:
         """The best configurations as bars; matplotlib's Axes."""
         return self._plots().leaderboard(self.data, most, ax)
 
-    def plot_parallel(self, ax=None):
+    def plot_parallel(self, ax: Any = None) -> Any:
         """Parameters and results as parallel coordinates; matplotlib's Axes."""
         return self._plots().parallel(self.data, ax)
 
-    def plot_sessions(self, mst_keys=None, ax=None):
-        """What the worker sessions did, by time, and the hops of the configurations `mst_keys`, by default of the best;
-        matplotlib's Axes."""
+    def plot_sessions(self, mst_keys: Any = None, ax: Any = None) -> Any:
+        """The units of the worker sessions by time, and the hops of `mst_keys` (None: the best); matplotlib's Axes."""
         return self._plots().sessions(self.data, mst_keys, ax)
 
-    def plot_stages(self, ax=None):
+    def plot_stages(self, ax: Any = None) -> Any:
         """The tree of stages; matplotlib's Axes."""
         return self._plots().stages(self.data, ax)
 
-    def plot_confusion(self, data, label=None, mst_key=None, features=None, ax=None, **pictures):
-        """How often each class was predicted as which, by a model, by default the best; matplotlib's Axes.
+    def plot_confusion(
+        self,
+        data: Any,
+        label: str | None = None,
+        mst_key: Any = None,
+        features: Any = None,
+        ax: Any = None,
+        **pictures: Any,
+    ) -> Any:
+        """The confusion matrix of a model, by default the best; matplotlib's Axes.
 
-        `data`: what pack takes, a DataFrame, a pair of arrays, a path; `label`: the column of the classes, as in pack;
+        `data`: a DataFrame, a pair of arrays, or a path, as in pack. `label`: the column of the classes, as in pack.
         `features` and `pictures` as in predict. Raises ClientError.
         """
         plots, label = self._plots(), label or reading.label_of(data)
@@ -368,37 +401,39 @@ class Run:
         if label is None:
             raise ClientError("label=... is missing: the column of classes")
         if label not in data.columns:
-            raise ClientError(f"there is no column {label!r}", hint=f"There are {reading.few(data.columns)}.")
+            raise ClientError(f"there is no column {label!r}", hint=f"The columns are {reading.few(data.columns)}.")
         if not len(data):
             raise ClientError("there are no rows to predict for")
         found = self.predict(data.drop(columns=label), mst_key, features=features)
         if found.attrs.get("regression"):
             raise ClientError("the model predicts numbers, not classes")
         if not isinstance(found, pandas.Series):
-            raise ClientError("the model has several outputs", hint="plots.confusion(actual, predicted) takes any two.")
+            raise ClientError(
+                "the model has several outputs", hint="plots.confusion(actual, predicted) draws any two columns."
+            )
         return plots.confusion(data[label], found, f"run {self.run_id}: {self.models}", ax)
 
     @staticmethod
-    def _plots():
+    def _plots() -> Any:
         needed("matplotlib", "plot")
         from pg_mop_client import plots
 
         return plots
 
-    # --- to other tools ----------------------------------------------------------------------------------
-    def to_optuna(self, storage=None, study_name=None):
+    # --- other tools -------------------------------------------------------------------------------------
+    def to_optuna(self, storage: Any = None, study_name: str | None = None) -> Any:
         """An Optuna study with a trial for each configuration: bridges.to_optuna."""
         from pg_mop_client import bridges
 
         return bridges.to_optuna(self, storage, study_name)
 
-    def log_to_mlflow(self, experiment=None, models=1):
+    def log_to_mlflow(self, experiment: str | None = None, models: int = 1) -> str:
         """MLflow runs with parameters, metrics by step and models: bridges.log_to_mlflow."""
         from pg_mop_client import bridges
 
         return bridges.log_to_mlflow(self, experiment, models)
 
-    def to_tensorboard(self, directory):
+    def to_tensorboard(self, directory: str | os.PathLike[str]) -> str:
         """TensorBoard's event files: bridges.to_tensorboard."""
         from pg_mop_client import bridges
 

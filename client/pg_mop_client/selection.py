@@ -3,12 +3,17 @@
 import os
 import re
 import tempfile
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
+import pandas
 import sqlalchemy
 
 from pg_mop_client import packing, reading
 from pg_mop_client.calling import Calls
 from pg_mop_client.database import (
+    Target,
     connected,
     exists,
     find_extension,
@@ -24,7 +29,7 @@ from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
 
-# arguments of the preprocessors that are pack's own
+# arguments of the preprocessors that pack sets
 PACKS_ITSELF = {
     "source_table",
     "output_table",
@@ -37,20 +42,24 @@ PACKS_ITSELF = {
 class Selection:
     """pg_mop on a server.
 
-    `where`: an SQLAlchemy engine (of psycopg2), a URI, or libpq's parameters; '': as psql connects, by PGHOST,
-    PGSERVICE and the like. `schema`: the extension's, if it is to be a certain one. `progress`: show bars. `settings`:
-    pg_mop's, such as seed=42.
+    `where`: an SQLAlchemy engine (for psycopg2), a URI, or libpq's parameters; '': connect as psql does, by PGHOST,
+    PGSERVICE and so on. `schema`: the required schema of the extension; None: any schema. `progress`: show progress
+    bars. `settings`: settings of pg_mop, such as seed=42.
 
-    Every SQL function is a method of the same name, with the same arguments; its documentation is the server's own.
-    What trains shows a progress bar, is cancelled by Ctrl-C, and returns a :class:`Run`; of the others, a function that
-    returns rows gives a DataFrame.
+    Every SQL function is a method with the same name and arguments; its documentation comes from the server. A function
+    that trains shows a progress bar, is cancelled by Ctrl-C, and returns a :class:`Run`. Another function that returns
+    rows gives a DataFrame.
 
-    Raises ClientError: no extension, another schema, a version that is too old, a role that may not use it; as all of
-    its methods, LostError where there is no connection, and ServerError for what the server says is wrong, such as a
-    setting that it does not know.
+    Raises ClientError if the extension is missing, too old, in another schema, or not granted to the role. Like all
+    methods, it raises LostError without a connection, and ServerError for an error of the server, such as an unknown
+    setting.
     """
 
-    def __init__(self, where="", schema=None, progress=True, **settings):
+    if TYPE_CHECKING:  # the SQL functions
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+    def __init__(self, where: Target = "", schema: str | None = None, progress: bool = True, **settings: Any) -> None:
         self.engine, self.progress = make_engine(where), progress
         self._is_own = not isinstance(where, sqlalchemy.Engine)
         with connected(self.engine) as connection:
@@ -64,30 +73,39 @@ class Selection:
             self.close()
             raise
 
-    def __enter__(self):
+    def __enter__(self) -> "Selection":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def __repr__(self):
-        return f"<pg_mop in schema {self.schema}: {self.calls.connection().connection.dbapi_connection.info.dbname}>"
+    def __repr__(self) -> str:
+        driver: Any = self.calls.connection().connection.dbapi_connection
+        return f"<pg_mop in schema {self.schema}: {driver.info.dbname}>"
 
-    def close(self):
-        """End the connections, and with them idle worker sessions. (Those of an engine that was given are its own.)"""
+    def close(self) -> None:
+        """End the session that makes the calls, with its idle worker sessions, and all connections of an own engine.
+
+        The pool of an engine that was passed as `where` stays open.
+        """
         self.calls.close()
         if self._is_own:
             self.engine.dispose()
 
-    def set(self, **settings):
-        """Set pg_mop's settings for the calls to come: set(seed=42, segments=2); None: back to the default."""
+    def set(self, **settings: Any) -> None:
+        """Set pg_mop's settings for later calls: set(seed=42, segments=2); None: back to the default."""
         self.calls.set(**settings)
 
-    def _call(self, told, statement, values, form):
-        if told.trains:
+    def _call(self, function: Any, statement: str, values: Mapping[str, Any], form: Any) -> Any:
+        """Execute an SQL function; `function` is its row of mop_functions, `form` the overloaded form."""
+        if function.trains:
             run_id = self.calls.watched(statement, values, self.progress)
             if run_id is None:
-                raise ClientError(f"{told.name} has ended, and its run was not found", hint="runs() lists all.")
+                raise ClientError(
+                    f"{function.name} has ended, but its run was not found", hint="runs() lists all runs."
+                )
             return self.run(run_id)
         if form.is_set:
             with connected(self.engine) as connection:
@@ -99,19 +117,19 @@ class Selection:
     # --- runs ------------------------------------------------------------------------------------------
     def fit_multiple(
         self,
-        source_table,
-        model_output_table,
-        model_selection_table,
-        num_iterations,
-        validation_table=None,
-        metrics_compute_frequency=1,
-        use_gpus=False,
-        **more,
-    ):
-        """Train the configurations of a model selection table; a :class:`Run`.
+        source_table: str,
+        model_output_table: str,
+        model_selection_table: str,
+        num_iterations: int,
+        validation_table: str | None = None,
+        metrics_compute_frequency: int | None = 1,
+        use_gpus: bool = False,
+        **more: Any,
+    ) -> Run:
+        """Train the configurations of a model selection table. Returns a :class:`Run`.
 
-        This is madlib_keras_fit_multiple_model, whose documentation has the arguments, with metrics after every
-        iteration where nothing else is said, so that there are curves.
+        This is madlib_keras_fit_multiple_model (its documentation describes the arguments), by default with metrics
+        after every iteration, for learning curves.
         """
         return self.madlib_keras_fit_multiple_model(
             source_table=source_table,
@@ -124,61 +142,75 @@ class Selection:
             **more,
         )
 
-    def run(self, run_id=None):
-        """A run that the role may see; None: that of this Selection's last call, else the latest. Raises ClientError
-        where there is none."""
+    def run(self, run_id: int | None = None) -> Run:
+        """A run that the role may see; None: the run of this Selection's last call, else the latest run.
+
+        Raises ClientError if the role sees no such run.
+        """
         return Run(self, self.calls.last_run if run_id is None else run_id)
 
-    def runs(self, cap=CAP):
-        """The role's runs as a DataFrame, the latest first."""
+    def runs(self, cap: int | None = CAP) -> pandas.DataFrame:
+        """The runs that the role may see as a DataFrame, the latest first."""
         return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_runs ORDER BY run_id DESC", cap)
 
-    def query(self, sql, cap=CAP, **values):
-        """The rows of a query (:name stands for the value of that name) as a DataFrame, at most `cap` of them. What is
-        numeric in SQL are floats there, and so are integers with NULLs among them."""
+    def query(self, sql: str, cap: int | None = CAP, **values: Any) -> pandas.DataFrame:
+        """The first `cap` rows of a query as a DataFrame; `:name` in the query stands for the value with that name.
+
+        SQL's numeric columns become floats, and so do integer columns with NULLs.
+        """
         sql = re.sub(r"(?<![:\w\\]):(\w+)", lambda at: at[0] if at[1] in values else "\\" + at[0], sql)
         with connected(self.engine) as connection:
             return frame(connection, sql, cap, **values)
 
-    def table(self, name, cap=CAP):
-        """The rows of a table or view, as its name is written in SQL."""
+    def table(self, name: str, cap: int | None = CAP) -> pandas.DataFrame:
+        """The first `cap` rows of a table or view; `name` is in SQL's syntax."""
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
     # --- rows and models in ------------------------------------------------------------------------------
     def pack(
-        self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, replace=False, **more
-    ):
-        """Write rows to a new table and pack them; returns the name of the packed table, `<table>_packed`.
+        self,
+        data: Any,
+        table: str,
+        label: str | None = None,
+        features: Any = None,
+        validation_of: str | None = None,
+        size: tuple[int, int] | None = None,
+        mode: str | None = None,
+        replace: bool = False,
+        **more: Any,
+    ) -> str:
+        """Write rows to a new table and pack them. Returns the name of the packed table, `<table>_packed`.
 
-        `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that
-        of a folder of pictures with a folder for each class, which become columns `pixels` and `label`. Of pictures
-        `size` is (height, width), to which they are resized (None: all are of one size), `mode` 'RGB' (as without),
-        'RGBA' or 'L' for grey.
-        `label`: the column of classes, or with dependent_dtype='float32' of numbers. `features`: columns of numbers,
-        or the one column that has arrays; None: all columns of numbers but the label. `validation_of`: the packed
-        training table that these rows validate; without `features` its own are taken, by their names. `replace`: in
-        place of tables of these names. `more`: the preprocessor's arguments (training_preprocessor_dl,
-        validation_preprocessor_dl).
+        `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or the
+        path of a folder of pictures with one folder for each class; pictures become the columns `pixels` and `label`.
+        `size`: resize the pictures to (height, width); None: all have the same size already. `mode`: 'RGB' (default),
+        'RGBA' or 'L' (grey).
+        `label`: the column of classes, or of numbers with dependent_dtype='float32'. `features`: columns of numbers,
+        or a single column of arrays; None: all columns of numbers except the label. `validation_of`: the packed training
+        table that these rows validate; without `features`, its features are used, by name. `replace`: drop existing
+        tables with these names. `more`: arguments of training_preprocessor_dl or validation_preprocessor_dl.
 
-        Raises ClientError where the data are not like that. Where packing fails, all is as it was.
+        Raises ClientError for unsuitable data. An error leaves the database unchanged.
         """
-        pictures = {name: value for name, value in (("size", size), ("mode", mode)) if value is not None}
+        pictures: dict[str, Any] = {
+            name: value for name, value in (("size", size), ("mode", mode)) if value is not None
+        }
         label = reading.label_of(data) if label is None else label
         if label is None:
             raise ClientError("label=... is missing: the column of classes")
         if own := PACKS_ITSELF & more.keys():
             raise ClientError(
-                f"{min(own)} is not for pack, which makes the table itself",
-                hint="s.training_preprocessor_dl(...) packs a table that is there.",
+                f"pack does not accept {min(own)}, because pack makes the table itself",
+                hint="s.training_preprocessor_dl(...) packs an existing table.",
             )
         packed = suffixed(table, "_packed")
         more = {"source_table": table, "output_table": packed, **more}
+        preprocessor: Any
         if validation_of is None:
             preprocessor = self.training_preprocessor_dl
         elif validation_of in (packed, table):
             raise ClientError(
-                f"table {validation_of} cannot be packed by what is in itself",
-                hint="pack(..., another_name, validation_of=...)",
+                f"table {validation_of} cannot validate itself", hint="pack(..., another_name, validation_of=...)"
             )
         else:
             preprocessor, more["training_preprocessor_table"] = self.validation_preprocessor_dl, validation_of
@@ -187,41 +219,41 @@ class Selection:
         except TypeError as error:
             raise TypeError(f"pack(): {error}") from None
         with self.calls.transaction() as connection:
-            self._make_room(connection, [table, packed, suffixed(packed, "_summary")], replace)
+            self._clear_names(connection, [table, packed, suffixed(packed, "_summary")], replace)
             if validation_of is not None and features is None:
                 features = self._features_of(connection, validation_of)
-            label, array, columns = packing.copy(connection, data, table, label, features, **pictures)
-            preprocessor(dependent_varname=quote(label), independent_varname=quote(array), **more)
+            written, array, columns = packing.copy(connection, data, table, label, features, **pictures)
+            preprocessor(dependent_varname=quote(written or label), independent_varname=quote(array), **more)
             if columns != [array]:
                 packing.note(connection, packed, array, columns)
         return packed
 
-    def _make_room(self, connection, tables, replace):
-        """There are no tables of these names, if need be by dropping them. Raises ClientError."""
+    def _clear_names(self, connection: sqlalchemy.Connection, tables: list[str], replace: bool) -> None:
+        """Ensure that no tables with these names exist; `replace` drops them. Raises ClientError."""
         for table in tables:
-            made = where_made(connection, table)  # (not one of that name in another schema of the search_path)
+            made = where_made(connection, table)  # (a table in another schema of the search_path does not matter)
             if exists(connection, made):
                 if not replace:
-                    raise ClientError(
-                        f"there is a table {made} already", hint="pack(..., replace=True) drops it first."
-                    )
+                    raise ClientError(f"table {made} already exists", hint="pack(..., replace=True) drops it first.")
                 self.calls.execute(f"DROP TABLE {plain(made)}", {})
 
-    def _features_of(self, connection, packed):
-        """The columns that a packed training table was made of, or None where the client has not noted them."""
+    def _features_of(self, connection: sqlalchemy.Connection, packed: str) -> list[str] | None:
+        """The features' columns of a packed training table, or None if the client has not stored their names."""
         summary = suffixed(packed, "_summary")
         if not exists(connection, summary):
-            return None  # (which the preprocessor tells)
-        inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(quote_table(summary))}", {}).scalar()
+            return None  # (the preprocessor reports the missing table)
+        inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(quote_table(summary))}", {}).scalar_one()
         return packing.noted(connection, quote_table(packed), inputs[0])[0] if len(inputs) == 1 else None
 
-    def from_keras(self, model, table, name=None, description=None, weights=False):
-        """Append a Keras model to an architecture table, which is made where it does not exist; returns its model_id.
+    def from_keras(
+        self, model: Any, table: str, name: str | None = None, description: str | None = None, weights: bool = False
+    ) -> int:
+        """Append a Keras model to an architecture table, or create the table. Returns the model's model_id.
 
-        `weights`: with its weights, to go on from or to predict with.
+        `weights`: store the model's weights, too, for further training or for predictions.
         """
         if not callable(getattr(model, "to_json", None)):
-            raise ClientError(f"a Keras model is wanted, not {type(model).__name__}")
+            raise ClientError(f"model must be a Keras model, not {type(model).__name__}")
         if weights:
             with tempfile.TemporaryDirectory() as directory:
                 path = os.path.join(directory, "model.keras")
@@ -229,4 +261,4 @@ class Selection:
                 with open(path, "rb") as file:
                     return self.mop_import_model(table, file.read(), name, description)
         self.load_keras_model(table, model.to_json(), None, name, description)
-        return self.calls.execute(f"SELECT max(model_id) FROM {plain(quote_table(table))}", {}).scalar()
+        return self.calls.execute(f"SELECT max(model_id) FROM {plain(quote_table(table))}", {}).scalar_one()

@@ -1,50 +1,59 @@
-"""What the live page reads of the database: one look for all its tabs, seldom enough to cost a run next to nothing."""
+"""The live page's queries. All tabs share them, and they take a small share of the time, so that runs do not slow down."""
 
 import json
 import threading
 import time
 from collections import OrderedDict
+from typing import Any
 
+import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client.database import connected, plain, quote
 from pg_mop_client.errors import ClientError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
-MOST_RUNS = 8  # whose data are kept
-HURRY_SECONDS = 10  # after something was done
-MOST_FILTERS = 4  # of a run, whose data are kept
+MOST_RUNS = 8  # runs with data in memory
+HURRY_SECONDS = 10  # after an action, queries may be frequent
+MOST_FILTERS = 4  # filters with data in memory, for each run
 RUNS_PER_PAGE = 50
 
 
 class Snapshot:
-    """A run as it was seen last. `head`: how far it is; `data`: mop_report's, the `number`th that were read."""
+    """The last known state of a run.
 
-    def __init__(self):
+    `head`: its progress. `data`: mop_report's data. `number`: the version of `data`, unique among all snapshots.
+    """
+
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.head = self.data = self.state = None
-        self.some = {}  # (number, mst_keys) -> mop_report's data of these alone
-        self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0  # (no other's number, ever)
+        self.head: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.state: tuple[Any, ...] | None = None
+        self.some: dict[tuple[int, tuple[int, ...]], dict[str, Any]] = {}  # (number, mst_keys) -> data of these alone
+        self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0
         self.hurries_until = 0.0
 
 
 class Snapshots:
-    """Runs as the role of `engine` sees them."""
+    """The runs that the role of `engine` sees."""
 
-    def __init__(self, engine, schema):
+    def __init__(self, engine: sqlalchemy.Engine, schema: str) -> None:
         self.engine, self.schema = engine, plain(quote(schema))
-        self._runs, self._lock = OrderedDict(), threading.Lock()
-        self._list, self._listing = {}, threading.Lock()
+        self._runs: OrderedDict[int, Snapshot] = OrderedDict()
+        self._lock = threading.Lock()
+        self._list: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._listing = threading.Lock()
 
-    def runs(self, page):
+    def runs(self, page: int) -> dict[str, Any]:
         """A page of the role's runs, the latest first: {'runs', 'page', 'pages', 'count'}."""
         with self._listing:
-            until, found = self._list.get(page, (0, None))
+            until, found = self._list.get(page, (0.0, {}))
             if time.monotonic() < until:
                 return found
             began = time.monotonic()
             with connected(self.engine) as connection:
-                count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar()
+                count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar_one()
                 pages = max(1, -(-count // RUNS_PER_PAGE))
                 rows = (
                     connection.execute(
@@ -61,12 +70,12 @@ class Snapshots:
                     .all()
                 )
             found = {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
-            self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # none that is old stays
+            self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # drops outdated pages
             self._list[page] = self._after(began), found
             return found
 
-    def run(self, run_id):
-        """(number, head, data) of a run. Raises ClientError where the role may see no such run."""
+    def run(self, run_id: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
+        """(number, head, data) of a run. Raises ClientError if the role sees no such run."""
         snapshot = self._snapshot(run_id)
         with snapshot.lock:
             if time.monotonic() >= snapshot.looks_at:
@@ -78,8 +87,8 @@ class Snapshots:
                     raise
             return snapshot.number, snapshot.head, snapshot.data
 
-    def some(self, run_id, keys):
-        """A run's data, as `run` has just given them, for some of its configurations (a list of mst_key) alone."""
+    def some(self, run_id: int, keys: list[int]) -> dict[str, Any]:
+        """The data of some configurations (a list of mst_key) of a run, as of the last call of `run`."""
         snapshot = self._snapshot(run_id)
         with snapshot.lock:
             kept = snapshot.number, tuple(keys)
@@ -87,12 +96,12 @@ class Snapshots:
                 began = time.monotonic()
                 with connected(self.engine) as connection:
                     found = self._report(connection, run_id, keys)
-                # (what is read for one filter comes to what is read for the others)
+                # (the times of all filters count together)
                 snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + (time.monotonic() - began) / SHARE
                 snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
             return snapshot.some[kept]
 
-    def _snapshot(self, run_id):
+    def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:
             snapshot = self._runs.setdefault(run_id, Snapshot())
             self._runs.move_to_end(run_id)
@@ -100,22 +109,23 @@ class Snapshots:
                 self._runs.popitem(last=False)
             return snapshot
 
-    def _report(self, connection, run_id, keys=None):
+    def _report(self, connection: sqlalchemy.Connection, run_id: int, keys: list[int] | None = None) -> dict[str, Any]:
         return json.loads(
             connection.execute(
                 text(f"SELECT {self.schema}.mop_report(:run, 'json', CAST(:keys AS integer[]))"),
                 {"run": run_id, "keys": keys},
-            ).scalar()
+            ).scalar_one()
         )
 
-    def forget(self, run_id):
-        """Look anew at a run in which something was done, and for a while as often as it is asked for."""
+    def forget(self, run_id: int) -> None:
+        """After an action: discard the state of a run, and for HURRY_SECONDS query it at every request."""
         snapshot = self._snapshot(run_id)
         with snapshot.lock:
             snapshot.looks_at, snapshot.state, snapshot.hurries_until = 0.0, None, time.monotonic() + HURRY_SECONDS
         self._list = {}
 
-    def _look(self, run_id, snapshot):
+    def _look(self, run_id: int, snapshot: Snapshot) -> None:
+        """Update the snapshot's head and, at most once in a while, its data. Raises ClientError."""
         began = time.monotonic()
         with connected(self.engine) as connection:
             row = (
@@ -135,7 +145,7 @@ class Snapshots:
             )
             if row is None:
                 raise ClientError(
-                    f"there is no run {run_id} that the role may see", hint="The list of runs has those that it may."
+                    f"there is no run {run_id} that the role may see", hint="The list of runs has all visible runs."
                 )
             head = dict(row)
             snapshot.looks_at = began if began < snapshot.hurries_until else self._after(began)
@@ -144,13 +154,13 @@ class Snapshots:
             if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:
                 began = time.monotonic()
                 snapshot.data = self._report(connection, run_id)
-                # (the first time the session loads the extension's Python: that is not what looking costs)
+                # (the first query also loads the extension's Python into the session)
                 snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
-                # (as it was before the data were read: what has come since is seen by the next look)
+                # (the state from before the data: the next query sees later changes)
                 snapshot.state, snapshot.number = state, snapshot.number + 1
             snapshot.head = head
 
     @staticmethod
-    def _after(began):
-        """When to look next: a fiftieth of the time at most is spent on it."""
+    def _after(began: float) -> float:
+        """The time of the next query, so that queries take at most a fiftieth of the time."""
         return time.monotonic() + max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)

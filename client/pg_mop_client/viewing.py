@@ -1,30 +1,34 @@
-"""What of a run's data (mop_report's JSON) the live page shows: filtered, sorted, a page of it. Pure functions."""
+"""Pure functions that filter, sort and page the data of a run (mop_report's JSON) for the live page."""
 
 import csv
 import io
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 PER_PAGE = 50
-MOST_DRAWN = 500  # configurations that the pictures have
-MOST_WORDS = 200  # values of a parameter that are listed
-LOSSES = ("validation loss", "training loss")  # by which runs are compared that were ranked otherwise
+MOST_DRAWN = 500  # configurations in the pictures
+MOST_WORDS = 200  # listed values of a parameter
+LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
 
+Data = Mapping[str, Any]  # mop_report's JSON, or a part of it
 
-def columns(data):
-    """The leaderboard's columns, {name: function that gives a configuration's value}: what differs comes first."""
+
+def columns(data: Data) -> dict[str, Callable[[Data], Any]]:
+    """The leaderboard's columns, {name: function from a configuration to its value}, with varied parameters first."""
     measure = data["measure"]["series"]
     series = sorted(
         {name for c in data["configurations"] for name in c["last"]},
         key=lambda n: (n != measure, not n.startswith("validation"), n),
     )
-    # (of several runs it has one in each, which is a parameter)
+    # (in a comparison of several runs, mst_key is a parameter)
     key = {} if data["run"]["run_id"] is None else {"mst_key": lambda c: c["mst_key"]}
     return {
         "rank": lambda c: c["rank"],
         **key,
         "status": lambda c: c["status"],
-        **{name: lambda c, name=name: c["parameters"].get(name) for name in data["varied"]},
-        **{name: lambda c, name=name: c["last"].get(name) for name in series},
+        **{name: _within("parameters", name) for name in data["varied"]},
+        **{name: _within("last", name) for name in series},
         f"best {measure}": lambda c: c["best"],
         "iterations": lambda c: c["iterations"],
         "training seconds": lambda c: c["seconds"],
@@ -32,10 +36,16 @@ def columns(data):
     }
 
 
-def choices(data):
-    """What may be filtered by: {parameter: {'low', 'high'}} of numbers, {parameter: {'words', 'count'}} of others, of
-    whose `count` different values the first are listed."""
-    found = {}
+def _within(part: str, name: str) -> Callable[[Data], Any]:
+    return lambda c: c[part].get(name)
+
+
+def choices(data: Data) -> dict[str, dict[str, Any]]:
+    """The possible filters for each parameter: {'low', 'high'} for numbers, {'words', 'count'} for other values.
+
+    `words` lists the first MOST_WORDS of the `count` different values.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for name in data["varied"]:
         values = [v for c in data["configurations"] if (v := c["parameters"].get(name)) is not None]
         if values and all(_is_number(v) for v in values):
@@ -46,11 +56,25 @@ def choices(data):
     return found
 
 
-def chosen(data, states=(), best=None, low=None, high=None, words=None):
-    """The configurations that a filter lets through, by rank: of these states, with parameters from `low` to `high` and
-    of these `words` ({parameter: value}); of what is left the `best`."""
+def chosen(
+    data: Data,
+    states: Collection[str] = (),
+    best: int | None = None,
+    low: Mapping[str, float] | None = None,
+    high: Mapping[str, float] | None = None,
+    words: Mapping[str, str] | None = None,
+) -> list[Data]:
+    """The configurations that pass a filter, by rank.
+
+    `states`: allowed states (none given: all). `low`, `high`, `words`: {parameter: limit or value}. `best`: the number
+    of configurations to keep at the end.
+    """
     found = [c for c in data["configurations"] if not states or c["status"] in states]
-    for limits, fits in ((low or {}, lambda v, limit: v >= limit), (high or {}, lambda v, limit: v <= limit)):
+    bounds: tuple[tuple[Mapping[str, float], Callable[[float, float], bool]], ...] = (
+        (low or {}, lambda v, limit: v >= limit),
+        (high or {}, lambda v, limit: v <= limit),
+    )
+    for limits, fits in bounds:
         for name, limit in limits.items():
             found = [c for c in found if _is_number(c["parameters"].get(name)) and fits(c["parameters"][name], limit)]
     for name, word in (words or {}).items():
@@ -58,9 +82,9 @@ def chosen(data, states=(), best=None, low=None, high=None, words=None):
     return found[:best] if best else found
 
 
-def ordered(data, configurations, by=None, descending=False):
-    """The configurations by a column, those without a value last; by rank where there is no such column."""
-    value = columns(data).get(by)
+def ordered(data: Data, configurations: list[Data], by: str | None = None, descending: bool = False) -> list[Data]:
+    """The configurations sorted by a column, without a value last; by rank if no column has the name `by`."""
+    value = columns(data).get(by) if by is not None else None
     if value is None:
         return configurations
     have = [c for c in configurations if value(c) is not None]
@@ -69,10 +93,11 @@ def ordered(data, configurations, by=None, descending=False):
     return have + [c for c in configurations if value(c) is None]
 
 
-def view(data, configurations, page=1, pictures=None):
-    """What the page shows: a page of the table, and the pictures of the best of the configurations that are given.
+def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data | None = None) -> dict[str, Any]:
+    """The data for the live page: a page of the table, and pictures of the best of the given configurations.
 
-    `pictures`: the data of these alone; None: those of all are what there is."""
+    `pictures`: mop_report's data of these configurations alone; None: use `data`.
+    """
     pages = max(1, -(-len(configurations) // PER_PAGE))
     page = min(max(1, page), pages)
     of = columns(data)
@@ -111,9 +136,8 @@ def view(data, configurations, page=1, pictures=None):
     }
 
 
-def best_so_far(data):
-    """The name of the configuration with the best value of the measure, in whichever iteration, and that value; None
-    where there is none yet."""
+def best_so_far(data: Data) -> dict[str, Any] | None:
+    """The name and value of the configuration with the best value of the measure in any iteration; None without one."""
     have = [c for c in data["configurations"] if c["best"] is not None]
     if not have:
         return None
@@ -121,9 +145,8 @@ def best_so_far(data):
     return {"name": first.get("name") or str(first["mst_key"]), "value": first["best"]}
 
 
-def table(data, configurations):
-    """The configurations as CSV, in the order in which they are given. A text that a spreadsheet would take for a
-    formula begins with an apostrophe."""
+def table(data: Data, configurations: list[Data]) -> str:
+    """The configurations as CSV, in the given order. An apostrophe protects texts that a spreadsheet would execute."""
     file, of = io.StringIO(), columns(data)
     writer = csv.writer(file)
     writer.writerow([_plain(name) for name in of])
@@ -131,16 +154,17 @@ def table(data, configurations):
     return file.getvalue()
 
 
-def beside(runs, most):
-    """The best of several runs' data as one: a configuration is called `run 7, 3`, and its run is a parameter.
+def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
+    """The `most` best configurations of several runs as the data of one run; None if the runs have no common series.
 
-    None where no series is in all of them.
+    A configuration has a name such as `run 7, 3`, and its run is a parameter.
     """
     measures = [*[r["measure"] for r in runs], *({"series": loss, "goal": "min"} for loss in LOSSES)]
     measure = next((m for m in measures if all(m["series"] in r["series"] for r in runs)), None)
     if measure is None:
         return None
-    found, curves = [], {}
+    found: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {}
     for run in runs:
         for c in run["configurations"][:most]:
             key = len(found) + 1
@@ -192,14 +216,15 @@ def beside(runs, most):
     }
 
 
-def _short(c):
-    """What the pictures need of a configuration."""
+def _short(c: Data) -> dict[str, Any]:
+    """The part of a configuration that the pictures need."""
     return {key: c.get(key) for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "name")}
 
 
-def _is_number(value):
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula."""
     return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -1,53 +1,62 @@
-"""Looking at a run while it goes on, by a connection of its own, seldom enough to cost it nothing."""
+"""The progress of a run, read on a separate connection, for a small share of the time."""
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import plain, quote, told
+from pg_mop_client.database import driver_errors, plain, quote
 from pg_mop_client.errors import LostError
 
-SHARE = 0.02  # of the time at most is spent on looking
+SHARE = 0.02  # of the time at most goes into queries for progress
 LEAST_SECONDS = 1.0
 
 
-def has_failed(configuration):
-    """True where it has failed for itself: it has nothing left to do. (Of a run whose session was ended all are told as
-    failed that had something left.)"""
+def has_failed(configuration: Any) -> bool:
+    """True if the configuration itself has failed: it has no units left.
+
+    (If the session of a run ends, mop_progress reports all unfinished configurations as failed, too.)
+    """
     return configuration.status == "failed" and configuration.units_done == configuration.units_total
 
 
 @dataclass
 class Look:
-    """A run at a time. `configurations`, `sessions`: rows of what they do."""
+    """The state of a run at a moment.
 
-    run: object
-    configurations: list
-    sessions: list
+    `run`: its row of mop_runs. `configurations`: its rows of mop_progress. `sessions`: one row for each busy worker
+    session.
+    """
+
+    run: Any
+    configurations: list[Any]
+    sessions: list[Any]
 
     @property
-    def units_done(self):
+    def units_done(self) -> int:
         return sum(c.units_done for c in self.configurations)
 
     @property
-    def units_total(self):
+    def units_total(self) -> int:
         return sum(c.units_total for c in self.configurations)
 
     @property
-    def best(self):
-        """The configuration of the least loss so far, or None."""
+    def best(self) -> Any:
+        """The configuration with the least loss so far, or None."""
         losses = [c for c in self.configurations if c.last_loss is not None and not has_failed(c)]
         return min(losses, key=lambda c: c.last_loss, default=None)
 
     @property
-    def seconds_left(self):
+    def seconds_left(self) -> float | None:
         return next((c.seconds_left for c in self.configurations if c.seconds_left is not None), None)
 
     @property
-    def told(self):
-        """Best loss and time left, and how many have failed."""
+    def summary(self) -> str:
+        """The best loss, the number of failed configurations, and the remaining time, as text."""
         said = []
         if self.best is not None:
             said.append(f"best unit loss {self.best.last_loss:.4g} ({self.best.mst_key})")
@@ -58,9 +67,9 @@ class Look:
         return ", ".join(said)
 
 
-@told()
-def this_call(connection):
-    """What tells the run of the call that a session is about to make from all others."""
+@driver_errors()
+def this_call(connection: sqlalchemy.Connection) -> Mapping[Any, Any]:
+    """The process ID and start of a session, and the present time: they identify the run of the session's next call."""
     return (
         connection.execute(
             text(
@@ -74,24 +83,27 @@ def this_call(connection):
 
 
 class Watcher:
-    """Looks at runs. A connection that is lost is made again: `lost` counts how often, and `rest` is how long to wait
-    until the next look."""
+    """Reads the progress of runs, and restores a lost connection.
 
-    def __init__(self, engine, schema):
+    `lost` counts the lost connections. `rest` is the number of seconds to wait before the next query.
+    """
+
+    def __init__(self, engine: sqlalchemy.Engine, schema: str) -> None:
         self.engine, self.schema = engine, plain(quote(schema))
         self.lost, self.rest, self.is_connected = 0, LEAST_SECONDS, True
-        self._connection = None
+        self._connection: sqlalchemy.Connection | None = None
 
-    def close(self):
+    def close(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(LostError), told():
+            with contextlib.suppress(LostError), driver_errors():
                 self._connection.close()
             self._connection = None
 
-    def run_of(self, call):
-        """The number of the run that a call is at, or has ended; None where there is none, or the connection is lost.
+    def run_of(self, call: Mapping[Any, Any]) -> int | None:
+        """The number of the run that a call executes or has ended; None without a run, or if the connection is lost.
 
-        `call`: its session's pid and start, and since when it has gone on (as `this_call` gives them)."""
+        `call`: the result of `this_call`.
+        """
         rows = self._rows(
             f"SELECT run_id FROM {self.schema}.mop_run WHERE coordinator_pid = :pid "
             f"AND coordinator_start = :start AND coalesce(finished_at, 'infinity') >= :since "
@@ -100,15 +112,18 @@ class Watcher:
         )
         return rows[0].run_id if rows else None
 
-    def latest(self):
-        """The number of the role's latest run that goes on, else of its latest; None where it has none."""
+    def latest(self) -> int | None:
+        """The number of the role's latest running run, else of its latest run; None if the role has no runs."""
         rows = self._rows(
             f"SELECT run_id FROM {self.schema}.mop_runs ORDER BY status = 'running' DESC, run_id DESC LIMIT 1"
         )
         return rows[0].run_id if rows else None
 
-    def look(self, run_id, sessions=False):
-        """A Look at a run; None where the connection is lost, or the role may see no such run."""
+    def look(self, run_id: int, sessions: bool = False) -> Look | None:
+        """The present state of a run; None if the connection is lost, or if the role sees no such run.
+
+        `sessions`: read also the worker sessions.
+        """
         began = time.monotonic()
         run = self._rows(f"SELECT * FROM {self.schema}.mop_runs WHERE run_id = :run", run=run_id)
         if not run:
@@ -130,15 +145,15 @@ class Watcher:
         self.rest = max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
         return None if configurations is None or work is None else Look(run[0], configurations, work)
 
-    def _rows(self, sql, **values):
-        """The rows of a query; None where the connection is lost."""
+    def _rows(self, sql: str, **values: Any) -> list[Any] | None:
+        """The rows of a query; None if the connection is lost."""
         try:
-            with told():
+            with driver_errors():
                 if self._connection is None:
                     self._connection = self.engine.connect()
                 rows = self._connection.execute(text(sql), values).all()
             self.is_connected = True
-            return rows
+            return list(rows)
         except LostError:
             if self.is_connected:
                 self.lost += 1
@@ -147,13 +162,13 @@ class Watcher:
             return None
 
 
-def printable(value):
-    """A name or a message as a terminal may have it: what is no letter, but the ends of lines, is shown as such."""
+def printable(value: object) -> str:
+    """A text for a terminal: unprintable characters, except line breaks and tabs, become U+FFFD."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
-def duration(seconds):
-    """Seconds for people: 4 s, 3:20, 2:01:00."""
+def duration(seconds: float | None) -> str:
+    """A readable duration: 4 s, 3:20, 2:01:00; '' for None."""
     if seconds is None:
         return ""
     if seconds < 60:

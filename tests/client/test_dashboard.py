@@ -432,7 +432,7 @@ def test_a_run_that_cannot_go_on_is_not_said_to(db, page):
         )
     db.run("SELECT madlib.mop_drop_states(%s)", [running])
     code, told = page.post(f"/api/run/{running}/resume")
-    assert code == 409 and told["error"] and "goes on" not in str(told)
+    assert code == 409 and told["error"] and "continues" not in str(told)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_what_is_no_number_late_in_a_file_is_said(db, s, tmp_path):
     frame = late()
     frame.loc[len(frame) - 1, "a"] = "none"
     frame.to_csv(tmp_path / "late.csv", index=False)
-    with pytest.raises(ClientError, match="column 'a' has something that is no number, after row 10000"):
+    with pytest.raises(ClientError, match="column 'a' has a value that is not a number, after row 10000"):
         s.pack(tmp_path / "late.csv", "never", label="label")
     assert db.value("SELECT to_regclass('never') IS NULL")
 
@@ -142,7 +142,7 @@ def test_columns_may_be_called_by_numbers(db, s):
     assert packing.noted(s.calls.connection(), packed, "features")[0] == ["0", "2"]
     assert db.value("SELECT features FROM numbered WHERE id = 1") == [3.0, 5.0] and packed == "numbered_packed"
     frame.columns = [0, 1, 1, "1"]
-    with pytest.raises(ClientError, match="two columns are called '1'"):
+    with pytest.raises(ClientError, match="two columns are named '1'"):
         s.pack(frame, "never", label=0)
 
 
@@ -158,7 +158,7 @@ def test_classes_may_be_vectors_and_columns(db, s):
 def test_vectors_that_come_late_are_refused(s):
     for first, last in (([None], [[0.0, 1.0]]), ([[0.0, 1.0]], ["word"])):
         rows = pandas.DataFrame({"a": 1.0, "y": first * reading.CHUNK_ROWS + last})
-        with pytest.raises(ClientError, match="column 'y' has vectors in some rows, and in others none"):
+        with pytest.raises(ClientError, match="column 'y' has vectors in some rows but not in others"):
             s.pack(rows, "late_vectors", label="y")
 
 
@@ -211,8 +211,8 @@ def test_columns_that_are_no_features_are_named(s):
         )
     assert columns == ["id", "of"]
     assert [str(w.message) for w in told] == [
-        "no features, for they have no numbers: 'name', 'z', 'when'",
-        "features, for they have numbers: 'id'; features=[...] leaves them out",
+        "not used as features, because they have no numbers: 'name', 'z', 'when'",
+        "used as features, because they have numbers: 'id'; features=[...] excludes them",
     ]
 
 
@@ -242,7 +242,7 @@ def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
         stored("a;label\n1;2\n")
     assert stored(f"a,label\n1,{10**23}\n2,\n") == [str(10**23), None]
     assert stored(f"a,label\n1,{2**53 + 1}\n2,\n") == [2**53 + 1, None]
-    with pytest.raises(ClientError, match="has '1' as a number and as a word"):
+    with pytest.raises(ClientError, match="has '1' as a number and as a text"):
         s.pack(pandas.DataFrame({"a": [1.0, 2.0], "label": [1, "1"]}), "never", label="label")
 
 
@@ -260,7 +260,7 @@ def test_a_table_of_that_name_in_another_schema_is_none_of_packs(db, s):
     s.calls.execute("SET search_path = mine, public", {})
     try:
         assert s.pack(frame, "elsewhere", label="label", replace=True) == "elsewhere_packed"
-        with pytest.raises(ClientError, match='there is a table "mine"."elsewhere" already'):
+        with pytest.raises(ClientError, match='table "mine"."elsewhere" already exists'):
             s.pack(frame, "elsewhere", label="label")
     finally:
         s.calls.execute("RESET search_path", {})
@@ -273,7 +273,9 @@ def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
     s.pack(frame, "twice", label="label")
     s.calls.execute("DROP TABLE twice", {})
-    with pytest.raises(ClientError, match='table "public"."twice_packed" already\nHINT: pack\\(..., replace=True\\)'):
+    with pytest.raises(
+        ClientError, match='table "public"."twice_packed" already exists\nHINT: pack\\(..., replace=True\\)'
+    ):
         s.pack(frame, "twice", label="label")
     assert db.value("SELECT to_regclass('twice') IS NULL")
     s.pack(frame[:1], "twice", label="label", replace=True)
@@ -395,7 +397,7 @@ def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkey
     s.pack(frame, "kept", label="label", validation_of="base_packed")
     kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'kept%' ORDER BY 1")
     pid = "SELECT pg_backend_pid()"
-    for name in ("_make_room", "_features_of"):
+    for name in ("_clear_names", "_features_of"):
         own = getattr(Selection, name)
 
         def lost(self, *given, own=own):
@@ -419,12 +421,16 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
         (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
         (frame, {"label": "word"}, "column 'v' has arrays"),
         (frame, {"label": "a", "features": ["a"]}, "column 'a' is named twice"),
-        ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, and not dict"),
+        ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, not dict"),
         (frame.assign(word=b"a"), {"label": "word", "features": "a"}, "a class is bytes, b'a'"),
         (frame.assign(word="a\0b"), {"label": "word", "features": "a"}, r"a class has a NUL character, 'a\x00b'"),
-        (frame, {"label": "a", "validation_of": "never_packed", "replace": True}, "cannot be packed by what is in"),
-        (frame.assign(word=2**70), {"label": "word", "features": "a"}, "whole numbers of more than 64 bits"),
-        ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
+        (
+            frame,
+            {"label": "a", "validation_of": "never_packed", "replace": True},
+            "table never_packed cannot validate itself",
+        ),
+        (frame.assign(word=2**70), {"label": "word", "features": "a"}, "integers of more than 64 bits"),
+        ((numpy.array(1), numpy.array(2)), {}, "x is not an array of rows"),
         (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),
         (frame.head(0), {"label": "a"}, "there are no rows"),
         (
@@ -456,7 +462,7 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
         (
             frame.assign(word=pandas.Series(["a\ud800b"], dtype=object)),
             {"label": "word", "features": "a"},
-            r"a class has half a character (a lone surrogate), 'a\ud800b'",
+            r"a class has half of a character (a lone surrogate), 'a\ud800b'",
         ),
         ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
         (([1], [1, 2]), {}, "x has 1 rows and y 2"),
@@ -464,7 +470,7 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(data, "never", **given)
     (tmp_path / "rows.txt").write_text("x")
-    with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file, and no folder"):
+    with pytest.raises(ClientError, match="is neither a .csv, .parquet or .npz file nor a folder"):
         s.pack(tmp_path / "rows.txt", "never", label="a")
 
 
@@ -609,7 +615,7 @@ def test_a_picture_of_several_frames_is_refused(db, s, tmp_path, kind):
     (tmp_path / "a").mkdir()
     frames = [Image.new("RGB", (5, 4), (grey,) * 3) for grey in (10, 200, 90)]
     frames[0].save(tmp_path / "a" / f"1.{kind}", save_all=True, append_images=frames[1:])
-    with pytest.raises(ClientError, match=f"1.{kind}' has 3 frames, of which a row has room for one"):
+    with pytest.raises(ClientError, match=f"1.{kind}' has 3 frames, but a row holds one frame"):
         s.pack(tmp_path, "never")
     frames[0].save(tmp_path / "a" / f"1.{kind}", **({"lossless": True} if kind == "webp" else {}))
     Image.new("P", (5, 4)).save(tmp_path / "a" / "2.png")
@@ -630,7 +636,7 @@ def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(folder, "never", **given)
     write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)
-    with pytest.raises(ClientError, match=r"has 5 x 5 pixels, those before it 8 x 6[^$]*size=\(8, 6\)"):
+    with pytest.raises(ClientError, match=r"has 5 x 5 pixels, the pictures before it 8 x 6[^$]*size=\(8, 6\)"):
         s.pack(folder, "never")
     (folder / "notes.txt").write_text("x")
     with pytest.raises(ClientError, match="notes.txt' is in no folder of a class"):

@@ -179,7 +179,7 @@ def test_a_service_and_the_environment_are_read_as_psql_does(db, tmp_path, monke
 )
 def test_a_pool_of_one_connection_is_refused_before_any_work(db, pool):
     engine = sqlalchemy.create_engine(db.uri().replace("postgresql://", "postgresql+psycopg2://", 1), **pool)
-    with pytest.raises(ClientError, match="pool has one connection, and calls and looking at them take two\nHINT: "):
+    with pytest.raises(ClientError, match="pool has one connection, but a call and its progress need two\nHINT: "):
         Selection(engine)
     engine.dispose()
 

@@ -32,7 +32,7 @@ def _anchors(text):
 
 
 def test_links_lead_somewhere():
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
         for to in re.findall(r"\]\(([^)\s]+)\)", text):
             if to.startswith("http"):

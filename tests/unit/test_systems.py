@@ -144,7 +144,7 @@ def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
     said = install("keras", "tensorflow-cpu")
     assert re.fullmatch(
         r"TensorFlow 2\.22\.0rc1 for Python [\d.]+ brought keras-nightly 3\.16\.0\.dev1 into the "
-        r"folder of keras: keras 3\.15\.1 is there in its place, .*\n",
+        r"folder of keras\. keras 3\.15\.1 replaces it: .*\n",
         said,
     ), said
     there = "import keras; from importlib.metadata import version; print(keras.made_by, version('tensorflow-cpu'))"

@@ -1,11 +1,11 @@
 "use strict";
-// The live page: asks mop for what has changed, and fills tables; page.js, the report's own, draws. All that comes from
-// the database becomes text, never markup. What is filtered and sorted by stands in the address.
+// The live page: asks mop for changes and fills tables; page.js, the report's script, draws. All values from the database
+// become text, never markup. The address contains the filter and the order.
 (function () {
     const { el, show, seconds, update, mark, marked, drawLate } = window.pgMopReport;
-    // the address that mop dashboard prints has the token behind #, which no server sees; all tabs of this page have it
+    // mop dashboard prints the token behind # in the address: no server sees this part, and all tabs of the page share it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
-    try { if (brought) localStorage.setItem("token", brought); } catch { /* this document alone has it, then */ }
+    try { if (brought) localStorage.setItem("token", brought); } catch { /* then only this document has the token */ }
     const token = () => { try { return localStorage.getItem("token") || brought || ""; } catch { return brought || ""; } };
     addEventListener("hashchange", () => { if (location.hash.startsWith("#token=")) location.reload(); });
     const $ = id => document.getElementById(id);
@@ -15,13 +15,13 @@
     const run = /^\/run\/(\d+)$/.exec(location.pathname)?.[1], compared = location.pathname === "/compare";
     $("main").replaceChildren($(run || compared ? "run-page" : "list-page").content.cloneNode(true));
 
-    // --- asking --------------------------------------------------------------------------------------------
+    // --- requests ------------------------------------------------------------------------------------------
     async function ask(path, given, read = answer => answer.json()) {
         let answer;
         try {
             answer = await fetch(path, { headers: { "x-mop-token": token() }, ...(given ? { method: "POST", body: JSON.stringify(given) } : {}) });
         } catch { throw { said: "mop dashboard does not answer: trying again" }; }
-        if (answer.status === 403) throw { said: token() ? "mop dashboard was started anew: open the address that it has printed"
+        if (answer.status === 403) throw { said: token() ? "mop dashboard has been restarted: open the address that it has printed"
             : "the page needs its token: open the address that mop dashboard has printed" };
         if (answer.ok) return read(answer);
         const found = await answer.json().catch(() => ({ error: "mop dashboard has failed: " + answer.status }));
@@ -42,12 +42,12 @@
             $("connection").textContent = "";
             const began = performance.now();
             if (run || compared) rest = showRun(found); else rest = showList(found);
-            document.documentElement.dataset.updated = (performance.now() - began).toFixed(1);  // milliseconds, to measure
+            document.documentElement.dataset.updated = (performance.now() - began).toFixed(1);  // milliseconds, for measurements
         } catch (problem) {
             if (mine !== turn) return;
             if (!problem.said) console.error(problem);
             was_lost = true;
-            if ($("connection").textContent !== told(problem)) $("connection").textContent = told(problem);
+            if ($("connection").textContent !== message(problem)) $("connection").textContent = message(problem);
             rest = 2000;
         }
         timer = setTimeout(refresh, document.hidden ? 10000 : rest);
@@ -59,7 +59,7 @@
         history.replaceState(null, "", where());
         refresh();
     }
-    function told(problem) {
+    function message(problem) {
         return (problem.said || "the page has failed: " + problem) + (problem.hint ? " – " + problem.hint : "");
     }
     let saying;
@@ -71,14 +71,14 @@
 
     // --- pieces --------------------------------------------------------------------------------------------
     const filled = {};
-    // `make`s children anew only where what they show has changed: so focus and scroll stay
+    // makes the children anew only if their data have changed: so focus and scroll position stay
     function fill(id, value, make) {
         const text = JSON.stringify(value);
         if (filled[id] === text) return;
         filled[id] = text;
         $(id).replaceChildren(...make(value));
     }
-    // the element that has the focus is found again, in what replaces it, by its data-focus
+    // after the replacement, data-focus identifies the element that had the focus
     function keepingFocus(work) {
         const name = document.activeElement?.dataset?.focus;
         work();
@@ -151,10 +151,10 @@
         const heads = found.heads || [{ ...found.head, run_id: run }];
         const running = heads.some(h => h.status === "running");
         const leads = view.best ? `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}` : "";
-        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status !== "finished" ? `${h.done || 0} of ${h.total || 0} units` : "no units of its own",
+        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status !== "finished" ? `${h.done || 0} of ${h.total || 0} units` : "no new units",
             ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
-        const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second
+        const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // screen readers read it out on a change, not each second
         if (news !== last_news) $("told").textContent = last_news = news;
         if (!run) return running ? 1000 : 5000;
         const [head] = heads;
@@ -167,7 +167,7 @@
         return running ? 1000 : 5000;
     }
     function showView() {
-        $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Runs side by side";
+        $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Comparison of runs";
         for (const section of document.querySelectorAll(".one")) section.hidden = compared;
         showFilter();
         showBoard();
@@ -178,14 +178,14 @@
         }
         if (compared) return;
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
-            ["what", "units", "seconds", "trainer at work", "reading", "writing"],
+            ["activity", "units", "seconds", "trainer at work", "reading", "writing"],
             time.map(t => [t.what, t.units, t.seconds, t.compute, t.read, t.write]), "Where the sessions' time went")] : []);
         fill("failures", view.failed_units, units => units.length ? [plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
-            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Units that failed (those lost with a session or a trainer are tried again)")]
+            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)")]
             : [el("p", {}, "None.")]);
         const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, ...facts } = view.run;
         fill("settings", [facts, view.fixed, view.settings], () => [pairs(facts), ...[
-            ["Parameters that all configurations have in common", view.fixed], ["Settings that were in force", view.settings]].flatMap(
+            ["Parameters common to all configurations", view.fixed], ["Settings of the call", view.settings]].flatMap(
             ([title, given]) => Object.keys(given).length ? [el("h3", {}, title), pairs(given)] : [])]);
         fill("repeat", view.sql, sql => [el("pre", { tabindex: "0" }, el("code", {}, sql || "-- the arguments are shown to the run's owner alone"))]);
     }
@@ -218,7 +218,7 @@
         if (run && view.run.status === "running" && ["running", "waiting"].includes(status))
             row.cells[at].append(button("stop", event => {
                 event.stopPropagation();
-                act("stop", { mst_key: key }, `Stop configuration ${key}? The others go on.`);
+                act("stop", { mst_key: key }, `Stop configuration ${key}? The others continue.`);
             }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));
         row.addEventListener("click", () => mark(key));
         row.addEventListener("keydown", event => {
@@ -244,10 +244,10 @@
     }
     function showFilter() {
         $("filtered").textContent = view.shown < view.all ? `– ${view.shown} of ${view.all} configurations` : "";
-        // (what is typed into stays as it is while the run goes on)
+        // (an update of the run does not change the input fields)
         fill("limits", Object.entries(view.choices).map(([name, of]) => [name, of.words || null]), () => Object.entries(view.choices).map(([name, of]) => {
             const set = el("fieldset", {}, el("legend", {}, name));
-            if (of.words && of.count > of.words.length) {  // (too many to list: any of them may be written)
+            if (of.words && of.count > of.words.length) {  // (too many to list: a text field accepts any of them)
                 const list = "words-" + name, input = el("input", { type: "search", list, "aria-label": name, placeholder: `one of ${of.count}` });
                 input.value = asked.get("is." + name) || "";
                 input.addEventListener("input", () => filter("is." + name, input.value));
@@ -293,7 +293,7 @@
         if (compared) $("html").firstChild.data = "Page as HTML";
         $("html").addEventListener("click", () => compared ? save(seen(), "runs.html") : download(`/api/run/${run}`, "report.html"));
         $("actions").hidden = compared;
-        $("cancel").addEventListener("click", () => act("cancel", {}, "Cancel the run? What has been trained is kept, and it can be resumed."));
+        $("cancel").addEventListener("click", () => act("cancel", {}, "Cancel the run? All finished units are kept, and the run can be resumed."));
         $("resume").addEventListener("click", () => act("resume", {}));
         $("set-sessions").addEventListener("submit", event => {
             event.preventDefault();
@@ -302,13 +302,13 @@
         $("weigh").addEventListener("click", weigh);
     }
 
-    // --- what is done --------------------------------------------------------------------------------------
-    async function act(what, given, question) {
+    // --- actions -------------------------------------------------------------------------------------------
+    async function act(action, given, question) {
         if (question && !confirm(question)) return;
         try {
-            say((await ask(`/api/run/${run}/${what}`, given)).said);
+            say((await ask(`/api/run/${run}/${action}`, given)).said);
         } catch (problem) {
-            say(told(problem));
+            say(message(problem));
         }
         refresh();
     }
@@ -317,7 +317,7 @@
             const answer = await ask(`${of}/${name}?${asked}`, null, answer => answer);
             save(await answer.blob(), /filename="([^"]+)"/.exec(answer.headers.get("content-disposition"))[1]);
         } catch (problem) {
-            say(told(problem));
+            say(message(problem));
         }
     }
     async function weigh() {
@@ -325,7 +325,7 @@
         try {
             const { importance, of } = await ask(`/api/run/${run}/importance?${asked}`);
             $("importance").replaceChildren(plainTable(["parameter", "importance", ""], importance.map(([name, value]) =>
-                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), `By Optuna, of ${of} configurations that were trained to the end`));
+                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), `By Optuna, of ${of} configurations trained to the end`));
         } catch (problem) {
             $("importance").replaceChildren(el("p", { class: "note" }, problem.said || String(problem)), ...(problem.hint ? [el("pre", {}, problem.hint)] : []));
         }
@@ -334,7 +334,7 @@
 
     // --- pictures as files ---------------------------------------------------------------------------------
     const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "font-family", "paint-order", "text-anchor"];
-    // what stands around a picture on the page stands below it in its file: what it shows, and whose colour is which
+    // the file of a picture has the page's note and legend below the picture
     function below(name, width, top, page) {
         const made = [], text = (x, y, words) => el("text", { x, y, fill: page.color, "font-size": "12px", "font-family": page.fontFamily }, words);
         const series = name === "curves" && $("series"), title = $(name + "-title").textContent;
@@ -370,7 +370,7 @@
         copy.prepend(el("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
         return { width, height, blob: new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }) };
     }
-    // What is seen of several runs, as a file that needs nothing else: a run's own report is the server's.
+    // The page of several runs as a self-contained file. (The server makes the report of one run.)
     function seen() {
         drawLate();
         const copy = document.documentElement.cloneNode(true), head = copy.querySelector("head");
