@@ -102,7 +102,7 @@ def test_a_cancel_is_told_by_its_sqlstate(db):
     client.run("SELECT madlib.training_preprocessor_dl()")  # the packages can be imported now
     client.run(
         "CREATE FUNCTION pg_temp.cancelled_at(what text) RETURNS text[] LANGUAGE plpython3u AS $$\n"
-        "import os, signal\nfrom pg_mop.run.coordinator import outcome_of as _outcome\n"
+        "import os, signal\nfrom pg_mop.run.ending import outcome_of as _outcome\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
         "try:\n    plpy.info('told') if what == 'info' else plpy.execute('SELECT 1')\n"
         "except BaseException as error:\n    return type(error).__name__, *_outcome(error)\n$$"

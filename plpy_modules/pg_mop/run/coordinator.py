@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg2
@@ -17,13 +16,13 @@ import psycopg2
 import mop_udf
 from mop_udf import fork_server_client
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError, quote_identifier
-from pg_mop.catalog import Catalog, note_output
+from pg_mop.backend.database import MopError
+from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.stages import Stage
-from pg_mop.run import segments
+from pg_mop.run import ending, segments
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, RunController
@@ -302,7 +301,7 @@ class Coordinator:
             self.adoption.adopt(list(self.planner.plan.stages.values()))
             self._start_paths()
         except MopError as error:  # before any work: nothing is left of the run
-            self.catalog.close_run(self.run_id, *outcome_of(error))
+            self.catalog.close_run(self.run_id, *ending.outcome_of(error))
             self.catalog.drop_run(self.run_id)
             self.run_id = None
             raise
@@ -532,10 +531,10 @@ class Coordinator:
             return False
         stuck = self.sessions.abandon() if self.sessions is not None else []
         self._note_costs()
-        self.remote_runs.close(*outcome_of(error))
+        self.remote_runs.close(*ending.outcome_of(error))
         try:
             self.catalog.terminate(stuck)
-            self.catalog.close_run(self.run_id, *outcome_of(error))
+            self.catalog.close_run(self.run_id, *ending.outcome_of(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
         if self.spec.application is not None:
@@ -553,61 +552,7 @@ class Coordinator:
         except (MopError, psycopg2.Error) as trouble:  # the next call that trains drops it
             self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
 
-    @contextlib.contextmanager
-    def output(self) -> Iterator[None]:
+    def output(self) -> contextlib.AbstractContextManager[None]:
         """Within it the caller writes the output tables. Then the run is finished; an error is noted in its row."""
-        previous, catalog, run_id = self.spec.output.previous, self.catalog, self.run_id
-        try:
-            with catalog:
-                if previous is not None:
-                    previous.set_aside()
-                yield
-                if previous is not None:
-                    previous.drop()
-                if self.options["reuse"] and self.options["checkpoint_mb"] and not self.spec.averaging:
-                    catalog.keep_checkpoints(run_id)
-                token = catalog.output_token(run_id)
-                catalog.close_run(run_id, "finished", listed(self.result.failed) or None)
-                for request in catalog.control_requests(run_id):  # they came after the last look
-                    if "add" in request:
-                        self.messages.late(f"added by {request['by']}")
-            note_output(self.db, run_id, token)
-        except BaseException as error:
-            taken = _name_taken(self.db, error, run_id, self.spec.output.table)
-            self._abandon(taken or error)
-            if taken is not None:
-                raise taken from None
-            raise
-
-    def _abandon(self, error: BaseException) -> None:
-        """The output could not be written: note that in the run's row. Its states stay."""
-        try:
-            with self.catalog:
-                self.catalog.close_run(self.run_id, *outcome_of(error))
-        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
-            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
-
-
-def _name_taken(db: Any, error: BaseException, run_id: int | None, output: str) -> MopError | None:
-    """The MopError for an `error` in writing the output of a run, if somebody has made a table of the name of `output`
-    (quoted) or of its companions meanwhile; None for any other error."""
-    # 23505: an open transaction was making the table, and has committed now
-    if not isinstance(error, db.plpy.SPIError) or getattr(error, "sqlstate", None) not in ("42P07", "42710", "23505"):
-        return None
-    found = re.search(r'"([^"]+)" already exists', str(error))
-    schema, name = db.parse_name(output)
-    made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
-    return MopError(
-        f"run {run_id} cannot write its output tables: {error}",
-        detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
-        "trained to its end, and its models are kept.",
-        hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
-        sqlstate="42P07",
-    )
-
-
-def outcome_of(error: BaseException) -> tuple[str, str]:
-    """(status, error text) of a run that an exception has ended."""
-    # not by the exception's class: a cancel that comes while a message is sent is a plpy.Error
-    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return "cancelled" if sqlstate == "57014" else "failed", str(error).strip()
+        keeps = self.options["reuse"] and self.options["checkpoint_mb"] and not self.spec.averaging
+        return ending.writing(self.result, bool(keeps), self.messages.late)
