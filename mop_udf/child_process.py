@@ -1,4 +1,4 @@
-"""Set-up of a process that a backend or the fork server has started: a trainer or a relay.
+"""Processes that a backend or the fork server starts, trainers and relays: their environment and set-up.
 
 Standard library only.
 """
@@ -36,3 +36,21 @@ def take_stdio() -> tuple[int, int]:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
     return read_fd, write_fd
+
+
+def environment(keras_backend: str) -> dict[str, str]:
+    """The environment of every process that imports a framework; it contains nothing of the server's environment.
+
+    (With PyTorch, importing Keras must not touch a GPU, since no fork could use it afterwards; the trainer selects the
+    GPU.)
+    """
+    return {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "KERAS_HOME": "/nonexistent",
+        "KERAS_BACKEND": keras_backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONHASHSEED": "0",
+        "KERAS_TORCH_DEVICE": "cpu",
+    }

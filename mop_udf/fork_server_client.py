@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mop_udf.server_folder import environment, own_folder, version
+from mop_udf.child_process import environment
+from mop_udf.server_folder import own_folder, version
 
 ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
 MOST_BYTES = 1 << 16  # size limit of a request

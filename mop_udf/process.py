@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from typing import Any
 
-from mop_udf import compile_cache, fork_server_client, server_folder
+from mop_udf import child_process, compile_cache, fork_server_client
 from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -101,7 +101,7 @@ class Trainer:
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
-                **server_folder.environment(options["keras_backend"]),
+                **child_process.environment(options["keras_backend"]),
                 "OMP_NUM_THREADS": str(options["threads"]),
                 "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
             },

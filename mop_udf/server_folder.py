@@ -15,24 +15,6 @@ FOLDER = "pgsql_tmp.pg_mop"  # in the data directory: pg_basebackup and pg_rewin
 SHARES = "shares"  # a file that names the data directory of another server whose folder is used instead
 
 
-def environment(keras_backend: str) -> dict[str, str]:
-    """The environment of every process that imports a framework; it contains nothing of the server's environment.
-
-    (With PyTorch, importing Keras must not touch a GPU, since no fork could use it afterwards; the trainer selects the
-    GPU.)
-    """
-    return {
-        "PATH": "/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "HOME": "/nonexistent",
-        "KERAS_HOME": "/nonexistent",
-        "KERAS_BACKEND": keras_backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONHASHSEED": "0",
-        "KERAS_TORCH_DEVICE": "cpu",
-    }
-
-
 def share(directory: str) -> None:
     """Let this server use the folder of the server with this data directory: its fork server and its compile caches.
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import mop_udf
-from mop_udf import server_folder
+from mop_udf import child_process
 from workload import OTHERS
 
 HOME = pathlib.Path(mop_udf.__file__).parent
@@ -66,6 +66,6 @@ def test_a_fork_server_has_no_threads_to_lose(backend):
         capture_output=True,
         text=True,
         check=True,
-        env={**server_folder.environment(backend), "OMP_NUM_THREADS": "1"},
+        env={**child_process.environment(backend), "OMP_NUM_THREADS": "1"},
     )  # as it is started
     assert int(found.stdout) == 1

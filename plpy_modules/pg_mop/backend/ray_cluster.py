@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import mop_udf
-from mop_udf import process, server_folder
+from mop_udf import child_process, process
 from pg_mop.backend.database import MopError, quote_identifier
 
 SECONDS = 60  # for the cluster to say what it has
@@ -94,7 +94,7 @@ def capacity(db, name, use_gpus):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env=server_folder.environment("tensorflow"),
+        env=child_process.environment("tensorflow"),
         start_new_session=True,
     )
     try:
