@@ -3,7 +3,7 @@ starts it, whoever says with which options."""
 
 import os
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
 from pg_mop.backend.settings import BACKENDS, check_installed
 

@@ -8,7 +8,8 @@ import hashlib
 import re
 
 from mop_udf import parameter_names
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 COLUMNS = ("id", "name", "description", "object")
 

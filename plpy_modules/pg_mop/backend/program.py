@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import mop_udf
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 SECONDS = 120
 

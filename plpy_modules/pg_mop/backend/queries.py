@@ -10,7 +10,7 @@ import math
 import re
 from typing import NamedTuple
 
-from pg_mop.backend.database import quote_literal
+from pg_mop.backend.quoting import quote_literal
 
 # what stands in quotes, or a parameter
 PARAMETER = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\$([0-9]+)')

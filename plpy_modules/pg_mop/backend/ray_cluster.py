@@ -11,7 +11,8 @@ import time
 
 import mop_udf
 from mop_udf import process, server_folder
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 
 SECONDS = 60  # for the cluster to say what it has
 NUMBERS = {"gpus": 1.0, "cpus": 1.0, "wait": 600.0}  # options and their defaults

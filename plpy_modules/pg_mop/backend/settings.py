@@ -6,7 +6,7 @@ import re
 import sys
 
 import mop_udf
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")

@@ -1,6 +1,6 @@
 """Types of columns: domains undone, of arrays' elements too, what may be compared with what, and how."""
 
-from pg_mop.backend.database import quote_identifier
+from pg_mop.backend.quoting import quote_identifier
 
 NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 STRINGS = {"text", "character varying", "character", '"char"', "name"}

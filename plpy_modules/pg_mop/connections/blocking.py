@@ -2,7 +2,7 @@
 
 import psycopg2
 
-from pg_mop.backend.database import KEEPALIVES, SESSION_OPTIONS, first_sql
+from pg_mop.backend.session_settings import KEEPALIVES, SESSION_OPTIONS, first_sql
 
 
 def connect(target, name):

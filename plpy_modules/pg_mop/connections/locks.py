@@ -5,7 +5,8 @@ import time
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.blocking import connect
 
 SLICE = 200  # milliseconds of waiting for a lock, after which PostgreSQL sees interrupts

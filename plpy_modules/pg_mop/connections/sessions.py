@@ -8,7 +8,8 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.backend.database import SESSION_OPTIONS, first_sql, has_lost_segment
+from pg_mop.backend.errors import has_lost_segment
+from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq
 
 CHECK_SECONDS = 0.1

@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass, field
 
-from pg_mop.backend.database import MopError, listening, options_without, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.session_settings import listening, options_without
 
 LOCAL = "pg_mop"  # the foreign server whose user mappings hold the roles' passwords for this server itself
 # libpq's parameters that a postgres_fdw server or user mapping may set for our sessions, too

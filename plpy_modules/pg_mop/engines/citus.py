@@ -4,7 +4,8 @@ A session on a node is a straight connection, as for postgres_fdw: by a foreign 
 only packs, shows the rows to whoever selects them, and says where the shards are.
 """
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections.targets import IS_POSTGRES_FDW
 from pg_mop.engines.postgres_fdw import Links, PostgresFdw
 

@@ -13,7 +13,8 @@ from collections import deque
 import psycopg2
 
 from pg_mop import __version__
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, answer, open_sessions, run, wait
 from pg_mop.engines.base import COPIES, Segment

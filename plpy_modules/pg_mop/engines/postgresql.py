@@ -1,6 +1,7 @@
 """Plain PostgreSQL: every segment is on this server, every worker session a connection back to it."""
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.engines.base import Engine, Segment
 
