@@ -8,8 +8,9 @@ from pg_mop import __version__
 from pg_mop.backend import settings
 from pg_mop.backend.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
 from pg_mop.connections import targets
+from pg_mop.connections.links import Links
 from pg_mop.connections.sessions import SessionLost
-from pg_mop.engines.postgres_fdw import Links, foreign_partitions
+from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
 from pg_mop.packing.placement import is_of
 from pg_mop.packing.summary import copies_in

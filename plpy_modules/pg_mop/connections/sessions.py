@@ -1,4 +1,4 @@
-"""Asynchronous sessions (psycopg2's) to a server: opened, asked, waited for, ended."""
+"""Asynchronous psycopg2 sessions with a server: opening, commands, waiting, heartbeats."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ OPTIONS = (
 
 
 class SessionLost(Exception):
-    """The connection has gone, or was not made; `sqlstate`: the server's, where it refused that."""
+    """The connection was lost or refused; `sqlstate`: the server's reason for a refusal, if known."""
 
     def __init__(self, message, sqlstate=None):
         super().__init__(message)
@@ -29,21 +29,24 @@ class SessionLost(Exception):
 
 
 def message_of(error):
-    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
+    """The primary message of a worker session's error, without PL/Python's prefix and context."""
     text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
     return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
 
 
 class WorkerSession:
-    """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
+    """One asynchronous connection. At most one command runs at a time; `poll` returns 'ready' when it has ended."""
 
     def __init__(self, target, worker, application_name, options=OPTIONS):
         self.target, self.worker, self.error = target, worker, None
-        self.work = []  # what it is doing: (unit, the row of the attempt)
-        self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
-        self.moves, self.command = [], None  # what is carried, and what it does then
-        self.prepared = False  # a relay has its tables
-        self._cursor = None  # of the command that was sent last
+        self.work = []  # units in progress: (unit, the row of the attempt)
+        self.relay, self.serves = (
+            None,
+            None,
+        )  # the relay session that moves states for this one; for a relay, its client
+        self.moves, self.command = [], None  # Moves in progress, and the command that follows them
+        self.prepared = False  # a relay: its foreign tables exist
+        self._cursor = None  # of the last command
         self.affinity = {}  # digests of compiled models with affinity for this worker, the latest last
         try:
             self.connection = psycopg2.connect(
@@ -60,10 +63,12 @@ class WorkerSession:
         self._connecting = True
 
     def fileno(self):
+        """The socket, for select."""
         return self.connection.fileno()
 
     @property
     def pid(self):
+        """The process ID of the server's backend; None until connected."""
         return None if self._connecting else self.connection.info.backend_pid
 
     def begin(self, sql):
@@ -77,10 +82,10 @@ class WorkerSession:
             raise SessionLost(str(error).strip()) from None
 
     def poll(self):
-        """Go on with what can be done without waiting.
+        """Advance the command as far as possible without waiting.
 
-        Returns 'ready', 'read' or 'write' (what to wait for). Raises psycopg2.Error where the command failed and
-        SessionLost where the connection did.
+        Returns 'ready', or 'read' or 'write': wait until the socket is so. Raises psycopg2.Error if the command failed,
+        SessionLost if the connection failed.
         """
         try:
             state = self.connection.poll()
@@ -88,7 +93,7 @@ class WorkerSession:
             if self._connecting:
                 self.close()
                 raise SessionLost(*libpq.refusal(error)) from None
-            # a server that ends the session says why (class 57P) before it hangs up
+            # a server that ends the session sends the reason (class 57P) first
             if self.connection.closed or (error.pgcode or "").startswith("57P") or has_lost_segment(error):
                 self.close()
                 raise SessionLost(str(error).strip()) from None
@@ -104,8 +109,8 @@ class WorkerSession:
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
 
     def clean_sql(self):
-        """SQL to begin the next command with: ends a transaction that failed. (A warning in the server's log, where
-        there is none.)"""
+        """SQL for the start of the next command: it ends a failed transaction. (Without a transaction, the server logs a
+        warning.)"""
         return (
             ""
             if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
@@ -113,16 +118,18 @@ class WorkerSession:
         )
 
     def rows(self):
-        """The rows of the command that has just ended."""
+        """The rows of the last command, which has ended."""
         return self._cursor.fetchall() if self._cursor is not None and self._cursor.description else []
 
     def cancel(self):
+        """Ask the server to cancel the command."""
         try:
             self.connection.cancel()
         except psycopg2.Error:
             pass
 
     def close(self):
+        """Close the connection."""
         try:
             self.connection.close()
         except psycopg2.Error:
@@ -130,22 +137,23 @@ class WorkerSession:
 
 
 def wait(sessions, check_interrupts, seconds=CHECK_SECONDS):
-    """Wait until one of `sessions` can go on, at most `seconds`, letting PostgreSQL see interrupts by `tick`.
+    """Wait until one of `sessions` can advance, at most `seconds`, then call `check_interrupts`.
 
-    Returns the sessions whose command has ended as (session, error or None).
+    Returns the sessions whose command has ended, as (session, error or None).
     """
     ended, reading, writing = [], [], []
     for session in sessions:
-        _sort(session, ended, reading, writing)
+        _advance(session, ended, reading, writing)
     if not ended:
         ready = select.select(reading, writing, [], seconds)
         for session in {*ready[0], *ready[1]}:
-            _sort(session, ended, [], [])
+            _advance(session, ended, [], [])
     check_interrupts()
     return ended
 
 
-def _sort(session, ended, reading, writing):
+def _advance(session, ended, reading, writing):
+    """Poll a session, and append it to the list for its new state."""
     try:
         state = session.poll()
     except (psycopg2.Error, SessionLost) as error:
@@ -158,13 +166,13 @@ def _sort(session, ended, reading, writing):
 
 
 def run(session, sql, check_interrupts):
-    """Send a command, wait for its end, give its rows. Raises psycopg2.Error or SessionLost."""
+    """Send a command, wait for its end, return its rows. Raises psycopg2.Error or SessionLost."""
     session.begin(sql)
     return answer(session, check_interrupts)
 
 
 def answer(session, check_interrupts):
-    """Wait for the end of what a session does, give its rows. Raises psycopg2.Error or SessionLost."""
+    """Wait for the end of a session's command, return its rows. Raises psycopg2.Error or SessionLost."""
     while True:
         for _, error in wait([session], check_interrupts):
             if error is not None:
@@ -173,12 +181,12 @@ def answer(session, check_interrupts):
 
 
 def open_session(target, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
-    """A new session, connected within so many seconds. Raises MopError with what mends it."""
+    """Open a session within so many seconds. Raises MopError with a hint."""
     return open_sessions([target], worker, application_name, check_interrupts, seconds)[0]
 
 
 def open_sessions(targets, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
-    """New sessions, one for each of some ways, all connected within so many seconds. Raises MopError."""
+    """Open a session for each connection target, all within so many seconds. Raises MopError."""
     opened, connecting, deadline = [], {}, time.monotonic() + seconds
     try:
         for target in targets:
@@ -186,7 +194,7 @@ def open_sessions(targets, worker, application_name, check_interrupts, seconds=C
                 opened.append(WorkerSession(target, worker, application_name))
                 connecting[opened[-1]] = target
         while connecting:
-            with _refused_by(next(iter(connecting.values()))):  # (`tick` may have waited long enough)
+            with _refused_by(next(iter(connecting.values()))):  # check_interrupts may raise
                 ended = wait(list(connecting), check_interrupts)
             for session, error in ended:
                 with _refused_by(connecting.pop(session)):
@@ -210,22 +218,22 @@ def _refused_by(target):
         raise target.refused(error) from None
 
 
-class Pulse:
-    """Looks now and then whether a server answers, and never waits for it."""
+class Heartbeat:
+    """Checks from time to time whether a server answers, without waiting."""
 
     EVERY = 5  # seconds
 
     def __init__(self, target, name):
         self.target, self.name, self.session = target, name, None
-        self.asked, self.answered = None, time.monotonic()  # None: no answer is awaited
+        self.asked, self.answered = None, time.monotonic()  # time of the open question, and of the last answer
 
     def look(self):
-        """For how many seconds the server has not answered, a question being asked; 0 where it has."""
+        """Ask or receive. Returns the seconds that the open question has waited for its answer; 0 if there is none."""
         now = time.monotonic()
         try:
             if self.session is None:
-                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: pulse"), now
-            # (to connect takes several steps)
+                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: heartbeat"), now
+            # connecting takes several steps
             while (
                 self.asked is not None
                 and (state := self.session.poll()) != "ready"
@@ -237,16 +245,20 @@ class Pulse:
             elif self.asked is None and now - self.answered > self.EVERY:
                 self.session.begin("SELECT 1")
                 self.asked = now
-        except (psycopg2.Error, SessionLost):  # those at work find out, too
+        except (psycopg2.Error, SessionLost):  # the sessions with units notice the loss themselves
             self.close()
         return 0 if self.asked is None else now - self.asked
 
     @property
     def beats(self):
-        """True where the server has answered, as far as is known."""
+        """True if the server has answered the last question."""
         return self.session is not None and self.asked is None
 
     def close(self):
+        """Close the session; the next `look` opens another."""
         if self.session is not None:
             self.session.close()
             self.session = None
+
+
+Pulse = Heartbeat  # former name
