@@ -28,7 +28,7 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     (packages / "tensorflow-2.18.0.dist-info").mkdir()
     assert settings.gpus() == 2  # somebody has put it there besides
     (packages / "tensorflow-2.18.0.dist-info").rmdir()
-    assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
+    assert "is for CPUs only" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 
 @pytest.mark.parametrize("backend,name", [("jax", "JAX"), ("torch", "PyTorch")])

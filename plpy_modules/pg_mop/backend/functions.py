@@ -15,7 +15,7 @@ from mop_udf.errors import raise_error
 from pg_mop.backend.database import Database, extension_schema
 from pg_mop.backend.errors import MopError
 
-# Arguments that must be integers. They are double precision in SQL, to which every number casts implicitly.
+# Arguments that must be integers. SQL declares them double precision: every number casts to it implicitly.
 INTEGERS = frozenset(
     """
 buffer_size dependent_count eta id iterations k max_trials metrics_compute_frequency model_id mst_key num_configs

@@ -35,8 +35,8 @@ def options_without(lacks: Collection[str], text: str) -> str:
 def first_sql(target: Target) -> str:
     """The SQL, ending in a semicolon, that a new session runs first.
 
-    It sets the role: the login may have set another. It also sets what SESSION_OPTIONS cannot set on another server,
-    which may not know the setting.
+    It sets the role: the login may have set another. It also sets a setting that SESSION_OPTIONS cannot:
+    another server may not know transaction_timeout.
     """
     if target.server is None:
         return f"SET ROLE {quote_identifier(target.role)}; "
