@@ -131,7 +131,8 @@ def _connect(db, link, server, here, there):
                     "on_server": on,
                     "server": server,
                     "role": None,
-                    "missing": f"-- {quoted} has another address on {quote_identifier(on)}: ALTER SERVER {quoted} OPTIONS (...);",
+                    "missing": f"-- {quoted} has another address on {quote_identifier(on)}: "
+                    f"ALTER SERVER {quoted} OPTIONS (...);",
                 }
             ]
     else:
