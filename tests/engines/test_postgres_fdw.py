@@ -266,7 +266,7 @@ def test_a_table_made_by_hand_is_trained_where_it_is(db, worker):
         db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
     )
     worker.run("DROP SCHEMA mine CASCADE")
-    assert "there is no table" in str(
+    assert "which has no table" in str(
         db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
     )
 

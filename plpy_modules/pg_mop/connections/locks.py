@@ -1,13 +1,22 @@
 """The locks of a training call: on its output's name against other calls, on its sources against writers."""
 
+from __future__ import annotations
+
 import select
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.blocking import connect
+
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+    from pg_mop.connections.targets import Target
+    from pg_mop.packing.packed_table import PackedTable
 
 SLICE = 200  # milliseconds of waiting for a lock between two checks for interrupts
 
@@ -18,20 +27,22 @@ class Locks:
     The separate session is checked whenever the procedure waits. If it is lost, a new session takes the same locks.
     """
 
-    def __init__(self, db, target, lock_timeout):
+    def __init__(self, db: Database, target: Callable[[], Target], lock_timeout: int) -> None:
         """`target()`: the connection target for this server as the calling role; `lock_timeout`: milliseconds."""
-        self.db, self.target, self.lock_timeout, self._session = db, target, lock_timeout, None
-        self.output, self.shared = None, []
+        self.db, self.target, self.lock_timeout = db, target, lock_timeout
+        self._session: Any = None
+        self.output: str | None = None
+        self.shared: list[PackedTable] = []
         if db.commits:
             self._open()
             db.while_waiting.append(self._check_session)
             db.at_end.append(lambda: self._session.close())
 
-    def reserve(self, output):
+    def reserve(self, output: str) -> None:
         """Reserve an output table (quoted) against other calls. Raises MopError."""
         self.output = output
         schema, name = self.db.parse_name(output)
-        if schema.startswith("pg_temp"):  # visible to this session alone
+        if (schema or "").startswith("pg_temp"):  # visible to this session alone
             return
         try:
             reserved = self._value(
@@ -46,7 +57,7 @@ class Locks:
                 sqlstate="55006",
             )
 
-    def share(self, packed):
+    def share(self, packed: PackedTable) -> None:
         """Lock a packed table against writers, if the caller has the privilege: otherwise fingerprints detect changes.
 
         Raises MopError.
@@ -90,7 +101,7 @@ class Locks:
         finally:
             db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
-    def _share(self, packed):
+    def _share(self, packed: PackedTable) -> None:
         """Lock a table in the separate session. It waits in slices: psycopg2 does not check for interrupts."""
         deadline = time.monotonic() + self.lock_timeout / 1000
         while True:
@@ -109,11 +120,11 @@ class Locks:
                     f'"{packed.text}" cannot be locked: {str(error).strip()}', sqlstate=error.pgcode or "08006"
                 ) from None
 
-    def _open(self):
+    def _open(self) -> None:
         self._session = connect(self.target(), "pg_mop locks")
         self._session.autocommit = False  # one transaction for the whole call
 
-    def _check_session(self):
+    def _check_session(self) -> None:
         """If the session was lost, take the same locks in a new one. Raises MopError if that fails."""
         if not self._session.closed and not select.select([self._session], [], [], 0)[0]:
             return
@@ -127,7 +138,7 @@ class Locks:
             for packed in self.shared:
                 self._share(packed)
 
-    def _value(self, sql):
+    def _value(self, sql: str) -> Any:
         """Run SQL in the session that holds the locks; return the first value, or None."""
         if self._session is None:
             return self.db.value(sql)
@@ -137,7 +148,7 @@ class Locks:
             return row and row[0]
 
 
-def is_locked(packed):
+def is_locked(packed: PackedTable) -> MopError:
     """The MopError for a source that could not be locked or read within lock_timeout."""
     return MopError(
         f'"{packed.text}" is locked by another transaction',

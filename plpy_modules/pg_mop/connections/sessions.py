@@ -1,9 +1,13 @@
 """Asynchronous psycopg2 sessions with a server: opening, commands, waiting, heartbeats."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 import select
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import psycopg2
 import psycopg2.extensions
@@ -11,6 +15,7 @@ import psycopg2.extensions
 from pg_mop.backend.errors import has_lost_segment
 from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq
+from pg_mop.connections.targets import Target
 
 CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 30
@@ -23,12 +28,12 @@ OPTIONS = (
 class SessionLost(Exception):
     """The connection was lost or refused; `sqlstate`: the server's reason for a refusal, if known."""
 
-    def __init__(self, message, sqlstate=None):
+    def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
 
 
-def message_of(error):
+def message_of(error: Exception) -> str:
     """The primary message of a worker session's error, without PL/Python's prefix and context."""
     text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
     return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
@@ -37,17 +42,17 @@ def message_of(error):
 class WorkerSession:
     """One asynchronous connection. At most one command runs at a time; `poll` returns 'ready' when it has ended."""
 
-    def __init__(self, target, worker, application_name, options=OPTIONS):
-        self.target, self.worker, self.error = target, worker, None
-        self.work = []  # units in progress: (unit, the row of the attempt)
-        self.relay, self.serves = (
-            None,
-            None,
-        )  # the relay session that moves states for this one; for a relay, its client
-        self.moves, self.command = [], None  # Moves in progress, and the command that follows them
+    def __init__(self, target: Target, worker: Any, application_name: str, options: str = OPTIONS) -> None:
+        self.target, self.worker = target, worker
+        self.error: Any = None
+        self.work: list[Any] = []  # units in progress: (unit, the row of the attempt)
+        self.relay: WorkerSession | None = None  # moves states for this session
+        self.serves: WorkerSession | None = None  # a relay: the session that it moves states for
+        self.moves: list[Any] = []  # Moves in progress
+        self.command: Any = None  # follows the Moves
         self.prepared = False  # a relay: its foreign tables exist
-        self._cursor = None  # of the last command
-        self.affinity = {}  # digests of compiled models with affinity for this worker, the latest last
+        self.affinity: dict[str, None] = {}  # digests of compiled models with affinity for this worker, the latest last
+        self._cursor: Any = None  # of the last command
         try:
             self.connection = psycopg2.connect(
                 **target.parameters,
@@ -62,16 +67,16 @@ class WorkerSession:
         self._first_sql = first_sql(target)
         self._connecting = True
 
-    def fileno(self):
+    def fileno(self) -> int:
         """The socket, for select."""
         return self.connection.fileno()
 
     @property
-    def pid(self):
+    def pid(self) -> int | None:
         """The process ID of the server's backend; None until connected."""
         return None if self._connecting else self.connection.info.backend_pid
 
-    def begin(self, sql):
+    def begin(self, sql: str) -> None:
         """Send a command (only when ready). Raises SessionLost."""
         if self._first_sql:
             sql, self._first_sql = self._first_sql + sql, ""
@@ -81,7 +86,7 @@ class WorkerSession:
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
 
-    def poll(self):
+    def poll(self) -> str:
         """Advance the command as far as possible without waiting.
 
         Returns 'ready', or 'read' or 'write': wait until the socket is so. Raises psycopg2.Error if the command failed,
@@ -108,7 +113,7 @@ class WorkerSession:
             return "ready"
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
 
-    def clean_sql(self):
+    def clean_sql(self) -> str:
         """SQL for the start of the next command: it ends a failed transaction. (Without a transaction, the server logs a
         warning.)"""
         return (
@@ -117,18 +122,18 @@ class WorkerSession:
             else "ROLLBACK; "
         )
 
-    def rows(self):
+    def rows(self) -> list[tuple[Any, ...]]:
         """The rows of the last command, which has ended."""
         return self._cursor.fetchall() if self._cursor is not None and self._cursor.description else []
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Ask the server to cancel the command."""
         try:
             self.connection.cancel()
         except psycopg2.Error:
             pass
 
-    def close(self):
+    def close(self) -> None:
         """Close the connection."""
         try:
             self.connection.close()
@@ -136,12 +141,16 @@ class WorkerSession:
             pass
 
 
-def wait(sessions, check_interrupts, seconds=CHECK_SECONDS):
+def wait(
+    sessions: Iterable[WorkerSession], check_interrupts: Callable[[], None], seconds: float = CHECK_SECONDS
+) -> list[tuple[WorkerSession, Exception | None]]:
     """Wait until one of `sessions` can advance, at most `seconds`, then call `check_interrupts`.
 
     Returns the sessions whose command has ended, as (session, error or None).
     """
-    ended, reading, writing = [], [], []
+    ended: list[tuple[WorkerSession, Exception | None]] = []
+    reading: list[WorkerSession] = []
+    writing: list[WorkerSession] = []
     for session in sessions:
         _advance(session, ended, reading, writing)
     if not ended:
@@ -152,7 +161,7 @@ def wait(sessions, check_interrupts, seconds=CHECK_SECONDS):
     return ended
 
 
-def _advance(session, ended, reading, writing):
+def _advance(session: WorkerSession, ended: list[Any], reading: list[Any], writing: list[Any]) -> None:
     """Poll a session, and append it to the list for its new state."""
     try:
         state = session.poll()
@@ -165,13 +174,13 @@ def _advance(session, ended, reading, writing):
         (reading if state == "read" else writing).append(session)
 
 
-def run(session, sql, check_interrupts):
+def run(session: WorkerSession, sql: str, check_interrupts: Callable[[], None]) -> list[tuple[Any, ...]]:
     """Send a command, wait for its end, return its rows. Raises psycopg2.Error or SessionLost."""
     session.begin(sql)
     return answer(session, check_interrupts)
 
 
-def answer(session, check_interrupts):
+def answer(session: WorkerSession, check_interrupts: Callable[[], None]) -> list[tuple[Any, ...]]:
     """Wait for the end of a session's command, return its rows. Raises psycopg2.Error or SessionLost."""
     while True:
         for _, error in wait([session], check_interrupts):
@@ -180,14 +189,28 @@ def answer(session, check_interrupts):
             return session.rows()
 
 
-def open_session(target, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
+def open_session(
+    target: Target,
+    worker: Any,
+    application_name: str,
+    check_interrupts: Callable[[], None],
+    seconds: float = CONNECT_SECONDS,
+) -> WorkerSession:
     """Open a session within so many seconds. Raises MopError with a hint."""
     return open_sessions([target], worker, application_name, check_interrupts, seconds)[0]
 
 
-def open_sessions(targets, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
+def open_sessions(
+    targets: Sequence[Target],
+    worker: Any,
+    application_name: str,
+    check_interrupts: Callable[[], None],
+    seconds: float = CONNECT_SECONDS,
+) -> list[WorkerSession]:
     """Open a session for each connection target, all within so many seconds. Raises MopError."""
-    opened, connecting, deadline = [], {}, time.monotonic() + seconds
+    opened: list[WorkerSession] = []
+    connecting: dict[WorkerSession, Target] = {}
+    deadline = time.monotonic() + seconds
     try:
         for target in targets:
             with _refused_by(target):
@@ -211,7 +234,7 @@ def open_sessions(targets, worker, application_name, check_interrupts, seconds=C
 
 
 @contextlib.contextmanager
-def _refused_by(target):
+def _refused_by(target: Target) -> Iterator[None]:
     try:
         yield
     except SessionLost as error:
@@ -223,11 +246,13 @@ class Heartbeat:
 
     EVERY = 5  # seconds
 
-    def __init__(self, target, name):
-        self.target, self.name, self.session = target, name, None
-        self.asked, self.answered = None, time.monotonic()  # time of the open question, and of the last answer
+    def __init__(self, target: Target, name: str) -> None:
+        self.target, self.name = target, name
+        self.session: WorkerSession | None = None
+        self.asked: float | None = None  # time of the open question
+        self.answered = time.monotonic()  # time of the last answer
 
-    def look(self):
+    def look(self) -> float:
         """Ask or receive. Returns the seconds that the open question has waited for its answer; 0 if there is none."""
         now = time.monotonic()
         try:
@@ -250,11 +275,11 @@ class Heartbeat:
         return 0 if self.asked is None else now - self.asked
 
     @property
-    def beats(self):
+    def beats(self) -> bool:
         """True if the server has answered the last question."""
         return self.session is not None and self.asked is None
 
-    def close(self):
+    def close(self) -> None:
         """Close the session; the next `look` opens another."""
         if self.session is not None:
             self.session.close()
