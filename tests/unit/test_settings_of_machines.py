@@ -8,7 +8,7 @@ import pytest
 import mop_udf
 from mop_udf import process
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from workload import dense, needs_jax, needs_torch
 
 

@@ -2,7 +2,9 @@
 
 import secrets
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 COLUMNS = {
     "model_id": "serial PRIMARY KEY",

@@ -9,7 +9,9 @@ from random import Random
 from mop_udf import params
 from pg_mop.api import architectures
 from pg_mop.backend import object_table as objects
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.search import grids
 from pg_mop.search.space import Space
 

@@ -3,7 +3,7 @@
 from pg_mop.api.architectures import append
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 MOST_BYTES = (1 << 30) - 5  # of a bytea value, which has a header of four bytes
 

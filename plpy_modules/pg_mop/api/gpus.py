@@ -3,7 +3,8 @@
 import subprocess
 
 from pg_mop.backend import program
-from pg_mop.backend.database import MopError, raising, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import raising, sql_function
 from pg_mop.engines import greenplum
 
 

@@ -6,7 +6,8 @@ The usage comes from PostgreSQL's catalog, so it always matches the installed ve
 import re
 
 from pg_mop.backend import settings
-from pg_mop.backend.database import ALL_INTEGERS, MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import ALL_INTEGERS, sql_function
 
 # function -> (description, SQL of its example, to be run after DATA; True if the example needs trained models)
 FUNCTIONS = {

@@ -11,7 +11,9 @@ import time
 import mop_udf
 from mop_udf import process
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.connections import targets
 
 SECONDS = 60  # for the job supervisor to open its sessions

@@ -5,8 +5,10 @@ happens in a separate process.
 """
 
 from pg_mop.backend import program
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.backend.object_table import COLUMNS, table_name
+from pg_mop.backend.quoting import quote_identifier
 
 
 @sql_function

@@ -3,7 +3,8 @@
 import secrets
 
 from pg_mop import __version__
-from pg_mop.backend.database import MopError, finite_json, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
 
 
 def insert(db, table, columns):

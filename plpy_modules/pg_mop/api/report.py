@@ -2,7 +2,8 @@
 
 import json
 
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
 from pg_mop.run.earlier import SAME

@@ -1,7 +1,8 @@
 """mop_resume and mop_replay: continue a run, or repeat it."""
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.run.earlier import Earlier, open_catalog, own_run
 
 # function -> (training function, the argument with the output table's name)

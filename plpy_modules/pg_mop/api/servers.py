@@ -6,7 +6,10 @@ import psycopg2
 
 from pg_mop import __version__
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
+from pg_mop.backend.database import extension_schema
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.connections.links import Links
 from pg_mop.connections.sessions import SessionLost

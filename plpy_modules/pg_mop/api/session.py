@@ -5,8 +5,11 @@ import functools
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, extension_schema, quote_identifier, sql_function
+from pg_mop.backend.database import extension_schema
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits
+from pg_mop.backend.quoting import quote_identifier
 
 
 def with_trainer(function):

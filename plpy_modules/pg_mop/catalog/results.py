@@ -109,6 +109,6 @@ class Results(CatalogSession):
             self.call("mop_note_costs", run_id, self.fencing_token, json.dumps(rows))
 
 
-def metric_of(row: Mapping[str, Any], name: str) -> float | None:
+def metric_of(row: Mapping[str, Any], name: str) -> Any:
     """The value of 'loss' or of a metric in a row of Catalog.metrics; None if it was not evaluated."""
     return row["loss"] if name == "loss" else row["metrics"].get(name)

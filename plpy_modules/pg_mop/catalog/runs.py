@@ -182,8 +182,8 @@ class Runs(Stages):
             found.setdefault((row["server"], row["copy_on"], row["same"]), []).append(row["fingerprint"])
         return found
 
-    def wanted_sessions(self, run_id: int) -> int | None:
-        """The number of worker sessions that mop_set_sessions has asked for."""
+    def wanted_sessions(self, run_id: int) -> Any:
+        """The number of worker sessions that mop_set_sessions has asked for, or None."""
         return self.value(f"SELECT sessions FROM {self.prefix}run WHERE run_id = %s", (run_id,))
 
     def note_growth(self, run_id: int) -> None:

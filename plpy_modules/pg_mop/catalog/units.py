@@ -9,7 +9,7 @@ from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.schedule.board import Unit
 
 if TYPE_CHECKING:
-    from pg_mop.run.servers import Move
+    from pg_mop.run.states import Move
 
 ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
 
@@ -108,7 +108,7 @@ class Units(CatalogSession):
             f"'{unit.kind}', '{unit.dataset}')::text AS report"
         )
 
-    def register(self, run_id: int, report: str | None, copy: Move | None = None) -> int | None:
+    def register(self, run_id: int, report: str | None, copy: Move | None = None) -> Any:
         """Register another server's report of a unit.
 
         `copy`: a Move that brings the unit's state to this server. The report and the state are then registered in one

@@ -46,8 +46,8 @@ class WorkerSession:
         self.target, self.worker = target, worker
         self.error: Any = None
         self.work: list[Any] = []  # units in progress: (unit, the row of the attempt)
-        self.relay: WorkerSession | None = None  # moves states for this session
-        self.serves: WorkerSession | None = None  # a relay: the session that it moves states for
+        self.relay: Any = None  # the relay session that moves states for this session
+        self.serves: Any = None  # a relay: the session that it moves states for
         self.moves: list[Any] = []  # Moves in progress
         self.command: Any = None  # follows the Moves
         self.prepared = False  # a relay: its foreign tables exist
@@ -72,7 +72,7 @@ class WorkerSession:
         return self.connection.fileno()
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> Any:
         """The process ID of the server's backend; None until connected."""
         return None if self._connecting else self.connection.info.backend_pid
 
