@@ -23,6 +23,7 @@ SEGMENT_SECONDS = 5  # time for a lost Greenplum segment to come back
 Row = dict[str, Any]
 Values = Sequence[Any] | Mapping[str, Any] | None
 T = TypeVar("T")
+S = TypeVar("S", bound="CatalogSession")
 
 
 class CatalogSession:
@@ -54,7 +55,7 @@ class CatalogSession:
         self.coordinator = db.value(f"SELECT backend FROM {db.extension}.mop_tokens")
         self._connect()
 
-    def __enter__(self) -> CatalogSession:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(self, *error: object) -> None:
