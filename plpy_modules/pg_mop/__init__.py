@@ -5,7 +5,7 @@ import os
 import sys
 
 if hasattr(ctypes.CDLL(None), "PQconnectdb"):
-    # Greenplum's backends have a libpq of their own within, which is not what psycopg2 was made for
+    # Greenplum's backends contain another libpq, which psycopg2 must not use.
     _flags = sys.getdlopenflags()
     sys.setdlopenflags(_flags | os.RTLD_DEEPBIND)
     try:

@@ -164,8 +164,8 @@ def test_what_dies_there_is_a_lost_trainer(db, ray, what):
         ),
         ("ALTER SERVER gpus OPTIONS (SET cpus '64')", "cannot be used", "ALTER SERVER"),
         ("ALTER SERVER gpus OWNER TO rayless", "is not a superuser's", "OWNER TO"),
-        ("ALTER SERVER gpus OPTIONS (SET address 'http://x')", "has no address of Ray", "ALTER SERVER"),
-        ("ALTER SERVER gpus OPTIONS (SET kind 'spark')", "is none with trainers", "CREATE SERVER"),
+        ("ALTER SERVER gpus OPTIONS (SET address 'http://x')", "has no address of a Ray cluster", "ALTER SERVER"),
+        ("ALTER SERVER gpus OPTIONS (SET kind 'spark')", "is not a server with trainers", "CREATE SERVER"),
         ("ALTER SERVER gpus OPTIONS (SET cpus 'many')", 'option cpus of server "gpus" is no positive number', "ALTER"),
     ],
 )

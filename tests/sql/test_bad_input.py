@@ -78,7 +78,7 @@ def state(db):
         ({"rest": "2, FALSE, 'nowhere'"}, "validation table 'nowhere' does not exist"),
         ({"rest": "2, FALSE, NULL, 0"}, "metrics_compute_frequency must be from 1"),
         ({"rest": "2, FALSE, NULL, 3"}, "metrics_compute_frequency must be from 1"),
-        ({"rest": "2, FALSE, NULL, NULL, TRUE"}, "warm start goes on from"),
+        ({"rest": "2, FALSE, NULL, NULL, TRUE"}, "warm start continues from"),
         ({"output": "'taken'", "rest": "2, FALSE, NULL, NULL, TRUE"}, 'model table "taken" is empty'),
         ({"rest": "2, TRUE"}, "no GPU"),
     ],

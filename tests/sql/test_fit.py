@@ -147,7 +147,7 @@ def test_custom_functions(db, data):
         ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, 'flowers')", "does not exist"),
         ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, TRUE)", "no GPU"),
         ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, 2)", "metrics_compute_frequency"),
-        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, NULL, TRUE)", "warm start goes on from"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, NULL, TRUE)", "warm start continues from"),
         ("('flowers_packed', 'flowers', 'arch', 1, '{}', '', 1)", "already exists"),
         ("('flowers_packed', 'x', 'arch', 1, $$loss='mine', optimizer='SGD'$$, '', 1)", "object table missing"),
         ("('flowers_packed', 'x', 'arch', 1, $$loss='mse', optimizer='SGD1'$$, '', 1)", "unknown optimizer"),

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.inference.prediction import in_pieces
 from pg_mop.packing import buffers
 from pg_mop.packing.placement import partition_name

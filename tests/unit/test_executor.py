@@ -6,7 +6,7 @@ import types
 import psycopg2
 import pytest
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.plan.stages import Plan
 from pg_mop.run import executor, failover, recovery, transfers, workers

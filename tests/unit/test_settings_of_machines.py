@@ -8,7 +8,7 @@ import pytest
 import mop_udf
 from mop_udf import process
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from workload import dense, needs_jax, needs_torch
 
 
@@ -28,7 +28,7 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     (packages / "tensorflow-2.18.0.dist-info").mkdir()
     assert settings.gpus() == 2  # somebody has put it there besides
     (packages / "tensorflow-2.18.0.dist-info").rmdir()
-    assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
+    assert "is for CPUs only" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 
 @pytest.mark.parametrize("backend,name", [("jax", "JAX"), ("torch", "PyTorch")])
@@ -54,7 +54,7 @@ def test_a_kernel_that_does_without_is_no_error(kernel, backend):
 def test_a_kernel_of_another_framework_is_an_error_with_what_to_do(backend):
     with pytest.raises(MopError, match=f'pg_mop.kernel is "vmap", but pg_mop.keras_backend is "{backend}"') as refused:
         settings.check_kernel({"kernel": "vmap", "keras_backend": backend})
-    assert "SET pg_mop.keras_backend = 'jax'" in refused.value.hint and "JAX alone" in refused.value.detail
+    assert "SET pg_mop.keras_backend = 'jax'" in refused.value.hint and "Only JAX" in refused.value.detail
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import dataclasses
 
 import psycopg2
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.inference.parts import why_alone
 from pg_mop.run.configurations import Configurations

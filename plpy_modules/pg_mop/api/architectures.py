@@ -2,7 +2,9 @@
 
 import secrets
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 COLUMNS = {
     "model_id": "serial PRIMARY KEY",
@@ -16,12 +18,12 @@ COLUMNS = {
 
 @sql_function
 def load_keras_model(db, keras_model_arch_table, model_arch, model_weights, name, description):
-    """Append an architecture to the table, which is made where it does not exist. The JSON is stored as it is."""
+    """Append an architecture to a table, which is created if it does not exist. The JSON is stored unchanged."""
     append(db, keras_model_arch_table, model_arch, model_weights, name, description)
 
 
 def append(db, keras_model_arch_table, model_arch, model_weights, name, description):
-    """Do so; returns its model_id. Raises MopError."""
+    """Append an architecture as load_keras_model does; return its model_id. Raises MopError."""
     if keras_model_arch_table is None or not keras_model_arch_table.strip():
         raise MopError("NULL/empty output table name")
     if model_arch is None:
@@ -37,7 +39,7 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         _check_columns(db, table, keras_model_arch_table)
     own = "", ""
     if db.has_segments and (sequence := db.value("SELECT pg_get_serial_sequence($1, 'model_id')", ["text"], [table])):
-        # (RETURNING what a segment takes of it takes 0.25 s)
+        # On Greenplum, a sequence value taken by a segment costs 0.25 s. The coordinator takes it here.
         own = "model_id, ", f"(SELECT nextval({quote_literal(sequence)})), "
     model_id = db.value(
         f"INSERT INTO {table} ({own[0]}model_arch, model_weights, name, description, __internal_madlib_id__) "
@@ -65,9 +67,9 @@ def delete_keras_model(db, keras_model_arch_table, model_id):
 
 
 def open_table(db, text):
-    """The model architecture table (a Table) that a caller calls `text`. Raises MopError."""
+    """The model architecture table (a Table) with the name `text`. Raises MopError."""
     table = db.input_table(
-        text, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+        text, "model architecture table", hint=f"To create one: SELECT {db.extension}.load_keras_model(...);"
     )
     if "model_id" not in db.columns(table):
         raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
@@ -75,7 +77,7 @@ def open_table(db, text):
 
 
 def check_list(model_ids):
-    """Raises MopError where a caller's list of ids names none."""
+    """Raises MopError unless a list of ids is a one-dimensional array without NULLs."""
     if not model_ids or None in model_ids:
         raise MopError("model_id_list must not be NULL, empty or have NULLs")
     if any(isinstance(i, list) for i in model_ids):

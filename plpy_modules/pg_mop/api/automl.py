@@ -9,7 +9,8 @@ from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Method, SearchCall, errors_of_search
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.run import metrics
 from pg_mop.run.spec import Output
 from pg_mop.search import SearchError, hyperband

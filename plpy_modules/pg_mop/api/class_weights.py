@@ -3,7 +3,7 @@
 import functools
 
 from mop_udf.params import ParameterError
-from pg_mop.backend.database import quote_identifier
+from pg_mop.backend.quoting import quote_identifier
 
 SHOWN = 8  # classes in an error
 

@@ -1,4 +1,7 @@
-"""Model selection tables: load_model_selection_table and generate_model_configs (docs/contract/arch_and_objects.md, sections 3 to 6)."""
+"""Model selection tables: load_model_selection_table and generate_model_configs.
+
+See docs/contract/arch_and_objects.md, sections 3 to 6.
+"""
 
 import itertools
 from random import Random
@@ -6,25 +9,27 @@ from random import Random
 from mop_udf import params
 from pg_mop.api import architectures
 from pg_mop.backend import object_table as objects
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.search import grids
 from pg_mop.search.space import Space
 
-MOST_TRIES = 1000  # random draws in a row that give nothing new
+MOST_TRIES = 1000  # consecutive random draws without a new configuration
 
 
 @sql_function
 def load_model_selection_table(
     db, model_arch_table, model_selection_table, model_id_list, compile_params_list, fit_params_list, object_table
 ):
-    """Make a selection table of every combination of the given ids and parameter strings."""
+    """Create a selection table with all combinations of the given ids and parameter strings."""
     _check_arch_table(db, model_arch_table, model_id_list)
     functions = None if object_table is None else objects.check(db, object_table)
     table, summary = db.output_table(model_selection_table, "_summary")
     for name, given in (("compile_params_list", compile_params_list), ("fit_params_list", fit_params_list)):
         if not given:
             raise MopError(f"{name} must not be NULL or empty")
-    # strings that say the same are one; the last spelling stays
+    # Strings of equal meaning count once, in their last spelling.
     compiles, fits = {}, {}
     for text in compile_params_list:
         check_compile(db, text, functions)
@@ -51,7 +56,7 @@ def generate_model_configs(
     random_state,
     object_table,
 ):
-    """Make a selection table, or append to one, from a grid of parameters or a random sample of it."""
+    """Create a selection table, or append to one, from a grid of parameters or a random sample of the grid."""
     _check_arch_table(db, model_arch_table, model_id_list)
     functions = None if object_table is None else objects.check(db, object_table)
     search = next((s for s in ("grid", "random") if s.startswith((search_type or "").strip().lower())), None)
@@ -106,10 +111,8 @@ def generate_model_configs(
 
 
 def check_compile(db, text, functions):
-    """A compile_params string must be usable, its custom functions in the object table `functions` (quoted, or None).
-
-    Raises MopError.
-    """
+    """Raises MopError unless a compile_params string is valid and the object table `functions` (quoted, or None) has its
+    custom functions."""
     try:
         parsed = params.parse_compile_params(text)
     except params.ParameterError as error:
@@ -119,7 +122,7 @@ def check_compile(db, text, functions):
 
 
 def check_fit(db, text):
-    """A fit_params string must be usable, callbacks by superusers only. Raises MopError."""
+    """Raises MopError unless a fit_params string is valid; only superusers may use callbacks."""
     try:
         parsed = params.parse_fit_params(text)
     except params.ParameterError as error:
@@ -129,10 +132,10 @@ def check_fit(db, text):
 
 
 def architecture_table(db, summary):
-    """The architecture table that the summary (a Table) of a selection table names: (as it was called, where it is).
+    """The architecture table named by the summary (a Table) of a selection table: (name as given, name to look up).
 
-    A name without a schema is looked for where it was when the summary was made (`model_arch_schema`, which a summary
-    made by hand need not have), not where the search_path of today leads.
+    A name without a schema is looked up in the schema that had the table when the summary was made, not in the present
+    search_path. A handmade summary may lack this schema (column `model_arch_schema`).
     """
     row = db.one(f"SELECT * FROM {summary} LIMIT 1") or {}
     text, schema = row.get("model_arch_table"), row.get("model_arch_schema")
@@ -158,7 +161,7 @@ def _check_arch_table(db, text, model_ids):
 
 
 def _open_table(db, text, model_arch_table, functions):
-    """The selection table to write to, made where it is missing; and the configurations that it has."""
+    """(the selection table, created if it does not exist; the set of its configurations)."""
     found = db.find_table(text) if text and text.strip() else None
     if found is None:
         table, summary = db.output_table(text, "_summary")
@@ -197,7 +200,7 @@ def _make_table(db, table):
         f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar, "
         f"UNIQUE (model_id, compile_params, fit_params))"
     )
-    db.identify_by_all(table)  # (it has MADlib's columns, and people delete rows)
+    db.identify_by_all(table)  # MADlib's columns have no primary key, and users delete rows
 
 
 def _make_summary(db, summary, model_arch_table, functions):
@@ -216,7 +219,7 @@ def _make_summary(db, summary, model_arch_table, functions):
 
 
 def _readable(db, quoted):
-    """A quoted name with no more quotes than it needs."""
+    """A quoted name without needless quotes."""
     return db.bare(quoted)
 
 

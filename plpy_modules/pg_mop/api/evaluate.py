@@ -9,7 +9,8 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.run.spec import Application
 from pg_mop.run.unit_specs import UnitSpecs

@@ -1,16 +1,16 @@
-"""mop_export_model and mop_import_model: models out of the database and back, as files of Keras."""
+"""mop_export_model and mop_import_model: models as .keras files."""
 
 from pg_mop.api.architectures import append
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
-MOST_BYTES = (1 << 30) - 5  # of a value: it has four more
+MOST_BYTES = (1 << 30) - 5  # of a bytea value, which has a header of four bytes
 
 
 @with_trainer
 def mop_export_model(db, session, model_table, mst_key):
-    """The bytes of a .keras file of a trained model."""
+    """A trained model as the bytes of a .keras file."""
     model = StoredModel(db, model_table, mst_key)
     with trainer_of(session, trainer_options(db, False)) as trainer:
         model.lend(trainer)

@@ -4,7 +4,8 @@ from pg_mop import __version__
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import execute
 from pg_mop.run.inputs import Inputs

@@ -1,7 +1,8 @@
 """Model tables as evaluate and predict read them."""
 
 from mop_udf import architecture, architecture_shapes, params
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.inference.model import Model
 from pg_mop.packing.packed_table import dependent_dtype
 

@@ -4,7 +4,9 @@ from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import metric_of
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import execute

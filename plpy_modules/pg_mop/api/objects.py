@@ -1,16 +1,19 @@
-"""Custom functions: load_custom_function, delete_custom_function, load_top_k_accuracy_function (docs/contract/arch_and_objects.md, section 2).
+"""Custom functions: load_custom_function, delete_custom_function, load_top_k_accuracy_function.
 
-All are for superusers, which is checked before anything is unpickled; and that happens in a process of its own.
+See docs/contract/arch_and_objects.md, section 2. Only superusers may call them. The check precedes unpickling, which
+happens in a separate process.
 """
 
 from pg_mop.backend import program
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.backend.object_table import COLUMNS, table_name
+from pg_mop.backend.quoting import quote_identifier
 
 
 @sql_function
 def load_custom_function(db, object_table, data, name, description):
-    """Store a function pickled by dill (bytes), by name; makes the table where it does not exist."""
+    """Store a function pickled by dill (bytes) under a name. The table is created if it does not exist."""
     _superuser_only(db)
     if data is None:
         raise MopError("object must not be NULL", hint="It takes the bytes that Python's dill.dumps(function) gives.")
@@ -62,13 +65,13 @@ def _insert(db, object_table, data, name, description):
     if found is None:
         db.output_table(table)
         db.execute(f"CREATE TABLE {table} (id serial, name text PRIMARY KEY, description text, object bytea)")
-        db.execute(f"GRANT SELECT ON {table} TO PUBLIC")  # whoever trains may use what superusers have put there
+        db.execute(f"GRANT SELECT ON {table} TO PUBLIC")  # every role may train with the functions of superusers
     else:
         _check_columns(db, found, object_table)
     if db.value(f"SELECT 1 FROM {table} WHERE name = $1", ["text"], [name]):
         raise MopError(
             f'a custom function "{name}" already exists in object table "{object_table}"',
-            hint=f"SELECT {db.extension}.delete_custom_function(...) removes it.",
+            hint=f"To delete it: SELECT {db.extension}.delete_custom_function(...);",
         )
     db.execute(
         f"INSERT INTO {table} (name, description, object) VALUES ($1, $2, $3)",
@@ -93,7 +96,7 @@ def _superuser_only(db):
 
 
 def _program(*arguments, stdin=b""):
-    """What `python -m mop_udf.objects` prints. Raises MopError where it fails."""
+    """Run `python -m mop_udf.objects`, and return its output. Raises MopError if it fails."""
     return program.run(
         "mop_udf.objects",
         *arguments,

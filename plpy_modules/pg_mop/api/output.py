@@ -1,9 +1,10 @@
-"""The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
+"""The output tables of training calls, and the tables of an earlier call for a warm start."""
 
 import secrets
 
 from pg_mop import __version__
-from pg_mop.backend.database import MopError, finite_json, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
 
 
 def insert(db, table, columns):
@@ -17,22 +18,22 @@ def insert(db, table, columns):
     )
 
 
-LARGE_BYTES = (1 << 29) - 2  # of a value: a larger one has no text form, which ends at 1 GB
+LARGE_BYTES = (1 << 29) - 2  # largest value with a text form, for text is limited to 1 GB
 
 
 def tell_of_large(db, table, sizes):
-    """Warn where the weights that were written to `table` (quoted), of `sizes` bytes, cannot be dumped."""
+    """Warn if weights of these `sizes` (bytes) in `table` (quoted) are too large for a dump."""
     large = sum(size > LARGE_BYTES for size in sizes)
     if large:
         db.warning(
             f"{large} of the models in {table} have more than 512 MB of weights",
             detail="PostgreSQL cannot write such a value as text: pg_dump fails at it, and so do most clients.",
-            hint=f"pg_dump --exclude-table-data={quote_literal(table)} leaves them out.",
+            hint=f"To leave them out: pg_dump --exclude-table-data={quote_literal(table)}",
         )
 
 
 def as_json(metrics):
-    """{name: value} as JSON text; None where there is no metric."""
+    """{name: value} as JSON text; None without metrics."""
     return finite_json(metrics) if metrics else None
 
 
@@ -47,7 +48,7 @@ def class_columns(source):
 
 
 def typed(columns):
-    """(name, type, value) triples as a select list of literals."""
+    """A select list of literals from triples (name, type, value)."""
     parts = []
     for name, kind, value in columns:
         if isinstance(value, list):
@@ -59,7 +60,7 @@ def typed(columns):
 
 
 def write_summary(db, source, table, values, after=()):
-    """The summary `table` (quoted): `values` (as in `typed`), the class values of the packed `source`, then `after`."""
+    """Write the summary `table` (quoted): `values` (as in `typed`), the class values of the packed `source`, `after`."""
     after = [*after, *([("dependent_dtype", "text", "float32")] if source.regression else [])]
     selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
     # CREATE TABLE AS takes no parameters
@@ -68,8 +69,11 @@ def write_summary(db, source, table, values, after=()):
 
 
 def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
-    """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `typed`) and
-    `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
+    """Write the summary `table` (quoted) of a run's models: the common columns, the function's `own` (as in `typed`),
+    `after`.
+
+    `a`: the function's arguments, a dict; `ended`: the SQL type of the end time.
+    """
     db, source = result.db, result.source
     write_summary(
         db,
@@ -100,19 +104,16 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
 
 
 class Previous:
-    """The output tables of an earlier call that a warm start goes on from, and replaces."""
+    """The output tables of an earlier call: a warm start continues from them, and replaces them."""
 
-    wanted = ()  # for each table: (suffix, what it is, the columns it must have)
+    wanted = ()  # for each table: (suffix, purpose, required columns)
 
     def __init__(self, db, text, lock_timeout):
-        """Check the tables that the caller calls `text` and `text`_...; wait for locks at most `lock_timeout` ms.
-
-        Raises MopError.
-        """
+        """Check the tables `text` and `text`_...; wait for locks at most `lock_timeout` ms. Raises MopError."""
         self.db, self.text = db, text
         if text is None or text.strip().lower() in ("", "null"):
             raise MopError("NULL/empty output table name")
-        hint = "A warm start goes on from the tables of an earlier call: call with warm_start => FALSE first."
+        hint = "A warm start continues from the tables of an earlier call: call with warm_start => FALSE first."
         self.tables = []
         for suffix, what, columns in self.wanted:
             table = db.input_table(db.suffixed(text, suffix) if suffix else text, what, hint=hint)
@@ -126,7 +127,7 @@ class Previous:
         self._try_to_replace(lock_timeout)
 
     def _try_to_replace(self, lock_timeout):
-        """What will be done in the end is done and taken back now, so that nothing is trained in vain."""
+        """Replace the tables and roll back, to find obstacles before the training."""
         db = self.db
         try:
             with db.undone():
@@ -138,12 +139,12 @@ class Previous:
         except db.plpy.SPIError as error:
             raise MopError(
                 f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
-                hint="What uses them (a view, a function) must be dropped, or made of a copy of the tables.",
+                hint="Drop the dependent objects (views, functions), or base them on a copy of the tables.",
                 sqlstate=getattr(error, "sqlstate", None) or "2BP01",
             ) from None
 
     def set_aside(self):
-        """Make room for the new tables: the old ones get other names."""
+        """Rename the old tables, to free their names for the new."""
         self.aside = []
         for table in self.tables:
             name = f"pg_mop_old_{secrets.token_hex(8)}"
@@ -151,13 +152,13 @@ class Previous:
             self.aside.append(f"{quote_identifier(table.schema)}.{quote_identifier(name)}")
 
     def drop(self):
-        """Drop the old tables, which have been set aside."""
+        """Drop the renamed old tables."""
         for table in self.aside:
             self.db.execute(f"DROP TABLE {table}")
 
 
 class PreviousModels(Previous):
-    """Of madlib_keras_fit_multiple_model."""
+    """The output tables of madlib_keras_fit_multiple_model."""
 
     wanted = (
         ("", "model table", ("mst_key", "model_weights", "model_arch")),
@@ -176,7 +177,7 @@ class PreviousModels(Previous):
         }
 
     def keep(self, mst_key, model):
-        """A configuration has failed now: it keeps the weights that it had, in the new table `model` (quoted)."""
+        """Copy the earlier weights of a configuration that has failed now into the new table `model` (quoted)."""
         self.db.execute(
             f"INSERT INTO {model} SELECT mst_key, model_weights, model_arch, NULL FROM {self.aside[0]} "
             f"WHERE mst_key = $1",
@@ -185,17 +186,17 @@ class PreviousModels(Previous):
         )
 
     def fill(self, c):
-        """Put the weights and architecture of the earlier run into configuration `c`; what forbids it, or None.
+        """Put the earlier run's weights and architecture into configuration `c`. Returns the reason for a failure, or None.
 
-        A configuration that is new starts from the seed, whatever the architecture table has.
+        A new configuration starts from the seed, even if the architecture table has weights.
         """
         before = self.rows.get(c["mst_key"])
         if before is None or before["weights_md5"] is None:
             return None
         if before["model_id"] not in (None, c["model_id"]):
             return (
-                f'it is of model_id {c["model_id"]}, but of {before["model_id"]} in "{self.text}": '
-                f"a warm start goes on with the same architecture"
+                f'its model_id is {c["model_id"]}, but {before["model_id"]} in "{self.text}": '
+                f"a warm start needs the same architecture"
             )
         c["model_arch"], c["weights_md5"] = before["model_arch"], before["weights_md5"]
         c["weights_sql"] = f"SELECT model_weights FROM {self.tables[0]} WHERE mst_key = {int(c['mst_key'])}"
@@ -203,16 +204,16 @@ class PreviousModels(Previous):
 
 
 class PreviousModel(Previous):
-    """Of madlib_keras_fit."""
+    """The output tables of madlib_keras_fit."""
 
     wanted = (("", "model table", ("model_weights", "model_arch")), ("_summary", "summary of the model table", ()))
 
     def fill(self, c):
-        """Put the weights of the earlier run into configuration `c`, whose architecture is that of this call."""
+        """Put the earlier run's weights into configuration `c`, which has this call's architecture."""
         model = self.tables[0]
         if "mst_key" in self.db.columns(model):
             raise MopError(f'model table "{self.text}" holds several models, of madlib_keras_fit_multiple_model')
         c["weights_md5"] = self.db.value(f"SELECT md5(nullif(model_weights, '')) FROM {model}")
         if c["weights_md5"] is None:
-            raise MopError(f'model table "{self.text}" has no weights to go on from')
+            raise MopError(f'model table "{self.text}" has no weights to continue from')
         c["weights_sql"] = f"SELECT model_weights FROM {model}"

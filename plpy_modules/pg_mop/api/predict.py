@@ -9,7 +9,8 @@ from pg_mop.api.applying import first_row, tell_alone
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.engines import greenplum
 from pg_mop.inference import at_segments
 from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes, predictions

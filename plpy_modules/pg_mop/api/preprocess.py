@@ -4,7 +4,9 @@ import secrets
 
 from mop_udf.errors import raise_error
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.packing import buffers, columns, table
 from pg_mop.packing import summary as summaries
 from pg_mop.packing.rows import steady_scans

@@ -2,7 +2,8 @@
 
 import json
 
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
 from pg_mop.run.earlier import SAME
@@ -12,8 +13,10 @@ FORMATS = ("html", "json")
 
 @sql_function
 def mop_report(db, run_id, format, mst_keys):
-    """The report of a run that the role may see, of all its configurations or of those that are named. Raises MopError
-    where there is none, or `format` is not known."""
+    """The report of a run, with all its configurations or those in `mst_keys`.
+
+    Raises MopError if the role sees no such run, or for an unknown `format`.
+    """
     if format not in FORMATS:
         raise MopError(
             f"format must be one of {', '.join(FORMATS)}, not {format!r}",

@@ -13,7 +13,8 @@ from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError, sql_function
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.catalog import metric_of
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import execute

@@ -1,4 +1,4 @@
-"""What a server tells those that would train on it; and how what was packed on several servers is dropped."""
+"""Functions for several servers: a server's description of itself, mop_connect_servers, mop_drop_packed."""
 
 import json
 
@@ -6,18 +6,22 @@ import psycopg2
 
 from pg_mop import __version__
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
+from pg_mop.backend.database import extension_schema
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
+from pg_mop.connections.links import Links
 from pg_mop.connections.sessions import SessionLost
-from pg_mop.engines.postgres_fdw import Links, foreign_partitions
+from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
 from pg_mop.packing.placement import is_of
 from pg_mop.packing.summary import copies_in
 
 
 def info(plpy):
-    """This server as JSON: pg_mop's version, processor cores and GPUs, its mop_identity(), and the names by which the
-    role can reach other servers from here."""
+    """This server as JSON: pg_mop's version, cores and GPUs, its mop_identity(), and the names of the foreign servers that
+    the role can use."""
     schema = quote_identifier(extension_schema(plpy))
     return json.dumps(
         {
@@ -39,13 +43,15 @@ WHERE {targets.IS_POSTGRES_FDW} AND has_server_privilege(s.oid, 'USAGE') AND EXI
 
 @sql_function
 def mop_connect_servers(db, servers):
-    """Let servers reach one another: on each of `servers` (names, by commas) make what is missing of the others as
-    foreign servers, under the names and options that they have here, and user mappings for the roles that have mappings
-    for both here. Passwords are in no statement: they are left to the servers' administrators.
+    """Let servers reach one another: on each of `servers` (names, comma-separated), create the others as foreign servers.
 
-    Returns a row for each pair and role: `missing` is the command that is still to be given there, or a comment that
-    says what is in the way, or None. Raises MopError, and leaves nothing behind, where the caller is no superuser here
-    or there. What has been made stays, whatever becomes of this transaction; a second call makes what is missing.
+    The foreign servers have the names and options that they have on this server. A role gets a user mapping if it has
+    mappings for both servers on this server. Statements contain no passwords: the servers' administrators add them.
+
+    Returns a row for each pair of servers and role. `missing` is a command that remains to be run on that server, a
+    comment that names an obstacle, or None. Raises MopError if the caller is not a superuser on this server and on the
+    others; nothing is created then. Created objects stay even if this transaction rolls back; a second call creates the
+    missing rest.
     """
     if not db.is_superuser():
         raise MopError("only a superuser may connect servers", sqlstate="42501")
@@ -55,7 +61,7 @@ def mop_connect_servers(db, servers):
             f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
             hint="SELECT srvname FROM pg_foreign_server;",
         )
-    # (on a node of Citus nothing else may be done than for itself)
+    # On a node of Citus, create the objects on that node only.
     links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus else None)
     done, known = [], {}
     mappings = {
@@ -79,7 +85,7 @@ def mop_connect_servers(db, servers):
                 raise MopError(
                     f"role {quote_identifier(links[name].target.role)} is no superuser on server {quote_identifier(name)}",
                     sqlstate="42501",
-                    hint="Map a superuser to one there, or make servers and mappings there by hand.",
+                    hint="Map a superuser to a superuser of that server, or create servers and mappings on it by hand.",
                 )
         for name in names:
             link = links[name]
@@ -99,10 +105,11 @@ def mop_connect_servers(db, servers):
 
 
 def _connect(db, link, server, here, there):
-    """Make `server` known on another one, with mappings of the roles that have them for both: rows of
-    mop_connect_servers. `here`, `there`: {role: the options of its mapping}, the coordinator's for the two.
+    """Create `server` as a foreign server on the link's server, with user mappings for the roles that have both.
 
-    Whatever is there already stays as it is, and nobody is let into a server of that name that leads elsewhere.
+    Returns rows of mop_connect_servers. `here`, `there`: {role: options of its mapping} of the coordinator's mappings for
+    the link's server and for `server`. Existing objects stay unchanged; a foreign server of that name with another
+    address gets no mappings.
     """
     on, quoted = link.target.server, quote_identifier(server)
     wanted = {
@@ -127,7 +134,8 @@ def _connect(db, link, server, here, there):
                     "on_server": on,
                     "server": server,
                     "role": None,
-                    "missing": f"-- {quoted} leads elsewhere there: ALTER SERVER {quoted} OPTIONS (...);",
+                    "missing": f"-- {quoted} has another address on {quote_identifier(on)}: "
+                    f"ALTER SERVER {quoted} OPTIONS (...);",
                 }
             ]
     else:
@@ -146,12 +154,17 @@ def _connect(db, link, server, here, there):
 
 
 def _make_mapping(link, quoted, server, role, to):
-    """Map a role on a server to the one that it is on another, unless it is mapped: what is still missing, or None.
-    `to`: {role here: options of its mapping}, of those that are this one there."""
+    """Map a role of the link's server to its role on `server`, unless it is mapped. Returns the missing command, or None.
+
+    `to`: {coordinator's role: options of its mapping for `server`} of the roles that are `role` on the link's server.
+    """
     mapping = f"USER MAPPING FOR {quote_identifier(role)} SERVER {quoted}"
     users = sorted({options["user"] for options in to.values()})
-    if len(users) > 1:  # else one of them would have the other's rights
-        return f"-- {quote_identifier(role)} is several roles here, which are {', '.join(users)} on {quoted}"
+    if len(users) > 1:  # one role would get the other's privileges
+        return (
+            f"-- {quote_identifier(role)} stands for several roles of the coordinator, "
+            f"which are {', '.join(users)} on {quoted}"
+        )
     there = next(iter(to.values()))
     free = all(options.get("password_required") == "false" for options in to.values())
     found = link.run(
@@ -171,10 +184,10 @@ def _make_mapping(link, quoted, server, role, to):
 
 @sql_function
 def mop_drop_packed(db, packed_table):
-    """Drop a packed table, its summary, and what the preprocessor has made of it on other servers.
+    """Drop a packed table, its summary, and the tables that the preprocessor has made for it on other servers.
 
-    What is on other servers goes at once, whatever becomes of this transaction. Raises MopError where there is no such
-    table, it is none of a preprocessor's, or one of the servers cannot be reached: nothing is dropped then.
+    Tables on other servers are dropped at once, even if this transaction rolls back. Raises MopError if the table does
+    not exist, if no preprocessor has made it, or if a server cannot be reached; nothing is dropped then.
     """
     table = db.input_table(packed_table, "packed table", rows=False)
     summary = db.find_table(db.suffixed(packed_table, "_summary"))
@@ -183,14 +196,14 @@ def mop_drop_packed(db, packed_table):
             f'"{packed_table}" is no packed table',
             hint=f"DROP TABLE {table};",
             sqlstate="42809",
-            detail="No preprocessor has made it: it lacks the columns buffer_id and, of bytea, those with a "
-            "shape. Nothing was dropped.",
+            detail="No preprocessor has made it: it lacks the column buffer_id, or bytea columns with a column of "
+            "shapes. Nothing was dropped.",
         )
     if summary is not None and "independent_varname" not in db.columns(summary):
         db.notice(f"{summary} stays: it is not the summary of a packed table")
         summary = None
     copies = []
-    if summary is not None and summary.kind == "r":  # (a view may run its owner's functions as who reads it)
+    if summary is not None and summary.kind == "r":  # a view could run its owner's functions with our privileges
         copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary)
     links, mine = Links(db), []
     for server, there in [
@@ -201,8 +214,8 @@ def mop_drop_packed(db, packed_table):
         if is_of(mark or "", db, table):
             mine.append((server, there))
         elif mark is not None:
-            db.notice(f"{there} on server {server} stays: no preprocessor here has made it")
-    # (a summary may name anything)
+            db.notice(f"{there} on server {server} stays: no preprocessor of this database has made it")
+    # A summary may name any table.
     mine_here = [
         there
         for _, server, there in copies

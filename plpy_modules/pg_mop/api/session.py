@@ -1,18 +1,21 @@
-"""SQL functions that need more than the database: the session's trainer."""
+"""SQL functions that use the trainer of the calling session."""
 
 import functools
 
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, extension_schema, quote_identifier, sql_function
+from pg_mop.backend.database import extension_schema
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits
+from pg_mop.backend.quoting import quote_identifier
 
 
 def with_trainer(function):
     """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
-    `session`: the mop_udf.aggregate.Session of the caller's own database session, which holds its trainer.
+    `session`: the mop_udf.aggregate.Session of the calling database session, which holds the session's trainer.
     """
 
     @functools.wraps(function)
@@ -24,7 +27,7 @@ def with_trainer(function):
 
 
 class trainer_of:
-    """Context: the session's trainer is running with `options`; its failures become errors of the caller's."""
+    """Context manager: the session's trainer, started with `options`; its failures become MopErrors."""
 
     def __init__(self, session, options):
         self.session, self.options = session, options
@@ -43,20 +46,22 @@ class trainer_of:
 
 
 def trainer_options(db, use_gpus):
-    """Options of the trainer that works for the calling session itself. Raises MopError: no GPU, bad settings."""
+    """Options for a trainer of the calling session. Raises MopError: no GPU, bad settings."""
     options = settings.load(db)
     settings.check_installed(options["keras_backend"])
     gpus = settings.gpus(options["keras_backend"]) if use_gpus else 0
     if use_gpus and not gpus and options["trainers"]:
-        db.notice("the calling session's own trainer has no GPU here, and works without")
+        db.notice("this server has no GPU: the calling session's own trainer works without")
     elif use_gpus and not gpus:
         raise settings.no_gpu(options["keras_backend"])
     return options_of_trainer(options, settings.cores(), 0 if gpus else None)
 
 
 def options_of_trainer(options, cores, gpu):
-    """What a trainer of the calling session is started with. `options`: as settings.load gives them; `cores`: what it
-    has for its threads, if nothing is set; `gpu`: a number, or None."""
+    """Start options for a trainer of the calling session.
+
+    `options`: from settings.load; `cores`: the number of threads if pg_mop.threads is unset; `gpu`: a number, or None.
+    """
     return {
         "threads": options["threads"] or cores,
         "keras_backend": options["keras_backend"],

@@ -1,1 +1,1 @@
-"""The caller's backend as ordinary Python: database, settings, limits, errors."""
+"""The caller's backend as ordinary Python: database, errors, settings, limits, trainers."""

@@ -1,8 +1,7 @@
-"""numpy (`np`), and what else has libraries such as it has, imported whole; and what a backend has of our own that uses
-it (`state`: of models).
+"""Uninterruptible imports of modules with shared libraries: numpy (`np`), and `state`, our module for model states.
 
-Greenplum raises KeyboardInterrupt in Python, wherever that is, when a cancel comes. A numpy that is half imported then
-stays so until its process ends, since its libraries cannot be loaded again.
+On Greenplum, a cancel raises KeyboardInterrupt at any point of Python code. A half-imported numpy would stay broken until
+the process ends, for its shared libraries cannot be loaded twice.
 """
 
 import _thread
@@ -15,12 +14,15 @@ import time
 from pg_mop.backend.frames import ON_GREENPLUM
 
 THREADS = "OPENBLAS_NUM_THREADS"
-MOST_SECONDS = 60  # that such an import takes
+MAX_SECONDS = 60  # for one import
 
 
 def import_whole(name, in_thread=ON_GREENPLUM):
-    """The module of that name. `in_thread`: it is imported in a thread, in which nothing is raised from outside; what
-    has been raised here follows."""
+    """Import a module completely, and return it.
+
+    `in_thread`: import in a thread, where no KeyboardInterrupt is raised; an interrupt of this thread is raised after
+    the import.
+    """
     with _one_thread():
         if in_thread:
             _import_in_thread(name)
@@ -29,8 +31,8 @@ def import_whole(name, in_thread=ON_GREENPLUM):
 
 @contextlib.contextmanager
 def _one_thread():
-    """Within it OpenBLAS is loaded with a thread alone: those for other cores would wait busily, and take signals that
-    are for the backend's."""
+    """OpenBLAS, if loaded within the block, has one thread: further threads would spin, and would receive the backend's
+    signals."""
     given = os.environ.get(THREADS)
     os.environ[THREADS] = given or "1"
     try:
@@ -43,16 +45,18 @@ def _one_thread():
 
 
 def _import_in_thread(name):
-    """(Thread.join, interrupted, lets go of the thread's own lock: it returns too early, or waits for ever.)"""
-    raised, done, until = None, [], time.monotonic() + MOST_SECONDS
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # PostgreSQL's are for its own thread
+    """(An interrupted Thread.join releases the thread's lock, and then returns too early or never. So poll a list.)"""
+    raised, done, deadline = None, [], time.monotonic() + MAX_SECONDS
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, signal.valid_signals()
+    )  # PostgreSQL's signals are for its own thread
     try:
         _thread.start_new_thread(_import, (name, done))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     while True:
         try:
-            while not done and time.monotonic() < until:
+            while not done and time.monotonic() < deadline:
                 time.sleep(0.002)
             break
         except KeyboardInterrupt as error:
@@ -65,7 +69,7 @@ def _import(name, done):
     try:
         importlib.import_module(name)
     except Exception:
-        pass  # it is raised once more by who asked
+        pass  # import_whole raises it again
     finally:
         done.append(name)
 

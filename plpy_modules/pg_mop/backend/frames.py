@@ -1,13 +1,15 @@
-"""Greenplum: an error of the database's that goes past Python's frames leaves Python in order.
+"""Greenplum: keep Python usable after a database error that skips Python's frames.
 
-PL/Python begins and ends each query with a savepoint, which the coordinator makes on all segments. Where that fails
-(a cancel comes in this very instant, or a segment has gone), PL/Python is not prepared for it: the error goes to who
-called Python as if there were no frames between. CPython 3.11 and 3.12 note where the frames are in a structure on C's
-stack, which is written over then; the next call of anything in Python ended the coordinator's process, and with it all
-sessions of the cluster. So, for the time of a query, a copy stands in its place that stays where it is, and names no
-frame: what is called then has none before it. What the frames held is kept until the session ends, no `finally` of
-theirs is run, and what they were deep is lost of what Python allows. (3.10 has the like elsewhere and is as it was;
-before, and from 3.13 on, calls go on.)
+PL/Python sets and releases a savepoint around each query, and the coordinator does so on all segments. If that fails (a
+cancel arrives at this instant, or a segment is lost), PL/Python does not catch the error: it jumps to the caller of
+Python as if no frames existed. CPython 3.11 and 3.12 keep the current frame in a structure on the C stack, which is
+overwritten after such a jump. The next call into Python then crashed the coordinator's process, and so ended all
+sessions of the cluster.
+
+So, during a query, the thread state points to a heap copy of that structure without a frame. After a jump, Python starts
+from the copy. The skipped frames keep their objects until the session ends, run no `finally`, and their depth stays
+subtracted from the recursion limit. (3.10 keeps a similar structure elsewhere and is not changed. Versions before 3.10
+and from 3.13 on survive the jump.)
 """
 
 import ctypes
@@ -17,37 +19,40 @@ import sys
 ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
 _POINTER = ctypes.c_void_p
 _Structure = _POINTER * 3  # _PyCFrame
-_PLACE = 56  # of the pointer to it in a PyThreadState of these versions
-# in which word of it the frame is (_PyInterpreterFrame), and where that has its code
+_OFFSET = 56  # of the pointer to the _PyCFrame in PyThreadState, in these versions
+# The word of the _PyCFrame that points to the frame (_PyInterpreterFrame), and the code object's offset in the frame.
 _FRAME, _CODE = {(3, 11): (1, 32), (3, 12): (0, 0)}.get(sys.version_info[:2], (None, None))
 _state = ctypes.pythonapi.PyThreadState_Get
 _state.restype = _POINTER
 
 
 def _is_known():
-    """Whether this Python has the structure, and has it where it is looked for."""
+    """True if this Python has the structure at the expected offsets."""
     if _FRAME is None or platform.python_implementation() != "CPython" or ctypes.sizeof(_POINTER) != 8:
         return False
-    frame = _POINTER.from_address(_POINTER.from_address(_state() + _PLACE).value + 8 * _FRAME).value
+    frame = _POINTER.from_address(_POINTER.from_address(_state() + _OFFSET).value + 8 * _FRAME).value
     return _POINTER.from_address(frame + _CODE).value == id(sys._getframe().f_code)
 
 
 def safely(function, *arguments):
-    """What `function(*arguments)` gives, past which an error may go. It is one of C's (one in Python may be run without
-    a call in C, and then does not see the copy)."""
-    place = _POINTER.from_address(_state() + _PLACE)
-    before = place.value
+    """Return `function(*arguments)`, which a database error may skip.
+
+    The function must be implemented in C: CPython may run a Python function without a C call, so that it would not use
+    the copy.
+    """
+    pointer = _POINTER.from_address(_state() + _OFFSET)
+    before = pointer.value
     copy = _Structure.from_buffer_copy(_Structure.from_address(before))
-    copy[_FRAME] = None  # (on the way to older frames there may be some on C's stack)
-    place.value = ctypes.addressof(copy)
+    copy[_FRAME] = None  # older frames may lie on the C stack
+    pointer.value = ctypes.addressof(copy)
     try:
         return function(*arguments)
     finally:
-        place.value = before
+        pointer.value = before
 
 
 class Careful:
-    """`plpy` whose queries are run by :func:`safely`."""
+    """`plpy` with queries run by :func:`safely`."""
 
     def __init__(self, plpy):
         self._plpy = plpy
@@ -101,5 +106,5 @@ _NEEDED = ON_GREENPLUM and _is_known()
 
 
 def careful(plpy):
-    """`plpy`, with which an error that goes past Python does no harm."""
+    """`plpy` for this server: on Greenplum, an error that skips Python's frames does no harm."""
     return Careful(plpy) if _NEEDED else plpy

@@ -1,9 +1,8 @@
-"""What an administrator allows a role (table mop_limit), applied where a trainer is started: in the very session that
-starts it, whoever says with which options."""
+"""A role's limits (table mop_limit), enforced in the session that starts a trainer, for options of any origin."""
 
 import os
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
 from pg_mop.backend.settings import BACKENDS, check_installed
 
@@ -11,7 +10,7 @@ TOO_MANY_TRAINERS = "53000"
 
 
 class Limits:
-    """Those of the calling role."""
+    """The limits of the calling role."""
 
     def __init__(self, plpy, schema):
         """`schema`: the extension's, quoted."""
@@ -27,7 +26,7 @@ class Limits:
         return {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
 
     def allowed(self, options):
-        """A trainer's options within the limits. Raises MopError where they are none."""
+        """A trainer's options, reduced to the limits. Raises MopError for invalid options."""
         for name, least in (
             ("threads", 1),
             ("memory_mb", 1),
@@ -48,7 +47,7 @@ class Limits:
         if options.get("trainers") is None:
             check_installed(options["keras_backend"])
         limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
-        within["role"] = int(limits["role"])  # whose it is; never what a client says
+        within["role"] = int(limits["role"])  # from the server, never from the client
         if options.get("trainers") is not None:
             within["ray"] = cluster(self.plpy, options["trainers"])
             within["ray"]["gpus"] *= bool(options.get("use_gpus"))
@@ -59,48 +58,51 @@ class Limits:
         return within
 
     def admit(self, trainer):
-        """Raises MopError where a Trainer, which has been started, is one more than the role may have at once.
+        """Raises MopError if a Trainer, already started, exceeds the role's number of trainers.
 
-        Those that were started before it count: of several that start in the same instant, as many stay as may.
+        Only trainers that started earlier count, so of several simultaneous starts the allowed number succeeds.
         """
         most = self._find()["sessions"]
         if most is None:
             return
         try:
-            own = _began(trainer.pid)[0]
-        except OSError:  # it has ended, which its first frame will tell
+            started = _start_of(trainer.pid)[0]
+        except OSError:  # the trainer has ended; the channel reports it
             return
-        before = sum(began < own for began in _trainers(self._backends()))
+        before = sum(other < started for other in _trainers(self._backends()))
         if before >= most:
             raise MopError(
                 f"the role's sessions have {before} trainers, as many as it may have at once",
-                detail="The table mop_limit says so; idle trainers end with the session that called, or "
+                detail="The table mop_limit sets the number. Idle trainers end with the client's session, or "
                 "after pg_mop.session_idle_timeout.",
                 sqlstate=TOO_MANY_TRAINERS,
             )
 
 
-def _began(pid):
-    """(what tells which process was started first, the parent's pid, the state's letter). Raises OSError."""
+def _start_of(pid):
+    """((start time, PID), which orders processes by their start; the parent's PID; the state's letter).
+
+    Raises OSError.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[1].split()
     return (int(fields[19]), int(pid)), int(fields[1]), fields[0]
 
 
 def _trainers(backends):
-    """What tells which was started first, of each trainer of these sessions (process ids)."""
+    """(start time, PID) of each trainer of these backends (PIDs)."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                began, parent, state = _began(entry)
+                started, parent, state = _start_of(entry)
                 if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
                     continue
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().replace(b" ", b"\0").split(b"\0")
-                # until a child executes its own program it has its backend's command line, and for an instant none
-                own = [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")]
-                backend = parent if words[0] in (b"", b"postgres:") else int(words[own[0] + 1])
-            except (OSError, ValueError, IndexError):  # it has ended, or is none
+                # Until its exec, a child has its backend's command line, and for an instant none.
+                modules = [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")]
+                backend = parent if words[0] in (b"", b"postgres:") else int(words[modules[0] + 1])
+            except (OSError, ValueError, IndexError):  # ended, or not a trainer
                 continue
             if backend in backends:
-                yield began
+                yield started

@@ -1,22 +1,23 @@
-"""Object tables: custom losses and metrics (docs/contract/arch_and_objects.md, section 2). Unpickled in trainers only, never here.
+"""Object tables: custom losses and metrics (docs/contract/arch_and_objects.md, section 2).
 
-An object runs code, so it counts only where a superuser put it: the table is in the extension's schema and a superuser
-owns it. Whoever reads it checks that, worker sessions too.
+Only trainers unpickle the objects, backends never do. An object runs code, so only superusers may provide objects: the
+table must be in the extension's schema, and a superuser must own it. Each reader checks that, worker sessions included.
 """
 
 import hashlib
 import re
 
 from mop_udf import parameter_names
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 COLUMNS = ("id", "name", "description", "object")
 
 
 def table_name(db, text):
-    """The name of the object table that the caller calls `text`, a bare name or one in the extension's schema.
+    """The name in `text`: a bare name, or a name in the extension's schema.
 
-    Raises MopError for another schema. The name is not folded: it is written as given, as MADlib does.
+    The name keeps its case, as in MADlib. Raises MopError for another schema.
     """
     text = (text or "").strip()
     if not text:
@@ -24,20 +25,18 @@ def table_name(db, text):
     schema, name = db.parse_name(text)
     if schema not in (None, db.schema):
         raise MopError(
-            f'object table "{text}" must be in schema "{db.schema}", where superusers alone make them',
+            f'object table "{text}" must be in schema "{db.schema}", where only superusers create tables',
             hint="Give its bare name.",
         )
     return name
 
 
 def check(db, text):
-    """The quoted name of an object table that may be used. Raises MopError."""
+    """The quoted name of a usable object table. Raises MopError."""
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
     table = db.input_table(
-        db.bare(quoted),
-        "object table",
-        hint=f"SELECT {db.extension}.load_custom_function(...), by a superuser, makes it.",
+        db.bare(quoted), "object table", hint=f"As a superuser: SELECT {db.extension}.load_custom_function(...);"
     )
     missing = [c for c in COLUMNS if c not in db.columns(table)]
     if missing:
@@ -62,11 +61,11 @@ def check(db, text):
 
 
 def within_schema(quoted):
-    """The quoted name of an object table (as `check` gives it) without that of its schema."""
+    """The quoted name of an object table (from `check`) without its schema."""
     return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]
 
 
-# to whom the table's or a column's privileges to put something in are granted, superusers apart
+# The roles with a privilege to write the table or one of its columns, except superusers.
 WRITERS = """
 SELECT r.rolname AS role FROM (
     SELECT relacl FROM pg_catalog.pg_class WHERE oid = $1
@@ -80,13 +79,16 @@ OWNER_IS_SUPERUSER = (
 
 
 def custom_names(compile_params):
-    """The losses and metrics of parsed compile parameters that are not Keras' own."""
+    """The losses and metrics in parsed compile parameters that Keras does not have."""
     names = [] if parameter_names.is_builtin_loss(compile_params["loss"]) else [compile_params["loss"]]
     return names + [m for m in compile_params["metrics"] if not parameter_names.is_builtin_metric(m)]
 
 
 def missing_names(db, object_table, compile_params):
-    """Why the custom functions of parsed compile parameters cannot be used, or None. `object_table`: quoted or None."""
+    """The reason why the custom functions of parsed compile parameters are unusable, or None.
+
+    `object_table`: quoted, or None.
+    """
     names = custom_names(compile_params)
     if names and object_table is None:
         return f"{names[0]!r} is no loss or metric of Keras': object table missing"
@@ -98,8 +100,10 @@ def missing_names(db, object_table, compile_params):
 
 
 def read(db, object_table, compile_params, digests=None):
-    """{name: pickle} of the custom functions of parsed compile parameters. Raises MopError where one is missing, or is
-    not among those that once had these `digests`."""
+    """{name: pickle} of the custom functions of parsed compile parameters.
+
+    Raises MopError if a function is missing, or if `digests` are given and the function has another digest now.
+    """
     found = {}
     for name in custom_names(compile_params):
         if object_table is None:
@@ -126,7 +130,7 @@ def digests(db, object_table, compile_params):
 
 
 def digests_sql(object_table, names):
-    """SQL for these of functions, by name."""
+    """SQL for the digests of functions, by name."""
     schema = object_table[: -len(within_schema(object_table))]
     known = ", ".join(quote_literal(name.lower()) for name in names)
     return (

@@ -1,19 +1,19 @@
-"""Short programs of the packages, run in a process of their own: what must not run in a backend."""
+"""Short programs of the packages that must not run in a backend: each runs in a separate process."""
 
 import os
 import subprocess
 
 import mop_udf
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 SECONDS = 120
 
 
 def run(module, *arguments, stdin=b"", what, hint=None):
-    """What `python -m module arguments` prints (bytes), run by the interpreter of the packages' virtual environment.
+    """Run `python -m module arguments` in the packages' virtual environment, and return its output (bytes).
 
-    Its environment is clean, and it knows nothing of the database. Raises MopError, saying `what` is wrong, with the
-    program's last words as DETAIL.
+    The process has a minimal environment and no connection to the database. Raises MopError with the message `what`, and
+    the end of the program's error output as DETAIL.
     """
     try:
         done = subprocess.run(

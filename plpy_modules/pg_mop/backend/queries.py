@@ -1,8 +1,8 @@
-"""The SQL of a unit, and how it is run.
+"""The queries of a unit, and two ways to run them.
 
-A unit is a coroutine (run/unit.py) that yields each :class:`Query` and is sent its rows. On PostgreSQL it is run by
-SPI. On Greenplum each call of SPI from PL/Python begins a subtransaction on all segments and ends it there, so that a
-function in PL/pgSQL runs them, which is told what to do as text (sql/greenplum/16_places.sql).
+A unit is a coroutine (run/unit.py): it yields each :class:`Query`, and receives its rows. On PostgreSQL, SPI runs the
+queries. On Greenplum, each SPI call from PL/Python starts and ends a subtransaction on all segments; so a PL/pgSQL
+function runs the queries, which it gets as text (sql/greenplum/16_places.sql).
 """
 
 import json
@@ -10,22 +10,27 @@ import math
 import re
 from typing import NamedTuple
 
-from pg_mop.backend.database import quote_literal
+from pg_mop.backend.quoting import quote_literal
 
-# what stands in quotes, or a parameter
+# a quoted identifier or literal, or a parameter
 PARAMETER = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\$([0-9]+)')
 
 
 class Query(NamedTuple):
+    """A statement with parameters $1, ... of `types`."""
+
     sql: str
     types: tuple = ()
     values: tuple = ()
-    several: bool = False  # whether it may give several rows, being of functions in FROM alone
-    by_cursor: bool = False  # whether its rows are to come one by one: of PostgreSQL alone
+    several: bool = False  # may return several rows, from functions in FROM alone
+    by_cursor: bool = False  # fetch rows one by one (PostgreSQL only)
 
 
 def by_spi(holder, steps):
-    """Run the queries of a coroutine in this session: what it returns. `holder`: the mop_udf.aggregate.Session."""
+    """Run a coroutine's queries in this session, and return the coroutine's result.
+
+    `holder`: the mop_udf.aggregate.Session.
+    """
     try:
         query = next(steps)
         while True:
@@ -37,7 +42,7 @@ def by_spi(holder, steps):
 
 
 def as_text(query):
-    """A Query as one statement that gives one row at most, with its values as literals. Several rows are one array."""
+    """A Query as one statement with literals, which returns at most one row; several rows become a JSON array."""
     text = (
         PARAMETER.sub(
             lambda found: (
@@ -54,20 +59,20 @@ def as_text(query):
 
 
 def rows_of(answer):
-    """The rows (dicts) of a Query that was run as text: `answer` is its row as JSON, NULL where there was none."""
+    """The rows (dicts) of a Query that ran as text; `answer`: its row as JSON text, or None."""
     row = json.loads(answer) if answer is not None else None
     return [] if row is None else row["several"] if list(row) == ["several"] else [row]
 
 
 def _literal(kind, value):
     if value is not None and kind.endswith("[]"):
-        return f"ARRAY[{', '.join(_element(one) for one in value)}]::{kind}"
+        return f"ARRAY[{', '.join(_element(element) for element in value)}]::{kind}"
     return f"{_element(value)}::{kind}"
 
 
 def _element(value):
     if isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError("bytes do not go as text")
+        raise TypeError("bytes cannot be passed as text")
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value).replace("inf", "Infinity")
     return quote_literal(str(value) if isinstance(value, (bool, float)) else value)

@@ -1,7 +1,6 @@
-"""Trainers that run elsewhere than beside the rows: on a Ray cluster, which a foreign server of pg_mop's own wrapper
-names (pg_mop.trainers).
+"""Remote trainers: on a Ray cluster, described by a foreign server of pg_mop's own wrapper (pg_mop.trainers).
 
-Where that is, is a superuser's to say: the relay to it unpickles what the cluster sends.
+Only a superuser chooses the cluster's address: the relay process unpickles the cluster's messages.
 """
 
 import json
@@ -11,15 +10,18 @@ import time
 
 import mop_udf
 from mop_udf import child_process, process
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 
-SECONDS = 60  # for the cluster to say what it has
+SECONDS = 60  # for the cluster to report its resources
 NUMBERS = {"gpus": 1.0, "cpus": 1.0, "wait": 600.0}  # options and their defaults
 
 
 def cluster(plpy, name):
-    """What a foreign server says of the Ray cluster: address; gpus and cpus of a trainer; wait (seconds). Raises
-    MopError where there is no such server, or the role may not use it."""
+    """The Ray cluster that a foreign server describes: address; gpus and cpus of a trainer; wait (seconds).
+
+    Raises MopError if the server does not exist, is invalid, or the role may not use it.
+    """
     if not isinstance(name, str):
         raise MopError(f"invalid option of a trainer: trainers = {name!r}")
     quoted = quote_identifier(name)
@@ -52,44 +54,44 @@ def cluster(plpy, name):
     options = dict(option.split("=", 1) for option in row["srvoptions"] or ())
     if row["fdwname"] != "pg_mop" or options.get("kind") != "ray":
         raise MopError(
-            f"server {quoted} is none with trainers",
+            f"server {quoted} is not a server with trainers",
             sqlstate="42809",
-            hint=f"SET pg_mop.trainers to one that a superuser has made so: {make}",
+            hint=f"SET pg_mop.trainers to a server that a superuser has made so: {make}",
         )
     if not row["rolsuper"]:
         raise MopError(
             f"server {quoted} is not a superuser's",
-            detail="The relay to Ray runs what the cluster sends.",
+            detail="The relay to Ray runs code that the cluster sends.",
             hint=f"ALTER SERVER {quoted} OWNER TO ...; by a superuser who trusts the cluster.",
             sqlstate="42501",
         )
     if not re.fullmatch(r"ray://([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", options.get("address", "")):
         raise MopError(
-            f"server {quoted} has no address of Ray",
+            f"server {quoted} has no address of a Ray cluster",
             sqlstate="42809",
             hint=f"ALTER SERVER {quoted} OPTIONS ({'SET' if 'address' in options else 'ADD'} address "
             f"'ray://host:10001');",
         )
-    told = {"address": options["address"]}
+    found_options = {"address": options["address"]}
     for option, default in NUMBERS.items():
         try:
-            told[option] = float(options.get(option, default))
-            if not 0 < told[option] <= 86400:
+            found_options[option] = float(options.get(option, default))
+            if not 0 < found_options[option] <= 86400:
                 raise ValueError
         except ValueError:
             raise MopError(
                 f"option {option} of server {quoted} is no positive number: {options[option]!r}",
                 hint=f"ALTER SERVER {quoted} OPTIONS (SET {option} '1');",
             ) from None
-    return told
+    return found_options
 
 
 def capacity(db, name, use_gpus):
-    """For how many trainers the cluster has room, were it idle. Raises MopError where it cannot be used."""
-    told = cluster(db.plpy, name)
-    gpus = told["gpus"] * bool(use_gpus)
-    asked = subprocess.Popen(
-        process.command(mop_udf.home, "mop_udf.relay", "capacity", told["address"], gpus, told["cpus"]),
+    """The cluster's capacity: the number of trainers while it is idle. Raises MopError if it cannot be used."""
+    target = cluster(db.plpy, name)
+    gpus = target["gpus"] * bool(use_gpus)
+    relay = subprocess.Popen(
+        process.command(mop_udf.home, "mop_udf.relay", "capacity", target["address"], gpus, target["cpus"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -98,28 +100,28 @@ def capacity(db, name, use_gpus):
         start_new_session=True,
     )
     try:
-        until = time.monotonic() + SECONDS
-        while asked.poll() is None and time.monotonic() < until:
+        deadline = time.monotonic() + SECONDS
+        while relay.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
             db.check_interrupts()
-        if asked.returncode == 0:
-            count = json.loads(asked.stdout.read())
+        if relay.returncode == 0:
+            count = json.loads(relay.stdout.read())
             if count:
                 return count
-            problem = f"no node has {gpus:g} GPUs and {told['cpus']:g} CPUs for a trainer"
-        elif asked.returncode is None:
+            problem = f"no node has {gpus:g} GPUs and {target['cpus']:g} CPUs for a trainer"
+        elif relay.returncode is None:
             problem = f"no answer within {SECONDS} s"
         else:
-            problem = asked.stderr.read().decode("utf-8", "replace").strip()[-1000:] or "the relay has ended"
+            problem = relay.stderr.read().decode("utf-8", "replace").strip()[-1000:] or "the relay has ended"
     finally:
-        asked.kill()
-        asked.wait()
-        asked.stdout.close()
-        asked.stderr.close()
+        relay.kill()
+        relay.wait()
+        relay.stdout.close()
+        relay.stderr.close()
     raise MopError(
-        f"Ray at {told['address']} cannot be used",
+        f"Ray at {target['address']} cannot be used",
         detail=problem,
         sqlstate="08001",
         hint=f"ALTER SERVER {quote_identifier(name)} OPTIONS (SET address '...'); or RESET pg_mop.trainers; "
-        f"Where the detail says that there is no module ray: make install WITH=ray",
+        f"If the detail names a missing module ray: make install WITH=ray",
     )

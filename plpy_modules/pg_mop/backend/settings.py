@@ -1,4 +1,4 @@
-"""The `pg_mop.*` settings: defaults, ranges, and an error for a bad value or an unknown name."""
+"""The `pg_mop.*` settings: defaults, ranges, and errors for bad values and unknown names."""
 
 import glob
 import os
@@ -6,14 +6,14 @@ import re
 import sys
 
 import mop_udf
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
-ONLY = {"vmap": "jax"}  # kernel -> the one framework that has it
+ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
-BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name of a framework -> its own
-OPTIONAL = ("jax", "torch")  # those of an extra of the packages
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name -> the framework's own name
+OPTIONAL = ("jax", "torch")  # frameworks in an extra of the packages
 DEVICES = "/dev"
 
 
@@ -23,12 +23,12 @@ def cores():
 
 
 def gpus(backend="tensorflow"):
-    """GPUs of this machine that trainers of a framework can use, counted without loading it."""
+    """The number of GPUs that trainers of a framework can use on this machine, counted without loading the framework."""
     return 0 if _is_for_processors(backend) else len(_devices())
 
 
 def no_gpu(backend="tensorflow"):
-    """The MopError for a call with use_gpus where there is none."""
+    """The MopError for a call with use_gpus on a server without usable GPUs."""
     if not _devices():
         return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
     install = {
@@ -37,14 +37,14 @@ def no_gpu(backend="tensorflow"):
         "torch": f"sudo {_home()}/bin/pip install --force-reinstall torch",
     }[backend]
     return MopError(
-        f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
+        f"use_gpus is set, but the installed {BACKENDS[backend]} is for CPUs only",
         hint=f"On this server: {install}; or call with use_gpus => FALSE.",
         sqlstate="58000",
     )
 
 
 def check_installed(backend):
-    """Raises MopError where trainers of this server do not have the framework of that name."""
+    """Raises MopError if a framework is not installed on this server."""
     if backend in OPTIONAL and not _distributions(backend):
         raise MopError(
             f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
@@ -55,12 +55,12 @@ def check_installed(backend):
 
 
 def check_kernel(options):
-    """Raises MopError where the kernel of parsed settings is one that their framework does not have."""
+    """Raises MopError if the framework of parsed settings does not have their kernel."""
     kernel, backend = options["kernel"], options["keras_backend"]
     if ONLY.get(kernel, backend) != backend:
         raise MopError(
             f'pg_mop.kernel is "{kernel}", but pg_mop.keras_backend is "{backend}"',
-            detail=f"{BACKENDS[ONLY[kernel]]} alone has this kernel.",
+            detail=f"Only {BACKENDS[ONLY[kernel]]} has this kernel.",
             hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
             sqlstate="22023",
         )
@@ -78,16 +78,16 @@ def _home():
 
 
 def _distributions(name):
-    """The installed packages of that name, which may have * in it."""
+    """The installed packages of a name; the name may contain *."""
     return glob.glob(f"{glob.escape(mop_udf.packages(_home()))}/{name}-[0-9]*.dist-info")
 
 
 def _is_for_processors(backend):
-    """True where there is no framework of that name but the one without support of GPUs."""
+    """True if the framework is installed only in its build for CPUs."""
     if backend == "jax":
         return not _distributions("jax_cuda*_plugin")
     if backend == "torch":
-        return all("+cpu" in path for path in _distributions("torch"))  # (PyPI's build is for GPUs, too)
+        return all("+cpu" in path for path in _distributions("torch"))  # (PyPI's build supports GPUs)
     return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
 
 
@@ -156,7 +156,7 @@ def _name(text):
 
 _name.wanted = "the name of a foreign server"
 
-# name -> (parser, default as it is written; None = chosen when it is used)
+# name -> (parser, default as text; None = determined when used)
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
@@ -186,7 +186,7 @@ KNOWN = {
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),
 }
 
-ALIASES = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # names of before -> those of today
+ALIASES = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # former name -> present name
 
 
 def load(db):
@@ -195,8 +195,11 @@ def load(db):
 
 
 def given(db):
-    """{name: text} of the settings as the session has them: '' where one has been emptied or undone, which counts as
-    none, though it hides what the role or the database has. Raises MopError for an unknown `pg_mop.*` name."""
+    """{name: text} of the session's settings.
+
+    '' stands for a setting that was emptied or reset: it counts as unset, but hides the value of the role or the
+    database. Raises MopError for an unknown `pg_mop.*` name.
+    """
     unknown = sorted(_names_that_are_set(db) - set(KNOWN) - set(ALIASES))
     if unknown:
         raise MopError(
@@ -206,21 +209,21 @@ def given(db):
             sqlstate="42704",
         )
     if not db.has("current_setting", "text, bool"):
-        return _by_todays_names({name: db.setting(f"pg_mop.{name}") for name in (*KNOWN, *ALIASES)})
+        return _by_present_names({name: db.setting(f"pg_mop.{name}") for name in (*KNOWN, *ALIASES)})
     rows = db.execute(
         "SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"], [[*KNOWN, *ALIASES]]
     )
-    return _by_todays_names({row["n"]: row["text"] for row in rows})
+    return _by_present_names({row["n"]: row["text"] for row in rows})
 
 
-def _by_todays_names(texts):
-    """{name: text} without the settings that are not set; a setting under its old name counts unless the new one is set."""
+def _by_present_names(texts):
+    """{name: text} without unset settings; a former name counts if the present name is unset."""
     found = {ALIASES[name]: texts[name] for name in ALIASES if texts.get(name) is not None}
     return found | {name: text for name, text in texts.items() if text is not None and name in KNOWN}
 
 
 def parsed(texts):
-    """All settings as a dict, from those that are given; raises MopError for a bad value."""
+    """All settings as a dict, from the given texts; raises MopError for a bad value."""
     values = {}
     for name, (parse, default) in KNOWN.items():
         text = texts.get(name) or default
@@ -234,11 +237,11 @@ def parsed(texts):
 
 
 def _names_that_are_set(db):
-    """Names after `pg_mop.` that are set in this session.
+    """The names after `pg_mop.` that are set in this session.
 
-    PostgreSQL lists the settings of loaded libraries only: those that nobody defined are in no view. Their
-    names are in this process's heap, though, so look there; `current_setting` then tells the real ones from
-    other text. Where the heap cannot be read, only ALTER ROLE/DATABASE ... SET are checked.
+    No view lists settings that no loaded library has defined. Their names are in this process's heap, so search the heap;
+    `current_setting` then separates settings from other text. If the heap cannot be read, only ALTER ROLE/DATABASE ...
+    SET are checked.
     """
     names = set()
     try:
@@ -264,9 +267,9 @@ def _names_that_are_set(db):
 
 
 def _names_in(heap):
-    """Whatever looks like a setting's name after `pg_mop.` in some bytes."""
+    """All texts after `pg_mop.` in some bytes that have the form of a setting's name."""
     names = set()
-    for spelling in (b"pg_mop.", b"PG_MOP."):  # the prefix as written by nearly everybody: a plain search is fast
+    for spelling in (b"pg_mop.", b"PG_MOP."):  # the usual spellings: a plain search is fast
         position = heap.find(spelling)
         while position >= 0:
             position += len(spelling)

@@ -1,13 +1,13 @@
-"""Types of columns: domains undone, of arrays' elements too, what may be compared with what, and how."""
+"""Types of columns, without domains: element types, comparability, equality operators."""
 
-from pg_mop.backend.database import quote_identifier
+from pg_mop.backend.quoting import quote_identifier
 
 NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 STRINGS = {"text", "character varying", "character", '"char"', "name"}
 
 
 class Kind:
-    """A type, domains undone: its oid, its name for people, its name in SQL, its elements' name if an array."""
+    """A type: a domain is replaced by its base type. OID, name for messages, name in SQL, and an array's element type."""
 
     def __init__(self, row):
         self.oid, self.shown, self.sql = int(row["oid"]), row["shown"], row["sql"]
@@ -16,19 +16,20 @@ class Kind:
 
     @property
     def numeric_array(self):
+        """True for an array of numbers."""
         return self.element in NUMBERS
 
     def like(self, other):
-        """Whether labels of the two types may be compared."""
+        """True if labels of the two types can be compared."""
         return self.oid == other.oid or {self.shown, other.shown} <= NUMBERS or {self.shown, other.shown} <= STRINGS
 
     def collated(self, expression):
-        """`expression` of this type, compared by code point where it is text."""
+        """`expression` of this type; text is compared by code point."""
         return f'({expression} COLLATE pg_catalog."C")' if self.collatable else expression
 
 
 def kind_of(db, oid):
-    """The Kind of the type `oid`."""
+    """The Kind of a type (OID)."""
     return Kind(
         db.one(
             "WITH RECURSIVE b AS (SELECT $1::oid AS t UNION ALL SELECT d.typbasetype FROM b JOIN pg_type d "
@@ -59,7 +60,7 @@ def column_kind(db, table, column):
 
 
 def equality(db, kind):
-    """The equality operator of a type's default ordering as OPERATOR(schema.=); None where it has none."""
+    """The equality operator of a type's default ordering, as OPERATOR(schema.=), or None."""
     row = db.one(
         "SELECT n.nspname, o.oprname FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree' "
         "JOIN pg_amop p ON p.amopfamily = c.opcfamily AND p.amoplefttype = c.opcintype "

@@ -10,9 +10,12 @@ from mop_udf import aggregate, params
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
 from pg_mop.backend import object_table, settings
-from pg_mop.backend.database import Database, MopError, extension_schema, quote_identifier, raising
+from pg_mop.backend.database import Database, extension_schema
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import raising
 from pg_mop.backend.limits import Limits
 from pg_mop.backend.queries import Query
+from pg_mop.backend.quoting import quote_identifier
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
 

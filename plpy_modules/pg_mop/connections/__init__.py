@@ -1,1 +1,1 @@
-"""Sessions to servers: how they are opened, asked and ended."""
+"""Sessions with this server and with others: connection targets, opening, polling, locks, links."""

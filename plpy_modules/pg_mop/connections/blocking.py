@@ -1,13 +1,20 @@
-"""A blocking session (psycopg2's) beside the caller's."""
+"""A blocking psycopg2 session beside the caller's."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import KEEPALIVES, SESSION_OPTIONS, first_sql
+from pg_mop.backend.session_settings import KEEPALIVES, SESSION_OPTIONS, first_sql
+from pg_mop.connections.targets import Target
 
 
-def connect(target, name):
-    """A session (psycopg2's) beside the caller's, by a :class:`~pg_mop.connections.targets.Way`, with `name` as
-    application_name. Raises MopError."""
+def connect(target: Target, name: str) -> Any:
+    """Open a psycopg2 session in autocommit mode by a connection target; `name`: its application_name.
+
+    Raises MopError.
+    """
     try:
         connection = psycopg2.connect(
             **target.parameters,

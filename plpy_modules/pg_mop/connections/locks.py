@@ -1,36 +1,48 @@
-"""What a training call holds until it ends: the name of its output against other calls, its sources against writers."""
+"""The locks of a training call: on its output's name against other calls, on its sources against writers."""
+
+from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.blocking import connect
 
-SLICE = 200  # milliseconds of waiting for a lock, after which PostgreSQL sees interrupts
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+    from pg_mop.connections.targets import Target
+    from pg_mop.packing.packed_table import PackedTable
+
+SLICE = 200  # milliseconds of waiting for a lock between two checks for interrupts
 
 
 class Locks:
-    """Held by the caller's own transaction or, where that ends again and again, by that of a session of their own.
+    """Locks in the caller's transaction or, for a procedure, which commits while it runs, in a separate session.
 
-    That session is looked at whenever the caller waits; where it was lost, another holds the same from then on.
+    The separate session is checked whenever the procedure waits. If it is lost, a new session takes the same locks.
     """
 
-    def __init__(self, db, target, lock_timeout):
-        """`way()`: how a session as the calling role gets here; `lock_timeout`: milliseconds."""
-        self.db, self.target, self.lock_timeout, self._session = db, target, lock_timeout, None
-        self.output, self.shared = None, []
+    def __init__(self, db: Database, target: Callable[[], Target], lock_timeout: int) -> None:
+        """`target()`: the connection target for this server as the calling role; `lock_timeout`: milliseconds."""
+        self.db, self.target, self.lock_timeout = db, target, lock_timeout
+        self._session: Any = None
+        self.output: str | None = None
+        self.shared: list[PackedTable] = []
         if db.commits:
             self._open()
-            db.while_waiting.append(self._look)
+            db.while_waiting.append(self._check_session)
             db.at_end.append(lambda: self._session.close())
 
-    def reserve(self, output):
-        """Keep other calls from the same output table (quoted). Raises MopError."""
+    def reserve(self, output: str) -> None:
+        """Reserve an output table (quoted) against other calls. Raises MopError."""
         self.output = output
         schema, name = self.db.parse_name(output)
-        if schema.startswith("pg_temp"):  # this session's own
+        if (schema or "").startswith("pg_temp"):  # visible to this session alone
             return
         try:
             reserved = self._value(
@@ -45,8 +57,11 @@ class Locks:
                 sqlstate="55006",
             )
 
-    def share(self, packed):
-        """Keep writers from a packed table, where the caller may do so: fingerprints tell the rest. Raises MopError."""
+    def share(self, packed: PackedTable) -> None:
+        """Lock a packed table against writers, if the caller has the privilege: otherwise fingerprints detect changes.
+
+        Raises MopError.
+        """
         db, table = self.db, packed.table
         if db.value(
             "SELECT true FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
@@ -59,11 +74,12 @@ class Locks:
         ):
             raise MopError(
                 f'"{packed.text}" is locked by this transaction itself',
-                detail="Created, altered or locked here, it cannot be read by the worker sessions.",
+                detail="Worker sessions cannot read a table that this transaction has created, altered or locked.",
                 hint="COMMIT; then call again: worker sessions read what is committed and not locked.",
                 sqlstate="55006",
             )
-        # (of what Citus distributes shards are locked; LOCK TABLE would take the caller's transaction to all nodes)
+        # The shards of a table that Citus distributes are locked instead: LOCK TABLE would extend the caller's transaction
+        # to all nodes.
         if (
             table.kind not in ("r", "p")
             or packed.distributed
@@ -85,8 +101,8 @@ class Locks:
         finally:
             db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
-    def _share(self, packed):
-        """Lock a table in the session of our own. It waits in slices: nothing could be heard while psycopg2 waits."""
+    def _share(self, packed: PackedTable) -> None:
+        """Lock a table in the separate session. It waits in slices: psycopg2 does not check for interrupts."""
         deadline = time.monotonic() + self.lock_timeout / 1000
         while True:
             try:
@@ -99,17 +115,17 @@ class Locks:
                 if time.monotonic() > deadline:
                     raise is_locked(packed) from None
                 self.db.check_interrupts()
-            except psycopg2.Error as error:  # it is not committed yet, or has gone
+            except psycopg2.Error as error:  # the table is not committed yet, or was dropped
                 raise MopError(
                     f'"{packed.text}" cannot be locked: {str(error).strip()}', sqlstate=error.pgcode or "08006"
                 ) from None
 
-    def _open(self):
+    def _open(self) -> None:
         self._session = connect(self.target(), "pg_mop locks")
-        self._session.autocommit = False  # one transaction, to the end
+        self._session.autocommit = False  # one transaction for the whole call
 
-    def _look(self):
-        """Hold the same by another session where this one was lost. Raises MopError where that cannot be."""
+    def _check_session(self) -> None:
+        """If the session was lost, take the same locks in a new one. Raises MopError if that fails."""
         if not self._session.closed and not select.select([self._session], [], [], 0)[0]:
             return
         try:
@@ -122,8 +138,8 @@ class Locks:
             for packed in self.shared:
                 self._share(packed)
 
-    def _value(self, sql):
-        """The first value that some SQL gives, run where locks are held; None where it gives none."""
+    def _value(self, sql: str) -> Any:
+        """Run SQL in the session that holds the locks; return the first value, or None."""
         if self._session is None:
             return self.db.value(sql)
         with self._session.cursor() as cursor:
@@ -132,8 +148,8 @@ class Locks:
             return row and row[0]
 
 
-def is_locked(packed):
-    """The MopError for a source that could not be locked or read in time."""
+def is_locked(packed: PackedTable) -> MopError:
+    """The MopError for a source that could not be locked or read within lock_timeout."""
     return MopError(
         f'"{packed.text}" is locked by another transaction',
         sqlstate="55P03",

@@ -1,15 +1,21 @@
-"""Asynchronous sessions (psycopg2's) to a server: opened, asked, waited for, ended."""
+"""Asynchronous psycopg2 sessions with a server: opening, commands, waiting, heartbeats."""
+
+from __future__ import annotations
 
 import contextlib
 import re
 import select
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.backend.database import SESSION_OPTIONS, first_sql, has_lost_segment
+from pg_mop.backend.errors import has_lost_segment
+from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq
+from pg_mop.connections.targets import Target
 
 CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 30
@@ -20,30 +26,33 @@ OPTIONS = (
 
 
 class SessionLost(Exception):
-    """The connection has gone, or was not made; `sqlstate`: the server's, where it refused that."""
+    """The connection was lost or refused; `sqlstate`: the server's reason for a refusal, if known."""
 
-    def __init__(self, message, sqlstate=None):
+    def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
 
 
-def message_of(error):
-    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
+def message_of(error: Exception) -> str:
+    """The primary message of a worker session's error, without PL/Python's prefix and context."""
     text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
     return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
 
 
 class WorkerSession:
-    """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
+    """One asynchronous connection. At most one command runs at a time; `poll` returns 'ready' when it has ended."""
 
-    def __init__(self, target, worker, application_name, options=OPTIONS):
-        self.target, self.worker, self.error = target, worker, None
-        self.work = []  # what it is doing: (unit, the row of the attempt)
-        self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
-        self.moves, self.command = [], None  # what is carried, and what it does then
-        self.prepared = False  # a relay has its tables
-        self._cursor = None  # of the command that was sent last
-        self.affinity = {}  # digests of compiled models with affinity for this worker, the latest last
+    def __init__(self, target: Target, worker: Any, application_name: str, options: str = OPTIONS) -> None:
+        self.target, self.worker = target, worker
+        self.error: Any = None
+        self.work: list[Any] = []  # units in progress: (unit, the row of the attempt)
+        self.relay: Any = None  # the relay session that moves states for this session
+        self.serves: Any = None  # a relay: the session that it moves states for
+        self.moves: list[Any] = []  # Moves in progress
+        self.command: Any = None  # follows the Moves
+        self.prepared = False  # a relay: its foreign tables exist
+        self.affinity: dict[str, None] = {}  # digests of compiled models with affinity for this worker, the latest last
+        self._cursor: Any = None  # of the last command
         try:
             self.connection = psycopg2.connect(
                 **target.parameters,
@@ -58,14 +67,16 @@ class WorkerSession:
         self._first_sql = first_sql(target)
         self._connecting = True
 
-    def fileno(self):
+    def fileno(self) -> int:
+        """The socket, for select."""
         return self.connection.fileno()
 
     @property
-    def pid(self):
+    def pid(self) -> Any:
+        """The process ID of the server's backend; None until connected."""
         return None if self._connecting else self.connection.info.backend_pid
 
-    def begin(self, sql):
+    def begin(self, sql: str) -> None:
         """Send a command (only when ready). Raises SessionLost."""
         if self._first_sql:
             sql, self._first_sql = self._first_sql + sql, ""
@@ -75,11 +86,11 @@ class WorkerSession:
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
 
-    def poll(self):
-        """Go on with what can be done without waiting.
+    def poll(self) -> str:
+        """Advance the command as far as possible without waiting.
 
-        Returns 'ready', 'read' or 'write' (what to wait for). Raises psycopg2.Error where the command failed and
-        SessionLost where the connection did.
+        Returns 'ready', or 'read' or 'write': wait until the socket is so. Raises psycopg2.Error if the command failed,
+        SessionLost if the connection failed.
         """
         try:
             state = self.connection.poll()
@@ -87,7 +98,7 @@ class WorkerSession:
             if self._connecting:
                 self.close()
                 raise SessionLost(*libpq.refusal(error)) from None
-            # a server that ends the session says why (class 57P) before it hangs up
+            # a server that ends the session sends the reason (class 57P) first
             if self.connection.closed or (error.pgcode or "").startswith("57P") or has_lost_segment(error):
                 self.close()
                 raise SessionLost(str(error).strip()) from None
@@ -102,49 +113,56 @@ class WorkerSession:
             return "ready"
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
 
-    def clean_sql(self):
-        """SQL to begin the next command with: ends a transaction that failed. (A warning in the server's log, where
-        there is none.)"""
+    def clean_sql(self) -> str:
+        """SQL for the start of the next command: it ends a failed transaction. (Without a transaction, the server logs a
+        warning.)"""
         return (
             ""
             if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
             else "ROLLBACK; "
         )
 
-    def rows(self):
-        """The rows of the command that has just ended."""
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The rows of the last command, which has ended."""
         return self._cursor.fetchall() if self._cursor is not None and self._cursor.description else []
 
-    def cancel(self):
+    def cancel(self) -> None:
+        """Ask the server to cancel the command."""
         try:
             self.connection.cancel()
         except psycopg2.Error:
             pass
 
-    def close(self):
+    def close(self) -> None:
+        """Close the connection."""
         try:
             self.connection.close()
         except psycopg2.Error:
             pass
 
 
-def wait(sessions, check_interrupts, seconds=CHECK_SECONDS):
-    """Wait until one of `sessions` can go on, at most `seconds`, letting PostgreSQL see interrupts by `tick`.
+def wait(
+    sessions: Iterable[WorkerSession], check_interrupts: Callable[[], None], seconds: float = CHECK_SECONDS
+) -> list[tuple[WorkerSession, Exception | None]]:
+    """Wait until one of `sessions` can advance, at most `seconds`, then call `check_interrupts`.
 
-    Returns the sessions whose command has ended as (session, error or None).
+    Returns the sessions whose command has ended, as (session, error or None).
     """
-    ended, reading, writing = [], [], []
+    ended: list[tuple[WorkerSession, Exception | None]] = []
+    reading: list[WorkerSession] = []
+    writing: list[WorkerSession] = []
     for session in sessions:
-        _sort(session, ended, reading, writing)
+        _advance(session, ended, reading, writing)
     if not ended:
         ready = select.select(reading, writing, [], seconds)
         for session in {*ready[0], *ready[1]}:
-            _sort(session, ended, [], [])
+            _advance(session, ended, [], [])
     check_interrupts()
     return ended
 
 
-def _sort(session, ended, reading, writing):
+def _advance(session: WorkerSession, ended: list[Any], reading: list[Any], writing: list[Any]) -> None:
+    """Poll a session, and append it to the list for its new state."""
     try:
         state = session.poll()
     except (psycopg2.Error, SessionLost) as error:
@@ -156,14 +174,14 @@ def _sort(session, ended, reading, writing):
         (reading if state == "read" else writing).append(session)
 
 
-def run(session, sql, check_interrupts):
-    """Send a command, wait for its end, give its rows. Raises psycopg2.Error or SessionLost."""
+def run(session: WorkerSession, sql: str, check_interrupts: Callable[[], None]) -> list[tuple[Any, ...]]:
+    """Send a command, wait for its end, return its rows. Raises psycopg2.Error or SessionLost."""
     session.begin(sql)
     return answer(session, check_interrupts)
 
 
-def answer(session, check_interrupts):
-    """Wait for the end of what a session does, give its rows. Raises psycopg2.Error or SessionLost."""
+def answer(session: WorkerSession, check_interrupts: Callable[[], None]) -> list[tuple[Any, ...]]:
+    """Wait for the end of a session's command, return its rows. Raises psycopg2.Error or SessionLost."""
     while True:
         for _, error in wait([session], check_interrupts):
             if error is not None:
@@ -171,21 +189,35 @@ def answer(session, check_interrupts):
             return session.rows()
 
 
-def open_session(target, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
-    """A new session, connected within so many seconds. Raises MopError with what mends it."""
+def open_session(
+    target: Target,
+    worker: Any,
+    application_name: str,
+    check_interrupts: Callable[[], None],
+    seconds: float = CONNECT_SECONDS,
+) -> WorkerSession:
+    """Open a session within so many seconds. Raises MopError with a hint."""
     return open_sessions([target], worker, application_name, check_interrupts, seconds)[0]
 
 
-def open_sessions(targets, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
-    """New sessions, one for each of some ways, all connected within so many seconds. Raises MopError."""
-    opened, connecting, deadline = [], {}, time.monotonic() + seconds
+def open_sessions(
+    targets: Sequence[Target],
+    worker: Any,
+    application_name: str,
+    check_interrupts: Callable[[], None],
+    seconds: float = CONNECT_SECONDS,
+) -> list[WorkerSession]:
+    """Open a session for each connection target, all within so many seconds. Raises MopError."""
+    opened: list[WorkerSession] = []
+    connecting: dict[WorkerSession, Target] = {}
+    deadline = time.monotonic() + seconds
     try:
         for target in targets:
             with _refused_by(target):
                 opened.append(WorkerSession(target, worker, application_name))
                 connecting[opened[-1]] = target
         while connecting:
-            with _refused_by(next(iter(connecting.values()))):  # (`tick` may have waited long enough)
+            with _refused_by(next(iter(connecting.values()))):  # check_interrupts may raise
                 ended = wait(list(connecting), check_interrupts)
             for session, error in ended:
                 with _refused_by(connecting.pop(session)):
@@ -202,29 +234,31 @@ def open_sessions(targets, worker, application_name, check_interrupts, seconds=C
 
 
 @contextlib.contextmanager
-def _refused_by(target):
+def _refused_by(target: Target) -> Iterator[None]:
     try:
         yield
     except SessionLost as error:
         raise target.refused(error) from None
 
 
-class Pulse:
-    """Looks now and then whether a server answers, and never waits for it."""
+class Heartbeat:
+    """Checks from time to time whether a server answers, without waiting."""
 
     EVERY = 5  # seconds
 
-    def __init__(self, target, name):
-        self.target, self.name, self.session = target, name, None
-        self.asked, self.answered = None, time.monotonic()  # None: no answer is awaited
+    def __init__(self, target: Target, name: str) -> None:
+        self.target, self.name = target, name
+        self.session: WorkerSession | None = None
+        self.asked: float | None = None  # time of the open question
+        self.answered = time.monotonic()  # time of the last answer
 
-    def look(self):
-        """For how many seconds the server has not answered, a question being asked; 0 where it has."""
+    def look(self) -> float:
+        """Ask or receive. Returns the seconds that the open question has waited for its answer; 0 if there is none."""
         now = time.monotonic()
         try:
             if self.session is None:
-                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: pulse"), now
-            # (to connect takes several steps)
+                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: heartbeat"), now
+            # connecting takes several steps
             while (
                 self.asked is not None
                 and (state := self.session.poll()) != "ready"
@@ -236,16 +270,20 @@ class Pulse:
             elif self.asked is None and now - self.answered > self.EVERY:
                 self.session.begin("SELECT 1")
                 self.asked = now
-        except (psycopg2.Error, SessionLost):  # those at work find out, too
+        except (psycopg2.Error, SessionLost):  # the sessions with units notice the loss themselves
             self.close()
         return 0 if self.asked is None else now - self.asked
 
     @property
-    def beats(self):
-        """True where the server has answered, as far as is known."""
+    def beats(self) -> bool:
+        """True if the server has answered the last question."""
         return self.session is not None and self.asked is None
 
-    def close(self):
+    def close(self) -> None:
+        """Close the session; the next `look` opens another."""
         if self.session is not None:
             self.session.close()
             self.session = None
+
+
+Pulse = Heartbeat  # former name

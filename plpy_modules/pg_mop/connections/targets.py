@@ -1,12 +1,21 @@
-"""The way to a server: how a session gets there, and as whom."""
+"""Connection targets: the address of a server, and the role of the session there."""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from pg_mop.backend.database import MopError, listening, options_without, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.session_settings import listening, options_without
 
-LOCAL = "pg_mop"  # the foreign server whose user mappings hold the roles' passwords for this server itself
-# libpq's parameters that a postgres_fdw server or user mapping may set for our sessions, too
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+
+LOCAL = "pg_mop"  # the foreign server whose user mappings hold the roles' passwords for this server
+# The libpq parameters that our sessions take from a postgres_fdw server and its user mapping.
 TAKEN = (
     "host",
     "hostaddr",
@@ -27,9 +36,9 @@ TAKEN = (
     "keepalives_count",
     "tcp_user_timeout",
 )
-# SQL: the foreign data wrapper w is postgres_fdw, whatever its schema
+# SQL: the foreign data wrapper w is postgres_fdw, in any schema.
 IS_POSTGRES_FDW = "w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$'"
-# of our sessions' settings: those that came after PostgreSQL 9.4, or that only Greenplum has
+# Settings of our sessions that came after PostgreSQL 9.4, or that only Greenplum has.
 MAY_LACK = (
     "row_security",
     "idle_in_transaction_session_timeout",
@@ -44,38 +53,43 @@ REFUSED = ("service", "passfile", "sslkey", "sslcert", "sslpassword", "requirepe
 
 @dataclass(frozen=True)
 class Target:
-    """`server`: its name, None: this server itself; `parameters`: psycopg2.connect's; `role`: to SET there;
-    `by_password`: only if the server asked for the password; `lacks`: those of MAY_LACK that the server does not know.
+    """A connection target: one server, one role.
+
+    `server`: the name of the foreign server; None: this server. `parameters`: of psycopg2.connect. `role`: for SET ROLE.
+    `by_password`: the connection counts only if the server asked for the password. `lacks`: the settings in MAY_LACK
+    that the server does not know.
     """
 
     server: str | None
     parameters: dict = field(repr=False)
     role: str
     by_password: bool = False
-    lacks: frozenset = frozenset({"optimizer", "transaction_timeout"})  # of a server that has not been asked
+    lacks: frozenset = frozenset({"optimizer", "transaction_timeout"})  # the assumption for other servers
 
-    def options(self, text):
-        """libpq's `options` that give these settings (-c name=value ...), but for those that the server lacks."""
+    def options(self, text: str) -> str:
+        """libpq's `options` (-c name=value ...) without the settings that the server lacks."""
         return options_without(self.lacks, text)
 
-    def idle_sql(self, milliseconds):
-        """SQL, with a semicolon: a session that is idle for so long is ended; 0: it stays. (Where the server ends none,
-        it stays as long as who opened it.)"""
+    def idle_sql(self, milliseconds: int) -> str:
+        """SQL, ending in a semicolon: the server ends the session after so long an idle time; 0: never.
+
+        On a server without this setting, the session lives as long as the process that opened it.
+        """
         return "" if "idle_session_timeout" in self.lacks else f"SET idle_session_timeout = {milliseconds}; "
 
     @property
-    def key(self):
-        """Equal for ways that lead to the same place as the same role."""
+    def key(self) -> tuple[Any, ...]:
+        """Equal for connection targets of the same address and role."""
         shown = tuple(sorted((k, v) for k, v in self.parameters.items() if k != "password"))
         return self.server, shown, hash(self.parameters.get("password")), self.role
 
-    def refused(self, error):
-        """The MopError for a connection that could not be made, with the commands that mend it."""
+    def refused(self, error: Exception) -> MopError:
+        """The MopError for a failed connection, with a hint."""
         made, state = self._refused(error), getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        made.silent = self if state is None or state.startswith("57P") else None
+        made.unreachable = self if state is None or state.startswith("57P") else None
         return made
 
-    def _refused(self, error):
+    def _refused(self, error: Exception) -> MopError:
         user = quote_identifier(self.parameters["user"])
         if self.server is not None:
             server = quote_identifier(self.server)
@@ -89,7 +103,7 @@ class Target:
             )
         address = listening()[2]
         options = f" OPTIONS (host {quote_literal(address)})" if address else ""
-        # (of a connection that psycopg2 makes by itself the SQLSTATE is not known)
+        # psycopg2 does not tell the SQLSTATE of a refused blocking connection.
         if getattr(error, "sqlstate", None) == "53300" or re.search("too many|connection slots", str(error)):
             hint = connections_hint(user)
         elif "password" in self.parameters:
@@ -110,38 +124,39 @@ class Target:
         )
 
 
-def connections_hint(user):
-    """What helps where no more sessions can be had for a role (quoted)."""
+def connections_hint(user: str) -> str:
+    """The hint for a role (quoted) that has too many connections."""
     return (
         "SELECT pid, usename, datname, application_name FROM pg_stat_activity; or, where it is the role's limit, "
         f"ALTER ROLE {user} CONNECTION LIMIT ...;"
     )
 
 
-def local(db):
-    """The way back to this server, as the session's own role: by its own socket or as the foreign server `pg_mop` says.
+def local(db: Database) -> Target:
+    """The connection target for this server, as the session's role: its socket, or the foreign server `pg_mop`.
 
-    Where to is the administrator's to say (host, port and sslmode of the SERVER); the role's USER MAPPING gives
-    nothing but the password, or anybody could have this server's operating-system user connect as a superuser.
+    Only the administrator chooses the address (host, port and sslmode of the SERVER). The role's USER MAPPING sets the
+    password alone: otherwise any role could make this server's operating-system user connect as a superuser. Raises
+    MopError.
     """
     user, role = db.value("SELECT session_user::text"), db.current_user()
     if role not in (user, db.setting("role")):
         raise MopError(
             "training cannot be called within a SECURITY DEFINER function of another role",
-            detail=f"Worker sessions would connect as {quote_identifier(user)}, whose rights that "
+            detail=f"Worker sessions would connect as {quote_identifier(user)}, whose privileges that "
             "function must not have.",
             sqlstate="0A000",
         )
     if role != user:
-        # The role's code there may RESET ROLE. So there is no way where PostgreSQL itself lets nobody do that: in a
-        # SECURITY DEFINER function, REFRESH MATERIALIZED VIEW, the expression of an index.
+        # The role's code in a worker session may RESET ROLE. So no session is opened where PostgreSQL forbids that: in a
+        # SECURITY DEFINER function, in REFRESH MATERIALIZED VIEW, in the expression of an index.
         try:
             db.execute("SELECT set_config('role', current_setting('role'), true)")
         except db.plpy.SPIError as error:
             if error.sqlstate != "42501":
                 raise
             raise MopError(
-                "no session can be opened where nobody may RESET ROLE",
+                "worker sessions cannot be opened where RESET ROLE is not allowed",
                 detail=str(error),
                 hint=f"Call as role {quote_identifier(role)}, outside of SECURITY DEFINER functions, "
                 "materialized views and indexes.",
@@ -162,7 +177,7 @@ def local(db):
     for name, value in options(server["srvoptions"]):
         if name in ("host", "port", "sslmode", "sslrootcert"):
             parameters[name] = value
-    # not PUBLIC's: only the server's owner may read that, and a password is one role's
+    # PUBLIC's mapping does not count: only the server's owner may read it, and a password belongs to one role.
     mapping = db.one(
         "SELECT umoptions, current_user = session_user AND has_server_privilege(srvid, 'USAGE') OR (SELECT "
         "rolsuper FROM pg_roles WHERE rolname = current_user) AS readable FROM pg_user_mappings "
@@ -172,7 +187,7 @@ def local(db):
     )
     if mapping is None:
         return target
-    parameters["password"] = ""  # tells `refused` that there is a mapping
+    parameters["password"] = ""  # marks the mapping for `refused`
     if mapping["umoptions"] is None and not mapping["readable"]:
         raise MopError(
             f"the user mapping of role {quote_identifier(user)} for server {LOCAL} cannot be read",
@@ -191,12 +206,12 @@ def local(db):
     return target
 
 
-def to(db, name):
-    """The way to a postgres_fdw server as the user mapping of the role whose rights are in force says.
+def to(db: Database, name: str) -> Target:
+    """The connection target for a postgres_fdw server, by the current role's user mapping.
 
-    Raises MopError where there is no such server or mapping, or the role may not use it. As for postgres_fdw itself,
-    who is no superuser must have a password there, unless a superuser has set password_required 'false': or anybody
-    could have this server's operating-system user connect.
+    Raises MopError if the server or the mapping does not exist, or the role may not use the server. As in postgres_fdw,
+    a role that is not a superuser needs a password, unless a superuser has set password_required 'false': otherwise any
+    role could connect as this server's operating-system user.
     """
     quoted, user = quote_identifier(name), db.current_user()
     server = db.one(
@@ -211,8 +226,8 @@ def to(db, name):
         )
     if not is_postgres_fdw(server["handler"]):
         raise MopError(
-            f"server {quoted} is none of postgres_fdw",
-            detail="No session can train on it.",
+            f"server {quoted} is not a server of postgres_fdw",
+            detail="Worker sessions cannot connect to it.",
             hint="CREATE EXTENSION postgres_fdw; CREATE SERVER ... FOREIGN DATA WRAPPER postgres_fdw;",
             sqlstate="42809",
         )
@@ -234,7 +249,7 @@ def to(db, name):
     if mapping is None:
         raise MopError(
             f"role {quote_identifier(user)} has no user mapping for server {quoted}",
-            detail="That of PUBLIC does not count: what is trained there is one role's.",
+            detail="A mapping for PUBLIC does not count: a run belongs to one role.",
             hint=make,
             sqlstate="42704",
         )
@@ -267,11 +282,11 @@ def to(db, name):
     return Target(name, parameters, given["user"], by_password)
 
 
-def is_postgres_fdw(handler):
-    """True for the name of postgres_fdw's handler, whatever its schema."""
+def is_postgres_fdw(handler: str) -> bool:
+    """True for the name of postgres_fdw's handler, in any schema."""
     return handler.rpartition(".")[2] == "postgres_fdw_handler"
 
 
-def options(texts):
-    """PostgreSQL's list of name=value -> pairs."""
-    return [tuple(text.split("=", 1)) for text in texts or []]
+def options(texts: Iterable[str] | None) -> list[tuple[str, str]]:
+    """PostgreSQL's list of name=value texts as pairs."""
+    return [(name, value) for name, _, value in (text.partition("=") for text in texts or [])]

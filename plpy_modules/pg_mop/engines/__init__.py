@@ -1,4 +1,4 @@
-"""Where packed rows are: what differs between kinds of places."""
+"""Engines: the differences between PostgreSQL, postgres_fdw, Citus and Greenplum."""
 
 from pg_mop.engines.citus import Citus, placements
 from pg_mop.engines.greenplum import Greenplum
@@ -7,9 +7,10 @@ from pg_mop.engines.postgresql import PostgreSQL
 
 
 def find(db, tables, copied=False):
-    """The Engine of a call's packed tables, found by looking at them; `copied`: copies of segments are of use.
+    """The Engine for a call's packed tables; `copied`: use copies of segments.
 
-    Raises MopError for a foreign table that is none of postgres_fdw's, or a shard that no server leads to.
+    Raises MopError for a foreign table of another wrapper than postgres_fdw, or for a shard whose node has no foreign
+    server.
     """
     if db.has_segments:
         return Greenplum(db, tables)

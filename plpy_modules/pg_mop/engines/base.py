@@ -1,82 +1,117 @@
-"""What differs between places where packed rows are, behind one small class."""
+"""The engine interface: everything that differs between databases that hold packed rows."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from pg_mop.backend import settings
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 
-AT_ONCE = 10  # buffers of labels that are fetched together
+FETCH_BUFFERS = 10  # buffers of labels in one fetch
 
-COPIES = (
-    "__internal_copies__"  # column of a packed table's summary, JSON: [[segment, server or null, schema, table], ...]
-)
+# Column of a packed table's summary, JSON: [[segment, server or null, schema, table], ...]
+COPIES = "__internal_copies__"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
-    its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
-    what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there; `copies`: of the same rows,
-    on other servers, as Segments; `host_segment`: on Greenplum, the row of mop_place whose segment has its trainer.
+    """A horizontal part of a packed table, on one server.
 
-    Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
-    that it is the same table."""
+    A Segment also describes a leaf partition of a table of raw rows. Its key is then a running number, its rows and
+    bytes are estimates, and its fingerprint identifies the table only.
 
-    key: int
+    >>> copy = Segment(3, 500, 81920, "b2", "w2", '"public"."copy_3"', "SELECT ...")
+    >>> segment = Segment(3, 500, 81920, "a1", "w1", '"public"."packed_3"', "SELECT ...", copies=(copy,))
+    >>> segment.at(["w2", "w3"]) is copy
+    True
+    """
+
+    key: int  # `__dist_key__`; 0 if the table has no such column
     rows: int
     bytes: int
-    fingerprint: str
-    server: str | None
-    table: str
-    fingerprint_sql: str
-    copies: tuple = ()
-    host_segment: int | None = None
+    fingerprint: str  # changes with each write to the rows; None if the server is away
+    server: str | None  # name of the foreign server; None: the coordinator's own server
+    table: str  # quoted name on that server
+    fingerprint_sql: str  # selects the present fingerprint on that server, as column `fingerprint`
+    copies: tuple = ()  # of the same rows on other servers, as Segments
+    host_segment: int | None = None  # Greenplum: the row of mop_place on the host segment with the trainer
 
     def on(self, server):
-        """This, or its copy, on a server (its name)."""
+        """This segment or its copy on a server (name)."""
         return self.at([server])
 
     def at(self, servers):
-        """This, or a copy of it, on one of some servers (their names). Raises LookupError where none has it."""
-        for one in (self, *self.copies):
-            if one.server in servers:
-                return one
+        """This segment or a copy on one of `servers` (names). Raises LookupError if none has it."""
+        for candidate in (self, *self.copies):
+            if candidate.server in servers:
+                return candidate
         raise LookupError(self.key)
 
 
 class Engine(ABC):
-    """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`).
+    """One kind of database. :func:`pg_mop.engines.find` chooses the engine by the packed tables of a call.
 
-    `several_servers`: segments may be on other servers. `away`: {name of a server that does not answer, for whose segments
-    their copies may do: the MopError}.
+    An engine implements six methods. This one keeps two segments in a dict:
+
+    >>> class InMemory(Engine):
+    ...     rows = {0: 120, 1: 80}
+    ...
+    ...     def segments(self, packed):
+    ...         return [Segment(k, n, 64 * n, "v1", None, "t", "SELECT 'v1'") for k, n in self.rows.items()]
+    ...
+    ...     def share(self, packed):
+    ...         pass  # nobody else writes to the dict
+    ...
+    ...     def parts(self, raw):
+    ...         return self.segments(raw)
+    ...
+    ...     def first_row(self, table, columns):
+    ...         return [[4]]
+    ...
+    ...     def target(self, server):
+    ...         return Target(None, {"dbname": "db", "user": "ann"}, role="ann")
+    ...
+    ...     def rows_sql(self, packed, segment, aggregate):
+    ...         return f"SELECT {aggregate}(...) AS report FROM {segment.table} WHERE __dist_key__ = {segment.key}"
+    >>> from pg_mop.connections.targets import Target
+    >>> engine = InMemory()
+    >>> [segment.rows for segment in engine.segments(None)]
+    [120, 80]
+    >>> engine.target(None).role
+    'ann'
+    >>> engine.rows_sql(None, engine.segments(None)[1], "mop_sub_epoch")
+    'SELECT mop_sub_epoch(...) AS report FROM t WHERE __dist_key__ = 1'
+
+    tests/engines/test_engines.py has the tests that every engine passes.
     """
 
-    several_servers = False
-    away = MappingProxyType({})
+    several_servers = False  # segments may be on other servers
+    away = MappingProxyType({})  # {server that does not answer, but whose segments have copies: its MopError}
 
     @abstractmethod
     def segments(self, packed):
-        """The segments of a :class:`PackedTable` that have rows, by key."""
+        """The Segments of a :class:`~pg_mop.packing.packed_table.PackedTable` that have rows, ordered by key."""
 
     def with_copies(self, packed, segments):
-        """These segments of a packed table with the copies that there are of each. Raises MopError."""
+        """The segments of a packed table, each with its copies. Raises MopError."""
         return segments
 
     def contents(self, wanted):
-        """Digests of the rows of segments, or of copies of them, for a list of (packed table, Segment): they are equal
-        where all values are. Raises MopError."""
-        raise NotImplementedError  # there are no copies
+        """Digests of the values of segments or copies, for a list of (packed table, Segment): equal values have equal
+        digests. Raises MopError."""
+        raise NotImplementedError  # this engine has no copies
 
     @abstractmethod
     def share(self, packed):
-        """Keep writers from the segments of a packed table until the call ends, where the caller may."""
+        """Lock the segments of a packed table against writers until the call ends, if the caller has the privilege."""
 
     def check_whole(self, beside):
-        """The caller's transaction must be all there still, wherever parts of it are: `beside(sql)` gives the rows of a
-        query in another session. Raises MopError."""
-        return  # (here it is one session of one server, which ends as a whole)
+        """Check that the caller's transaction is intact on all servers that take part in it.
+
+        `beside(sql)`: the rows of a query in another session. Raises MopError.
+        """
+        return  # one session of one server ends as a whole
 
     @abstractmethod
     def parts(self, raw):
@@ -84,18 +119,32 @@ class Engine(ABC):
 
     @abstractmethod
     def first_row(self, table, columns):
-        """The values of some SQL columns for any row of a packed or raw table; None where it has none."""
+        """The values of some SQL columns in any row of a packed or raw table; None if it is empty."""
+
+    @abstractmethod
+    def target(self, server):
+        """The :class:`~pg_mop.connections.targets.Target` for a server (name; None: the coordinator's own)."""
+
+    @abstractmethod
+    def rows_sql(self, packed, segment, aggregate):
+        """SQL for column `report`, on the segment's server: `aggregate` (quoted) over the segment's buffers, ordered by
+        buffer_id. On Greenplum, SQL that passes the buffers to the trainer of the host segment, which reports later.
+
+        The text is a % format with the key `epochs`: how often the rows are sent.
+        """
 
     def shapes(self, packed):
-        """{column: shape of one example} of a packed table. Raises MopError where it is empty."""
+        """{column: shape of one example} of a packed table. Raises MopError if it is empty."""
         row = self.first_row(packed, packed.shape_columns())
         if row is None:
             raise MopError(f'"{packed.text}" is empty')
         return packed.shapes_of(row)
 
     def class_counts(self, packed):
-        """How many rows of a packed table with one output have each class, in the order of the classes; of a single
-        number, how many are 0 and 1, or None where some are neither."""
+        """The number of rows of each class in a packed table with one output, in the order of the classes.
+
+        For an output of a single number: the numbers of 0 and of 1, or None if there are other values.
+        """
         from pg_mop.backend.arrays import np
 
         width, column = self.shapes(packed)[packed.outputs[0]][0], quote_identifier(packed.outputs[0])
@@ -115,27 +164,15 @@ class Engine(ABC):
         cursor = self.db.plpy.cursor(
             f"SELECT {column} AS data FROM {segment.table} WHERE {packed.of_segment(segment.key)}"
         )
-        while rows := cursor.fetch(AT_ONCE):
+        while rows := cursor.fetch(FETCH_BUFFERS):
             yield from (row["data"] for row in rows)
         cursor.close()
 
     def info(self, backend):
-        """{"cores", "gpus"} of the coordinator's own server, where trainers are; `backend`: their framework."""
+        """{"cores", "gpus"} of the coordinator's own server, for trainers of the framework `backend`."""
         return {"cores": settings.cores(), "gpus": settings.gpus(backend)}
 
     def check_gpus(self, backend):
-        """Raises MopError where trainers have no GPU there."""
+        """Raises MopError if trainers of the framework `backend` have no GPU."""
         if not settings.gpus(backend):
             raise settings.no_gpu(backend)
-
-    @abstractmethod
-    def target(self, server):
-        """The :class:`~pg_mop.connections.targets.Way` to a server (its name; None: the coordinator's own)."""
-
-    @abstractmethod
-    def rows_sql(self, packed, segment, aggregate):
-        """SQL for column `report`, on the segment's server: `aggregate` (a quoted name) over its buffers, in order of
-        buffer_id. On Greenplum SQL that hands them to the trainer there, which reports later.
-
-        It has a place to fill by %: `epochs` (how often the rows are sent).
-        """

@@ -1,29 +1,33 @@
-"""Citus: shards of a distributed packed table are trained on the nodes where they are.
+"""Citus: the shards of a distributed packed table are trained on their nodes.
 
-A session on a node is a straight connection, as for postgres_fdw: by a foreign server that leads there. Citus itself
-only packs, shows the rows to whoever selects them, and says where the shards are.
+Worker sessions connect to a node directly, as for postgres_fdw, by a foreign server with the node's address. Citus itself
+serves packing and queries of the packed table, and lists the shards' placements.
 """
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.connections.links import Links
 from pg_mop.connections.targets import IS_POSTGRES_FDW
-from pg_mop.engines.postgres_fdw import Links, PostgresFdw
+from pg_mop.engines.postgres_fdw import PostgresFdw
 
-# a role may look for, and lock, shards of its own tables only where these say so
+# These settings let a role see and lock the shards of its own tables.
 OF_SHARDS = "SET citus.override_table_visibility = off; SET citus.enable_manual_changes_to_shards = on"
-# of the nodes that are in use, as n
+# SQL: node n is in use.
 ACTIVE = "n.isactive AND n.noderole = 'primary' AND n.nodecluster = current_setting('citus.cluster_name')"
 
 
 class Citus(PostgresFdw):
-    """`placed`: {oid of a distributed table: [a Node and the quoted table there for each placement of a shard, ...] of
-    each shard}. Of each shard the first placement is trained on, the others are its copies."""
+    """`placed`: {OID of a distributed table: for each shard, [(Node, quoted table on the node), ...] of its placements}.
+
+    Units train on the first placement of a shard; the others are its copies.
+    """
 
     begins_without = False
 
     def __init__(self, db, foreign, placed, copied=False):
         """Raises MopError."""
         if db.value("SELECT transaction_number <> 0 FROM get_current_transaction_id()"):
-            # each query of ours, and there are many while we wait, would have a savepoint on each node
+            # Each of our queries, many of them while we wait, would set a savepoint on each node.
             raise MopError(
                 "this transaction has used tables that Citus distributes",
                 sqlstate="25001",
@@ -45,13 +49,13 @@ class Citus(PostgresFdw):
 
 
 class Node:
-    """A node of Citus. `here`: it is this server itself."""
+    """A node of Citus. `here`: this server."""
 
     def __init__(self, host, port, here):
         self.host, self.port, self.here = host, port, here
 
     def server(self, db):
-        """The name of the foreign server that leads to it; None: it is this server itself. Raises MopError."""
+        """The name of the foreign server with the node's address; None: this server. Raises MopError."""
         if self.here:
             return None
         user, database = quote_identifier(db.current_user()), db.value("SELECT current_database()::text")
@@ -60,7 +64,7 @@ class Node:
             "SELECT s.srvname::text AS name, has_server_privilege(s.oid, 'USAGE') AS usable "
             "FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw "
             f"WHERE {IS_POSTGRES_FDW} AND s.srvoptions @> $1 "
-            # (anybody who may use the wrapper can make one that says so and leads elsewhere)
+            # hostaddr overrides host, and any role with USAGE on the wrapper can create a server.
             "AND NOT EXISTS (SELECT 1 FROM unnest(s.srvoptions) AS o WHERE o LIKE 'hostaddr=%') AND EXISTS (SELECT 1 "
             "FROM pg_roles a WHERE a.oid = s.srvowner AND (a.rolsuper OR a.rolname = current_user)) "
             "ORDER BY usable DESC, EXISTS (SELECT 1 FROM pg_user_mappings m WHERE m.srvid = s.oid "
@@ -75,8 +79,8 @@ class Node:
             raise MopError(
                 f"no foreign server leads to node {self.host}:{self.port} of Citus",
                 sqlstate="42704",
-                detail="Its options must say the very host and port that pg_dist_node has, and this dbname: what "
-                "libpq takes where one is missing does not count.",
+                detail="The server's options must have the host and port of pg_dist_node, and this dbname; libpq's "
+                "defaults do not count.",
                 hint=f"CREATE EXTENSION IF NOT EXISTS postgres_fdw; CREATE SERVER {name} FOREIGN DATA WRAPPER "
                 f"postgres_fdw OPTIONS ({listed}); {grant} CREATE USER MAPPING FOR {user} SERVER {name} OPTIONS "
                 f"(user {quote_literal(db.current_user())}, password '...');",
@@ -91,7 +95,7 @@ class Node:
 
 
 def nodes(db):
-    """The Nodes that new shards are put on."""
+    """The Nodes for new shards."""
     return [
         Node(row["nodename"], row["nodeport"], row["here"])
         for row in db.execute(
@@ -102,8 +106,10 @@ def nodes(db):
 
 
 def placements(db, table, text):
-    """[[(Node, quoted table there), ...] of each shard of a Table], which the caller calls `text`; None where Citus has
-    not cut it into shards. Raises MopError where one is on no active node."""
+    """For each shard of a Table, [(Node, quoted table on the node), ...]; None if Citus has not sharded the table.
+
+    The caller calls the table `text`. Raises MopError for a shard that is on no active node.
+    """
     if (db.distribution(table) or "n") == "n":
         return None
     shards, known = {}, {}
@@ -131,7 +137,7 @@ def placements(db, table, text):
 
 
 def reads_shards(db, table):
-    """True where rows of a Table, or of what it is a view of, are in shards of Citus."""
+    """True if a Table, or for a view any table below it, has rows in shards of Citus."""
     if not db.has_citus:
         return False
     methods = (

@@ -8,7 +8,8 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.connections.blocking import connect
 from pg_mop.engines.base import Segment

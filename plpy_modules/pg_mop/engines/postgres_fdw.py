@@ -1,21 +1,21 @@
-"""Several PostgreSQL servers: partitions of the packed table that are postgres_fdw tables are trained where they are.
+"""Several PostgreSQL servers: a partition that is a postgres_fdw table is trained on its own server.
 
-A session on such a server is a straight connection, as the user mapping says; postgres_fdw itself only packs, shows
-the rows to whoever selects them, and carries model states.
+Worker sessions connect to that server directly, by the user mapping. postgres_fdw itself serves packing, queries of the
+packed table, and the transfer of states.
 """
 
 import contextlib
 import dataclasses
-import json
 import re
 from collections import deque
 
 import psycopg2
 
-from pg_mop import __version__
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
-from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, answer, open_sessions, run, wait
+from pg_mop.connections.links import Links
+from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, wait
 from pg_mop.engines.base import COPIES, Segment
 from pg_mop.engines.postgresql import (
     ESTIMATES,
@@ -29,13 +29,13 @@ from pg_mop.engines.postgresql import (
 
 
 class PostgresFdw(PostgreSQL):
-    """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}; `links`: to their servers."""
+    """`foreign`: {OID of a packed table: [(server, quoted name of the remote table), ...]}; `links`: to the servers."""
 
     several_servers = True
-    begins_without = True  # servers that are away: what is there is known without them
+    begins_without = True  # a run can start while servers are away: the catalog describes their segments
 
     def __init__(self, db, foreign, copied=False):
-        """`copied`: copies of segments are of use."""
+        """`copied`: use copies of segments."""
         super().__init__(db)
         self.copied, self.away = copied, {}
         self.foreign, self.links = foreign, Links(db)
@@ -53,7 +53,8 @@ class PostgresFdw(PostgreSQL):
                 self.links[server].share(table)
 
     def _reach(self, servers):
-        """Open the links to servers. Those that do not answer are `away`, where copies may do. Raises MopError."""
+        """Open the links to servers. Servers that do not answer become `away`, if copies can replace them; otherwise
+        raises MopError."""
         away = self.away if self.copied and self.begins_without else None
         self.links.reach([server for server in servers if server not in self.away], away)
 
@@ -62,7 +63,7 @@ class PostgresFdw(PostgreSQL):
         return server in self.away
 
     def _tables(self, packed):
-        """[(server, quoted table there), ...] of all that other servers have of a packed table."""
+        """[(server, quoted remote table), ...] of a packed table's partitions and copies on other servers."""
         copies = packed.copies if self.copied else ()
         return [
             *self.foreign.get(packed.table.oid, ()),
@@ -70,8 +71,10 @@ class PostgresFdw(PostgreSQL):
         ]
 
     def reopen(self, server, tables, check_interrupts):
-        """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
-        while it is waited for. Raises MopError."""
+        """Open the link to a server again that was away, and lock these packed tables on it against writers.
+
+        `check_interrupts`: called while waiting. Raises MopError.
+        """
         target = self.target(server)
         if server in self.links:
             self.links[server].session.close()
@@ -83,7 +86,7 @@ class PostgresFdw(PostgreSQL):
         return link
 
     def first_row(self, table, columns):
-        # never through postgres_fdw: the caller's transaction would depend on the server to its end
+        # Not through postgres_fdw: the caller's transaction would depend on the server until its end.
         for leaf in self._leaves(table.table):
             if (row := self.db.one(f"SELECT {columns} FROM {leaf['name']} LIMIT 1")) is not None:
                 return list(row.values())
@@ -130,21 +133,20 @@ class PostgresFdw(PostgreSQL):
         return [self._measured(segment) for segment in found]
 
     def _unread(self, packed):
-        """The segments of a packed table on servers that are away, as far as the coordinator knows of them: without
-        rows, bytes, fingerprint."""
+        """The segments of a packed table on servers that are away, without rows, bytes and fingerprint."""
         found = []
         for server, table, bound in partitions(self.db, packed.table, packed.text):
             if server in self.away:
                 listed = re.fullmatch(r"FOR VALUES IN \((.*)\)", bound or "")
                 try:
                     keys = [int(key.strip(" '")) for key in listed[1].split(",")]
-                except (TypeError, ValueError):  # not as the preprocessors make it: nobody knows what is there
+                except (TypeError, ValueError):  # not a bound of the preprocessors: the keys are unknown
                     raise self.away[server] from None
                 found += [Segment(key, 0, 0, None, server, table, fingerprint_sql(packed, table, key)) for key in keys]
         return found
 
     def _measured(self, segment):
-        """A segment on a server that is away, with what a copy says of its size. Raises MopError."""
+        """The segment; if its server is away, with the size of a copy. Raises MopError if it has no copy."""
         if segment.server not in self.away:
             return segment
         if not segment.copies:
@@ -152,7 +154,7 @@ class PostgresFdw(PostgreSQL):
         return dataclasses.replace(segment, rows=segment.copies[0].rows, bytes=segment.copies[0].bytes)
 
     def _copies(self, packed):
-        """All copies that there are of segments of a packed table, as Segments. Raises MopError."""
+        """All copies of a packed table's segments, as Segments. Raises MopError."""
         found = []
         for key, server, table in packed.copies:
             if server is None:
@@ -163,8 +165,8 @@ class PostgresFdw(PostgreSQL):
         return found
 
     def _check_own(self, packed, table):
-        """A copy here must be a table of who owns the packed table: a view may run its owner's functions as who reads
-        it. Raises MopError."""
+        """Check that a local copy is a table of the packed table's owner, for a view could run its owner's functions with
+        the reader's privileges. Raises MopError."""
         if not self.db.value(
             "SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
             "c.oid = to_regclass($1) AND c.relkind = 'r' AND p.oid = $2)",
@@ -173,12 +175,12 @@ class PostgresFdw(PostgreSQL):
         ):
             raise MopError(
                 f'{table}, which the summary of "{packed.text}" names, is no copy of a segment',
-                hint=f"UPDATE {packed.summary_table} SET {COPIES} = NULL; gives the copies up.",
+                hint=f"To give up the copies: UPDATE {packed.summary_table} SET {COPIES} = NULL;",
                 sqlstate="42809",
             )
 
     def contents(self, wanted):
-        # each server reads its own, one after the other, while the others read theirs
+        # Servers work side by side; each reads its segments one after the other.
         found, queues, busy = [None] * len(wanted), {}, {}
         for number, (_, segment) in enumerate(wanted):
             queues.setdefault(segment.server, deque()).append(number)
@@ -206,7 +208,7 @@ class PostgresFdw(PostgreSQL):
                         del queues[server]
         except BaseException:
             for session in busy:
-                session.close()  # (a cancel would wait for its server)
+                session.close()  # a cancel request would wait for the server
             raise
         return found
 
@@ -240,34 +242,36 @@ class PostgresFdw(PostgreSQL):
         ]
 
     def _read(self, packed, server, table, sql):
-        """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
+        """The rows (tuples) of a query about a table on a server. Raises MopError."""
         with self._reading(packed, server, table):
             self._check_table(packed, server, table)
             return self.links[server].run(sql)
 
     def _check_table(self, packed, server, table):
-        """It must be no view, which may run its owner's functions as who reads it. Raises MopError."""
+        """Check that a remote table is not a view, which could run its owner's functions with the reader's privileges.
+
+        Raises MopError.
+        """
         if self.links[server].run(
             f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN ('r', 'p')"
         ):
             raise MopError(
                 f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} is no table',
                 sqlstate="42809",
-                hint="It must be a table that the preprocessor has made, or one like it.",
+                hint="It must be a table that the preprocessor has made, or a similar table.",
             )
 
     @contextlib.contextmanager
     def _reading(self, packed, server, table):
-        """Within it errors of reading a table on a server are told as MopErrors."""
+        """Turn errors of reading a table on a server into MopErrors."""
         try:
             yield
         except SessionLost as error:
             raise self.links[server].target.refused(error) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise MopError(
-                f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
-                f"table {table}",
-                hint="Make it there, or DROP FOREIGN TABLE the partition.",
+                f'"{packed.text}" has a partition on server {quote_identifier(server)}, which has no table {table}',
+                hint="Create it on that server, or DROP FOREIGN TABLE the partition.",
             ) from None
         except psycopg2.Error as error:
             raise MopError(
@@ -276,144 +280,16 @@ class PostgresFdw(PostgreSQL):
             ) from None
 
 
-class Links(dict):
-    """{name of a server: its Link}, each opened when it is asked for. Raises MopError where a server does not serve.
-
-    `first`: SQL that their sessions begin with."""
-
-    def __init__(self, db, first=None):
-        super().__init__()
-        self.db, self.first = db, first
-        db.at_end.append(self._close)  # whatever becomes of the call, no session holds locks on other servers
-
-    def __missing__(self, server):
-        self.reach([server])
-        return self[server]
-
-    def reach(self, servers, away=None):
-        """Open the links to servers that have none yet, all at once. Raises MopError; but where there is a dict `away`,
-        those that do not answer come into it: {name: MopError}."""
-        missing = [server for server in dict.fromkeys(servers) if server not in self]
-        opened = [targets.local(self.db) if server is None else targets.to(self.db, server) for server in missing]
-        try:
-            self.update(zip(missing, self._open(opened)))
-        except MopError as error:
-            if away is None or error.silent is None:
-                raise
-            away[error.silent.server] = error
-            self.reach([server for server in missing if server not in away], away)
-
-    def open(self, target, check_interrupts=None):
-        """A new Link. Raises MopError."""
-        return self._open([target], check_interrupts)[0]
-
-    def _open(self, opened, check_interrupts=None):
-        sessions = open_sessions(opened, None, "pg_mop link", check_interrupts or self.db.check_interrupts)
-        try:
-            links = [
-                Link(self.db, target, session, check_interrupts, self.first)
-                for target, session in zip(opened, sessions)
-            ]
-            for link in links:
-                link.meet()
-            return links
-        except BaseException:
-            for session in sessions:
-                session.close()
-            raise
-
-    def _close(self):
-        for link in self.values():
-            link.session.close()
-
-
-class Link:
-    """A session of the call's own on another server, in one transaction to the call's end: it holds locks and reads.
-
-    Raises MopError where the server cannot be reached, or has not what it takes.
-    """
-
-    def __init__(self, db, target, session, check_interrupts=None, first=None):
-        """`session`: one that leads there; `first`: SQL to begin with; `tick`: called while it waits."""
-        self.target, self.check_interrupts, self.lock_timeout = (
-            target,
-            check_interrupts or db.check_interrupts,
-            db.setting("pg_mop.lock_timeout") or "10s",
-        )
-        self.session = session
-        self.name = quoted = quote_identifier(target.server or targets.LOCAL)
-        try:
-            if first:
-                self.run(first)
-            schema = self.run(
-                "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
-                "WHERE e.extname = 'pg_mop'"
-            )
-            if not schema:
-                raise MopError(
-                    f'pg_mop is not there on server {quoted}, in database "{target.parameters["dbname"]}"',
-                    hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;",
-                    sqlstate="58P01",
-                )
-            self.schema = quote_identifier(schema[0][0])  # of the extension there
-            session.begin(f"SELECT {self.schema}.mop_server_info()::text")
-        except (psycopg2.Error, SessionLost) as error:
-            raise target.refused(error) from None
-
-    def meet(self):
-        """Learn what the server says of itself (`info`), which it was asked for at the beginning: Python is started
-        for it, on all servers at once. Raises MopError where that shows that it cannot be trained on."""
-        target, quoted = self.target, self.name
-        try:
-            try:
-                self.info = json.loads(answer(self.session, self.check_interrupts)[0][0])
-            except psycopg2.errors.InsufficientPrivilege:
-                raise MopError(
-                    f"role {quote_identifier(target.role)} may not use pg_mop on server {quoted}",
-                    hint=f"On that server: GRANT mop_user TO {quote_identifier(target.role)};",
-                    sqlstate="42501",
-                ) from None
-            except psycopg2.errors.UndefinedFunction:
-                self.info = {"pg_mop": "older"}
-        except (psycopg2.Error, SessionLost) as error:
-            raise target.refused(error) from None
-        if self.info["pg_mop"] != __version__:
-            raise MopError(
-                f"server {quoted} has pg_mop {self.info['pg_mop']}, this one has {__version__}",
-                hint="Where it is the older one: ALTER EXTENSION pg_mop UPDATE;",
-                sqlstate="58000",
-            )
-
-    def run(self, sql):
-        """The rows (tuples) that some SQL gives. Raises psycopg2.Error and SessionLost."""
-        return run(self.session, sql, self.check_interrupts)
-
-    def share(self, table):
-        """Lock a table there against writers, where the role may, to the end of the call."""
-        try:
-            # (one that is not there is told of by who reads it)
-            if self.run(f"SELECT has_table_privilege(to_regclass({quote_literal(table)}), 'UPDATE, DELETE, TRUNCATE')")[
-                0
-            ][0]:
-                self.run(f"BEGIN; SET LOCAL lock_timeout = '{self.lock_timeout}'; LOCK TABLE {table} IN SHARE MODE")
-        except psycopg2.errors.LockNotAvailable:
-            raise MopError(
-                f"{table} on server {self.name} is locked by another transaction",
-                hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}::regclass;",
-                sqlstate="55P03",
-            ) from None
-        except (psycopg2.Error, SessionLost) as error:
-            raise self.target.refused(error) from None
-
-
 def foreign_partitions(db, table, text):
-    """[(server, quoted table there), ...] of the leaf partitions of a packed table that are foreign tables; `table`: a
-    Table, which the caller calls `text`. Raises MopError for one that is none of postgres_fdw's."""
-    return [(server, there) for server, there, _ in partitions(db, table, text)]
+    """[(server, quoted remote table), ...] of the leaf partitions of a packed table that are foreign tables.
+
+    `table`: a Table, which the caller calls `text`. Raises MopError for a partition of another foreign data wrapper.
+    """
+    return [(server, remote) for server, remote, _ in partitions(db, table, text)]
 
 
 def partitions(db, table, text):
-    """As `foreign_partitions`, and of each SQL for the partition's bound, or None."""
+    """As `foreign_partitions`, with SQL for each partition's bound, or None: (server, quoted remote table, bound)."""
     rows = db.execute(
         "SELECT c.relname, n.nspname, s.srvname, w.fdwhandler::regproc::text AS handler, f.ftoptions, "
         "pg_get_expr(c.relpartbound, c.oid) AS bound "
@@ -429,8 +305,8 @@ def partitions(db, table, text):
         if not targets.is_postgres_fdw(row["handler"] or ""):
             raise MopError(
                 f'"{text}" has a partition "{row["relname"]}" on server '
-                f"{quote_identifier(row['srvname'])}, which is none of postgres_fdw",
-                detail="No session can train on it.",
+                f"{quote_identifier(row['srvname'])}, which is not a server of postgres_fdw",
+                detail="Worker sessions cannot connect to it.",
                 sqlstate="42809",
             )
         options = dict(option.split("=", 1) for option in row["ftoptions"] or ())

@@ -1,11 +1,14 @@
-"""Plain PostgreSQL: every segment is on this server, every worker session a connection back to it."""
+"""Plain PostgreSQL: all segments and worker sessions are on this server."""
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.engines.base import Engine, Segment
 
 
 class PostgreSQL(Engine):
+    """The engine for packed tables of this server alone, and the base of the other engines."""
+
     def __init__(self, db):
         self.db = db
 
@@ -13,7 +16,7 @@ class PostgreSQL(Engine):
         return targets.local(self.db)
 
     def share(self, packed):
-        """The call's own locks do that (pg_mop.locks)."""
+        """Nothing to do: the call's own lock (connections/locks.py) covers the partitions."""
 
     def first_row(self, table, columns):
         row = self.db.one(f"SELECT {columns} FROM {table.table} LIMIT 1")
@@ -34,7 +37,7 @@ class PostgreSQL(Engine):
         ]
 
     def _leaves(self, table):
-        """The leaf partitions of a Table that are on this server, as dicts: name (quoted), rows and bytes (estimates),
+        """The leaf partitions of a Table on this server, as dicts: name (quoted), rows and bytes (estimates),
         fingerprint."""
         return self.db.execute(
             f"SELECT format('%I.%I', n.nspname, c.relname) AS name, {ESTIMATES} FROM "
@@ -49,8 +52,8 @@ class PostgreSQL(Engine):
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
 
     def _segments_here(self, packed, table, keys_sql, read=None):
-        """The segments of `table` (quoted) with the keys that some SQL gives, which units read of `read`, if not of the
-        packed table itself."""
+        """The segments of `table` (quoted) whose keys `keys_sql` selects. Units read them from the table `read`, by
+        default the packed table itself."""
         db, found, read = self.db, [], read or str(packed.table)
         keys = [row["key"] for row in db.execute(keys_sql)]
         if None in keys:
@@ -81,7 +84,7 @@ class PostgreSQL(Engine):
         values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
         shapes = ", ".join(f"s{i}" for i in range(len(packed.columns)))
         aggregate, table = aggregate.replace("%", "%%"), segment.table.replace("%", "%%")
-        # the rows are sorted while their values are still references to out-of-line storage
+        # The sort moves references to out-of-line values, not the values.
         return (
             f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
             f"SELECT epoch, buffer_id, {wanted} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
@@ -89,7 +92,7 @@ class PostgreSQL(Engine):
         )
 
 
-# of a leaf partition, pg_class as c: rows, bytes, and what tells that it is the same table
+# SQL about a leaf partition (pg_class as c): rows, bytes, and a fingerprint of its identity.
 ESTIMATES = "greatest(c.reltuples, 0)::bigint AS rows, pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint"
 ROWS = (
     "count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
@@ -98,9 +101,9 @@ ROWS = (
 
 
 def fingerprint(packed, table):
-    """SQL for what tells that rows of `table` are the same rows, read as the same inputs and outputs.
+    """SQL for the fingerprint of rows of `table`: equal for the same rows, read as the same inputs and outputs.
 
-    Columns count by their numbers, since two of them may change names; the summary says which of them are read as what.
+    It contains the columns' numbers, for two columns may swap their names, and the summary's meaning of the columns.
     """
     names = ", ".join(quote_literal(c + more) for c in packed.columns for more in ("", "_shape"))
     columns = (
@@ -111,8 +114,8 @@ def fingerprint(packed, table):
 
 
 def fingerprint_sql(packed, table, key):
-    """SQL for the fingerprint of a segment in `table`: it changes when anybody writes to the segment, and when its
-    columns are read as others."""
+    """SQL for the fingerprint of a segment in `table`: each write to the segment and each new meaning of its columns
+    changes it."""
     return f"SELECT {fingerprint(packed, table)} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
 
 
@@ -126,11 +129,11 @@ def content_sql(packed, table, key):
 
 
 def identity_sql(table):
-    """SQL for a fingerprint that tells that `table` (quoted) is the same table."""
+    """SQL for a fingerprint of the identity of `table` (quoted), not of its rows."""
     return f"SELECT {quote_literal(table)}::regclass::oid::text AS fingerprint"
 
 
 def sizes(packed):
-    """SQL: what a segment's rows and bytes are, of its buffers."""
+    """SQL over a segment's buffers: its rows and bytes."""
     size = " + ".join(f"octet_length({quote_identifier(c)})" for c in packed.columns)
     return f"sum({quote_identifier(packed.columns[0] + '_shape')}[1]) AS rows, sum({size}) AS bytes"

@@ -13,7 +13,9 @@ import secrets
 
 from mop_udf import aggregate
 from mop_udf.errors import sqlstate_of
-from pg_mop.backend.database import MopError, quote_identifier, raising
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import raising
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.trainers import at_start, content
 from pg_mop.inference.model import Model
 from pg_mop.inference.prediction import Choice, Predictor, check_range, wires

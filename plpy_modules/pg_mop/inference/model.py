@@ -1,7 +1,7 @@
 """A model to evaluate, predict with or export, wherever it was read from."""
 
 from mop_udf import architecture, architecture_shapes
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 
 class Model:

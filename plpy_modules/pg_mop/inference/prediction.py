@@ -4,7 +4,8 @@
 import re
 
 from pg_mop.backend.arrays import np
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode
 

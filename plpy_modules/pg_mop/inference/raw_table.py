@@ -1,6 +1,7 @@
 """Tables of raw rows, one example a row, as predict reads them."""
 
-from pg_mop.backend.database import MopError, quote_identifier, split_names
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, split_names
 from pg_mop.backend.sql_types import column_kind
 
 HINT = "predict takes raw rows, one example a row, not a packed table."

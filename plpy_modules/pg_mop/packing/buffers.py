@@ -4,7 +4,7 @@ import io
 import struct
 
 from pg_mop.backend.arrays import np
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 
 MAX_ELEMENTS = 75_000_000  # independent elements that a computed buffer holds at most (300 MB of float32)
 MAX_PACKED_BYTES = 1_000_000_000  # all values of one packed row together; PostgreSQL's limit is 1 GiB per row

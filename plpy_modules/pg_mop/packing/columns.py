@@ -1,7 +1,8 @@
 """The source columns that are packed: independent ones, and dependent ones as classes or numbers."""
 
 from pg_mop.backend.arrays import np
-from pg_mop.backend.database import MopError, quote_identifier, split_names
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, split_names
 from pg_mop.backend.sql_types import NUMBERS, column_kind, equality
 from pg_mop.packing import buffers
 

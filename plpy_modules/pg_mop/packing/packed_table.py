@@ -3,7 +3,8 @@
 import hashlib
 import json
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.packing.summary import copies_in
 

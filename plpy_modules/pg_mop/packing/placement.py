@@ -5,8 +5,9 @@ import hashlib
 import re
 
 from pg_mop.backend import settings
-from pg_mop.backend.database import MAX_NAME, MopError, quote_identifier, quote_literal
-from pg_mop.engines.postgres_fdw import Links
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import MAX_NAME, quote_identifier, quote_literal
+from pg_mop.connections.links import Links
 
 HERE = "local"  # this server, in pg_mop.servers
 PRIMARY_KEY = 'PRIMARY KEY ("__dist_key__", "buffer_id")'

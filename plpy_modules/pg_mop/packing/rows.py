@@ -2,7 +2,8 @@
 
 from contextlib import contextmanager
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import STRINGS, equality
 from pg_mop.packing import unfit
 

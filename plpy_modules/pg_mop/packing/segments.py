@@ -1,7 +1,8 @@
 """Segments of Greenplum: rows are packed there, by all of them at once, and each buffer stays on its segment."""
 
 from mop_udf.errors import raise_error
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.engines import greenplum
 from pg_mop.packing import buffers, rows, unfit
 from pg_mop.packing.placement import PRIMARY_KEY, columns_sql, external_sql

@@ -1,8 +1,8 @@
 """Segments in shards of Citus: where the source is distributed, what is packed of it is distributed, too."""
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
+from pg_mop.connections.links import Links
 from pg_mop.engines import citus
-from pg_mop.engines.postgres_fdw import Links
 from pg_mop.packing.placement import PRIMARY_KEY, Places, columns_sql, external_sql, strength
 from pg_mop.packing.segments import Segments
 

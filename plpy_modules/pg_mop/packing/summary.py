@@ -2,7 +2,8 @@
 
 import json
 
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.engines.base import COPIES
 
 MAX_WIDTH = 32_767  # classes of one output

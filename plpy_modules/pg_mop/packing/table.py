@@ -1,6 +1,7 @@
 """The packed table: created with a place for each segment, and filled from the source in one scan."""
 
-from pg_mop.backend.database import MAX_NAME, MopError
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import MAX_NAME
 from pg_mop.packing import buffers, rows, unfit
 from pg_mop.packing.segments import Segments
 from pg_mop.packing.summary import complete

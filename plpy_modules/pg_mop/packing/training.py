@@ -1,6 +1,7 @@
 """A packed training table, as the packing of validation rows needs it: classes, widths and the constant."""
 
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.sql_types import column_kind, kind_of
 from pg_mop.packing import buffers
 

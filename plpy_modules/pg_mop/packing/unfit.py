@@ -1,6 +1,7 @@
 """Numbers that a packed column cannot hold: the error that counts the rows and gives the query that finds them."""
 
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 
 OUT_OF_RANGE = "22003"  # SQLSTATE of a cast that such a number makes fail
 

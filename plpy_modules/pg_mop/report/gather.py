@@ -11,7 +11,8 @@ from typing import Any
 
 from mop_udf import params
 from pg_mop import __version__
-from pg_mop.backend.database import Database, MopError
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
 from pg_mop.plan.watch import Watch
 from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import flat, varied

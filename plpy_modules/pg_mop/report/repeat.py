@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pg_mop.backend.database import quote_literal
+from pg_mop.backend.quoting import quote_literal
 
 
 def repeating_sql(

@@ -7,7 +7,7 @@ from typing import Any
 
 from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_resolver, params
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.run.inputs import MOST_STAGES, Inputs
 
 Configuration = dict[str, Any]

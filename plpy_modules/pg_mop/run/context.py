@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.plan.stages import Plan
 from pg_mop.run.attempt import UNDER_WAY, Attempt, Policy, State

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch

@@ -16,7 +16,7 @@ import psycopg2
 import mop_udf
 from mop_udf import fork_server_client
 from pg_mop.backend import object_table
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
 from pg_mop.plan.cost_history import CostHistory

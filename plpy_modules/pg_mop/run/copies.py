@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
 from pg_mop.run.attempt import Attempt, Copied, CopyFailed, Event
 from pg_mop.run.context import RunContext

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections import targets
 from pg_mop.plan.stages import Plan

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal
 from pg_mop.catalog import Catalog
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, wait
 from pg_mop.connections.targets import Target

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.connections.sessions import Pulse
 from pg_mop.connections.targets import Target
 from pg_mop.run.context import RunContext

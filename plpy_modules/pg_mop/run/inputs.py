@@ -10,7 +10,7 @@ from typing import Any
 
 from pg_mop import engines
 from pg_mop.backend import ray_cluster, settings
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.run.earlier import Earlier, options_of
 from pg_mop.search.goals import goal, parts

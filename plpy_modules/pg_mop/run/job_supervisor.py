@@ -24,7 +24,7 @@ import psycopg2
 import psycopg2.extensions
 from setproctitle import setproctitle
 
-from pg_mop.backend.database import KEEPALIVES, SESSION_OPTIONS, options_without
+from pg_mop.backend.session_settings import KEEPALIVES, SESSION_OPTIONS, options_without
 from pg_mop.connections import libpq
 from pg_mop.connections.sessions import SessionLost, WorkerSession, answer, message_of, run, wait
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.run import metrics
 from pg_mop.run.spec import RunSpec
 

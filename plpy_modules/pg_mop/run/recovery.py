@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.backend.limits import TOO_MANY_TRAINERS
 from pg_mop.connections.sessions import SessionLost, message_of
 from pg_mop.plan.stages import Stage

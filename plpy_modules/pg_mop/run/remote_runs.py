@@ -10,7 +10,8 @@ import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop.backend import object_table, settings
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import RemoteCatalog
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.packing.placement import this_database

@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import message_of
 from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.plan.stages import Stage
 from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController

@@ -8,7 +8,8 @@ from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.connections.locks import is_locked
 from pg_mop.engines.base import Segment
 from pg_mop.run.earlier import Earlier

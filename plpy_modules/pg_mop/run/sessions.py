@@ -11,7 +11,8 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.backend.database import MopError, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.sessions import (
     ATTEMPTS,
     CONNECT_SECONDS,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.run.servers import Server
 from pg_mop.run.state_tables import Sizes, StateTables
 
@@ -193,7 +194,7 @@ class States:
         """SQL that makes the foreign tables of `move_sql`, for a relay session on a server."""
         made = []
         for name, server in self.servers.items():
-            if at.home and not server.home or (name, at.name) in self._direct:
+            if name is not None and (at.home and not server.home or (name, at.name) in self._direct):
                 for view, columns, options in (
                     (
                         "mop_departures",

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, run, wait
 from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext

@@ -17,8 +17,10 @@ from typing import Any
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop.backend import object_table
-from pg_mop.backend.database import Database, MopError, extension_schema, finite_json, quote_identifier
+from pg_mop.backend.database import Database, extension_schema
+from pg_mop.backend.errors import MopError
 from pg_mop.backend.queries import Query, as_text, by_spi, rows_of
+from pg_mop.backend.quoting import finite_json, quote_identifier
 from pg_mop.backend.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
 

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-from pg_mop.backend.database import MopError
+from pg_mop.backend.errors import MopError
 from pg_mop.run.context import RunContext
 from pg_mop.run.transfers import Transfers
 

@@ -1,0 +1,32 @@
+"""Errors for the caller."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pg_mop.connections.targets import Target
+
+
+class MopError(Exception):
+    """An error for the caller: a message of one sentence, facts in `detail`, the command that helps in `hint`."""
+
+    unreachable: Target | None = None  # a server that did not answer, or that is starting up or shutting down
+
+    def __init__(
+        self, message: str, detail: str | None = None, hint: str | None = None, sqlstate: str = "22023"
+    ) -> None:
+        super().__init__(message)
+        self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate
+
+
+def has_lost_segment(error: Any) -> bool:
+    """True if a psycopg2 error tells that the session has lost a Greenplum segment.
+
+    Do not use such a session again: its rollback may raise an error past PL/Python, which corrupts the interpreter
+    state. The next call of that process ended the coordinator, and so all sessions.
+    """
+    return (
+        error.pgcode == "58M01" or error.pgcode == "XX000" and bool(re.search(r"DTX \w+ dispatch failed", str(error)))
+    )

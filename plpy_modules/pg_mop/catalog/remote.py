@@ -1,0 +1,77 @@
+"""The catalog of another server."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg2.extensions
+
+from pg_mop.backend.errors import MopError
+from pg_mop.catalog.catalog import Catalog
+from pg_mop.catalog.session import T
+
+if TYPE_CHECKING:
+    from pg_mop.connections.targets import Target
+
+
+class RemoteCatalog(Catalog):
+    """The catalog of another server, for a remote run (sql/postgresql/13_servers.sql).
+
+    Waiting for that server reacts to cancels, and ends with an error after SECONDS.
+    """
+
+    SECONDS = 5  # for any answer
+
+    def __init__(self, target: Target, schema: str, check_interrupts: Callable[[], None]) -> None:
+        """Connect. `schema`: the extension's on that server, quoted; `check_interrupts`: called while waiting. Raises
+        MopError."""
+        self.schema, self.target, self.check_interrupts = schema.replace("%", "%%"), target, check_interrupts
+        self.prefix = f"{self.schema}.mop_"
+        self.fencing_token = self.caller = None
+        self.leads: int | None = None  # the remote run of this session
+        self._connect()
+
+    def _connect(self) -> None:
+        with self._waiting():
+            super()._connect()
+            self.coordinator = self._run(f"SELECT backend FROM {self.schema}.mop_tokens")[0]["backend"]
+            if self.leads is not None:
+                self._run(
+                    f"SELECT {self.schema}.mop_lead_remote_run(%s, %s, %s)",
+                    (self.leads, self.fencing_token, self.coordinator),
+                )
+
+    def _retrying(self, work: Callable[..., T], *arguments: Any) -> T:
+        with self._waiting():
+            return super()._retrying(work, *arguments)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Within the block, psycopg2 waits by `_wait`."""
+        before = psycopg2.extensions.get_wait_callback()
+        psycopg2.extensions.set_wait_callback(self._wait)
+        try:
+            yield
+        finally:
+            psycopg2.extensions.set_wait_callback(before)
+
+    def _wait(self, connection: Any) -> None:
+        """Wait for an answer, checking for interrupts.
+
+        If this raises, psycopg2 closes the connection and drops the answer. Do not close the connection in this
+        function: it would wait for psycopg2's own lock for ever.
+        """
+        deadline = time.monotonic() + self.SECONDS
+        while (state := connection.poll()) != psycopg2.extensions.POLL_OK:
+            reading = [connection] if state == psycopg2.extensions.POLL_READ else []
+            writing = [connection] if state == psycopg2.extensions.POLL_WRITE else []
+            if not any(select.select(reading, writing, [], 0.1)):
+                self.check_interrupts()
+                if time.monotonic() > deadline:
+                    raise MopError(
+                        f"server {self.target.server} has not answered for {self.SECONDS} s", sqlstate="08006"
+                    )

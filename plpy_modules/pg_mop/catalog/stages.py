@@ -1,0 +1,255 @@
+"""Configurations, the stages of their search plan, and stages that earlier runs have trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+
+from pg_mop.backend.errors import MopError
+from pg_mop.catalog.session import CatalogSession, Row
+from pg_mop.plan.reuse import Known
+
+if TYPE_CHECKING:
+    from pg_mop.plan.stages import Stage
+
+MAX_ROWS = 5000  # inserted by one statement
+CONFIGURATION_COLUMNS = (
+    "mst_key",
+    "model_id",
+    "compile_params",
+    "fit_params",
+    "model_arch",
+    "error",
+    "weights_sql",
+    "weights_md5",
+)
+
+
+class Stages(CatalogSession):
+    """The catalog's configurations, stages and requests."""
+
+    # --- configurations ---------------------------------------------------------------------------
+    def run_configurations(self, run_id: int) -> list[Row]:
+        """A run's configurations as dicts, ordered by mst_key."""
+        return self.execute(
+            f"""
+            SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,
+                   weights_sql, weights_md5, reason
+            FROM {self.prefix}configuration
+            WHERE run_id = %s
+            ORDER BY mst_key
+            """,
+            (run_id,),
+        )
+
+    def fail_configurations(self, run_id: int, mst_keys: Iterable[int], error: str, blame: str) -> None:
+        """Mark configurations as failed; `blame`: 'configuration' or 'place'."""
+        self.call("mop_fail_configurations", run_id, self.fencing_token, list(mst_keys), error, blame)
+
+    def withdraw(self, run_id: int, mst_key: int, iterations: int, reason: str | None) -> None:
+        """End a configuration after `iterations`."""
+        self.call("mop_withdraw", run_id, self.fencing_token, mst_key, iterations, reason)
+
+    # --- stages and requests ----------------------------------------------------------------------
+    def ask(
+        self,
+        run_id: int,
+        configurations: Sequence[Mapping[str, Any]],
+        stages: Collection[Stage],
+        requests: Sequence[tuple[int, Stage]],
+        visits: int,
+    ) -> None:
+        """Add to a run: configurations (as in `open_run`), stages that are new or newly to be evaluated, and `requests`:
+        (mst_key, the stage of its next iteration). A stage has `visits` training units."""
+        if configurations or stages or requests:
+            self._retrying(self._in_transaction, self._insert, run_id, configurations, stages, requests, visits)
+
+    def run_stages(self, run_id: int) -> list[Row]:
+        """A run's stages as dicts, parents first; `mst_keys`: the configurations that request the stage."""
+        return self.execute(
+            f"""
+            SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,
+                   s.evaluated, s.source_run, s.source_stage, coalesce(x.scores, 0) AS scores, q.mst_keys
+            FROM {self.prefix}stage s
+            LEFT JOIN (
+                SELECT run_id, stage, count(*) AS scores
+                FROM {self.prefix}metric
+                GROUP BY run_id, stage) x USING (run_id, stage)
+            LEFT JOIN (
+                SELECT run_id, stage, array_agg(mst_key) AS mst_keys
+                FROM {self.prefix}request
+                GROUP BY run_id, stage) q USING (run_id, stage)
+            WHERE s.run_id = %s
+            ORDER BY s.stage
+            """,
+            (run_id,),
+        )
+
+    def _insert(
+        self,
+        cursor: Any,
+        run_id: int,
+        configurations: Iterable[Mapping[str, Any]],
+        stages: Iterable[Stage],
+        requests: Iterable[tuple[int, Stage]],
+        visits: int,
+    ) -> None:
+        rows: list[list[Row]] = [
+            [{name: row.get(name) for name in CONFIGURATION_COLUMNS} for row in configurations],
+            [
+                {
+                    "stage": stage.number,
+                    "parent": stage.parent and stage.parent.number,
+                    "iteration": stage.iteration,
+                    "identity": stage.identity,
+                    "mst_key": stage.mst_key,
+                    "compile_params": stage.parameters[0],
+                    "fit_params": stage.parameters[1],
+                    "evaluated": stage.evaluated,
+                    "version": (stage.iteration - 1) * visits,
+                }
+                for stage in stages
+            ],
+            [{"mst_key": key, "iteration": stage.iteration, "stage": stage.number} for key, stage in requests],
+        ]
+        if max(map(len, rows)) <= MAX_ROWS:
+            steps = [rows]
+        else:  # configurations first, then stages, then requests, which refer to both
+            steps = [
+                [rows[n][first : first + MAX_ROWS] if n == kind else [] for n in range(3)]
+                for kind in range(3)
+                for first in range(0, len(rows[kind]), MAX_ROWS)
+            ]
+        for step in steps:
+            cursor.execute(
+                f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)",
+                (run_id, self.fencing_token, *map(json.dumps, step)),
+            )
+
+    # --- initial weights --------------------------------------------------------------------------
+    def start(
+        self, run_id: int, stages: Iterable[Stage], configurations: Mapping[int, Mapping[str, Any]]
+    ) -> list[Stage]:
+        """Store the initial weights of untrained root stages, and return the stages that now have weights.
+
+        A stage takes part if its configuration (`configurations`: by mst_key) has `weights_sql`, a query for the weights
+        (float32 bytes). Their MD5 must be `weights_md5`. Raises MopError if this session sees other weights: worker
+        sessions would see these, too.
+        """
+        starts = [
+            stage
+            for stage in stages
+            if stage.parent is None
+            and not stage.trained
+            and (configurations.get(stage.mst_key) or {}).get("weights_sql")
+        ]
+        if starts:
+            self._retrying(self._in_transaction, self._insert_weights, run_id, starts, configurations)
+        return starts
+
+    def _insert_weights(
+        self, cursor: Any, run_id: int, stages: Iterable[Stage], configurations: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Copy plain weights within the server, as version 0 of the stages' states."""
+        groups: dict[tuple[str, str], tuple[Mapping[str, Any], list[int]]] = {}
+        for stage in stages:
+            row = configurations[stage.mst_key]
+            groups.setdefault((row["weights_sql"], row["weights_md5"]), (row, []))[1].append(stage.number)
+        for (source, digest), (row, numbers) in groups.items():
+            weights = f"SELECT w FROM ({source.replace('%', '%%')}) AS source(w) WHERE md5(w) = %s"
+            try:
+                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, ({weights}))", (run_id, numbers, digest))
+                visible = True
+            except (
+                psycopg2.errors.NotNullViolation,
+                psycopg2.errors.UndefinedTable,
+                psycopg2.errors.UndefinedColumn,
+                psycopg2.errors.LockNotAvailable,
+                psycopg2.errors.InvalidSchemaName,
+                psycopg2.errors.FeatureNotSupported,
+                psycopg2.errors.InsufficientPrivilege,
+            ):
+                visible = False
+            if not visible:
+                raise MopError(
+                    f"the initial weights of mst_key {row['mst_key']} are not those that other sessions see",
+                    detail="Worker sessions see committed data only, and no temporary tables; or the weights have been "
+                    "replaced since.",
+                    hint="COMMIT the transaction that wrote them, then call again.",
+                    sqlstate="55000",
+                )
+
+    # --- stages that earlier runs have trained ----------------------------------------------------
+    def known_stages(self, run_id: int, identities: Collection[str], datasets: int) -> dict[str, list[Known]]:
+        """{identity: [Known, ...]} of the stages that earlier runs of the role have trained completely.
+
+        `datasets`: their number. Metrics count as known if they cover all datasets with the same rows.
+        """
+        if not identities:
+            return {}
+        # No function may read tables for each row: Greenplum would run it on a segment.
+        # `datasets` compares datasets by their rows, as mop_same_segments does.
+        rows = self.execute(
+            f"""
+            WITH found AS (
+                SELECT s.identity, s.run_id, s.stage,
+                       c.stage IS NOT NULL AND m.state_table IS NOT NULL AS state,
+                       coalesce(s.source_run, s.run_id) AS origin_run,
+                       coalesce(s.source_stage, s.stage) AS origin_stage,
+                       coalesce(p.source_run, p.run_id) AS parent_run,
+                       coalesce(p.source_stage, p.stage) AS parent_stage
+                FROM {self.prefix}stage s
+                JOIN {self.prefix}run r USING (run_id)
+                LEFT JOIN {self.prefix}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)
+                JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
+                LEFT JOIN {self.prefix}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)
+                WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._role}
+                  AND m.version = s.iteration * r.segments),
+            datasets AS (
+                SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment) AS are
+                FROM {self.prefix}segment g
+                WHERE g.run_id = %s OR g.run_id IN (SELECT f.run_id FROM found f)
+                GROUP BY 1, 2),
+            scored AS (
+                SELECT x.run_id, x.stage, count(*) AS scores
+                FROM {self.prefix}metric x
+                JOIN datasets o USING (run_id, dataset)
+                JOIN datasets m ON (m.dataset, m.are) = (o.dataset, o.are)
+                WHERE m.run_id = %s
+                GROUP BY 1, 2)
+            SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)
+            """,
+            (list(identities), run_id, run_id, run_id),
+        )
+        known: dict[str, list[Known]] = {}
+        for row in rows:
+            parent = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])
+            known.setdefault(row["identity"], []).append(
+                Known(
+                    row["run_id"],
+                    row["stage"],
+                    row["state"],
+                    row["scores"] >= datasets,
+                    (row["origin_run"], row["origin_stage"]),
+                    parent,
+                )
+            )
+        return known
+
+    def adopt(self, run_id: int, stages: Iterable[tuple[Stage, Known, bool]]) -> bool:
+        """Take over stages that earlier runs have trained; `stages`: as plan.reuse.adoptable returns them.
+
+        Returns False, and takes over none, if one of them has been dropped.
+        """
+        adopted = [
+            {"stage": stage.number, "run": known.run, "of": known.stage, "state": state, "scored": known.scored}
+            for stage, known, state in stages
+        ]
+        return self.call("mop_adopt", run_id, self.fencing_token, json.dumps(adopted))
+
+    def keep_checkpoints(self, run_id: int) -> None:
+        """Keep a run's states for later runs."""
+        self.call("mop_keep_checkpoints", run_id, self.fencing_token)

@@ -1,0 +1,170 @@
+"""Units: begun, failed, finished, and reported between servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.catalog.session import CatalogSession, Row
+from pg_mop.schedule.board import Unit
+
+if TYPE_CHECKING:
+    from pg_mop.run.states import Move
+
+ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
+
+
+class Units(CatalogSession):
+    """The catalog's units."""
+
+    # --- units of this server ---------------------------------------------------------------------
+    def begin_units_sql(self, run_id: int, units: Sequence[Mapping[str, Any]]) -> str:
+        """SQL that notes units (dicts) as running. All are of one segment, kind and dataset. The worker session runs and
+        commits the SQL before it trains."""
+        if self.connection.closed:
+            self._connect()
+        common = [units[0][name] for name in ("segment", "kind", "dataset")]
+        columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "attempt", "queued_at")]
+        with self.connection.cursor() as cursor:
+            return cursor.mogrify(
+                f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                (run_id, self.fencing_token, *common, *columns),
+            ).decode()
+
+    def begin_units(self, run_id: int, units: Sequence[Mapping[str, Any]]) -> None:
+        """Note units as running that another server executes."""
+        self.execute(self.begin_units_sql(run_id, units).replace("%", "%%"))
+
+    def fail_unit(self, unit: Mapping[str, Any], error: str, decision: str) -> None:
+        """Note that an attempt (dict) failed, and the decision about it. Its row is inserted if the worker session was
+        lost before doing so."""
+        self.execute(
+            f"""
+            SELECT {self.schema}.mop_fail_unit(
+                %(run_id)s, %(fencing_token)s, %(stage)s, %(iteration)s, %(segment)s, %(kind)s, %(dataset)s,
+                %(attempt)s, %(queued_at)s, %(error)s, %(decision)s)
+            """,
+            {**unit, "fencing_token": self.fencing_token, "error": error, "decision": decision},
+        )
+
+    def unit_is_finished(self, unit: Mapping[str, Any]) -> bool:
+        """True if a unit (dict) has committed: its worker session may be lost before its answer arrives."""
+        return bool(
+            self.execute(
+                f"""
+                SELECT 1 FROM {self.prefix}unit
+                WHERE run_id = %(run_id)s AND stage = %(stage)s AND segment = %(segment)s
+                  AND kind = %(kind)s AND dataset = %(dataset)s AND status = 'finished'
+                """,
+                unit,
+            )
+        )
+
+    def run_units(self, run_id: int) -> list[Row]:
+        """A run's units that were begun, as dicts, training units ordered by version.
+
+        The finished training units of adopted stages are included; their `own` is false: an earlier run executed them.
+        """
+        return self.execute(
+            f"""
+            SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
+                   true AS own
+            FROM {self.prefix}unit u
+            WHERE u.run_id = %(run_id)s
+            UNION ALL
+            SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
+                   false
+            FROM {self.prefix}stage s
+            JOIN {self.prefix}unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
+            WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'
+            ORDER BY version, attempt
+            """,
+            {"run_id": run_id},
+        )
+
+    def finished_units(self, run_id: int) -> list[Unit]:
+        """A run's finished Units, training units ordered by version."""
+        return [
+            Unit(**row)
+            for row in self.execute(
+                f"""
+                SELECT iteration, stage, kind, dataset, segment FROM {self.prefix}unit
+                WHERE run_id = %s AND status = 'finished'
+                ORDER BY version
+                """,
+                (run_id,),
+            )
+        ]
+
+    # --- units of several servers -----------------------------------------------------------------
+    def report(self, run_id: int, unit: Unit) -> str | None:
+        """This server's report of a finished Unit, as JSON text, or None."""
+        return self.value(self.report_sql(run_id, unit))
+
+    def report_sql(self, run_id: int, unit: Unit) -> str:
+        """SQL for the report of `report`, as column `report`."""
+        return (
+            f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
+            f"'{unit.kind}', '{unit.dataset}')::text AS report"
+        )
+
+    def register(self, run_id: int, report: str | None, copy: Move | None = None) -> Any:
+        """Register another server's report of a unit.
+
+        `copy`: a Move that brings the unit's state to this server. The report and the state are then registered in one
+        transaction, and the state's size in bytes is returned.
+        """
+        register = f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)"
+        values = (run_id, self.fencing_token, report)
+        if copy is None:
+            self.execute(register, values)
+            return None
+        # Statements that are sent together are one transaction.
+        return self.value(
+            f"{register}; SELECT {self.schema}.{ARRIVED}",
+            (*values, run_id, self.fencing_token, copy.stage, copy.version, copy.state_table),
+        )
+
+    def arrived(self, run_id: int, stage: int, version: int, state_table: int) -> int:
+        """Register that a stage's state has arrived from another server, in a state table. Returns its size in bytes."""
+        return self.value(f"SELECT {self.schema}.{ARRIVED}", (run_id, self.fencing_token, stage, version, state_table))
+
+    def partials(self, run_id: int, stage: int, dataset: str) -> str | None:
+        """The metric sums of the segments evaluated so far, as JSON text, or None."""
+        return self.value(f"SELECT {self.schema}.mop_take_partials(%s, %s, %s)::text AS sums", (run_id, stage, dataset))
+
+    def put_partials(self, run_id: int, stage: int, dataset: str, sums: str | None) -> None:
+        """Store another server's `partials`."""
+        self.call("mop_put_partials", run_id, self.fencing_token, stage, dataset, sums)
+
+    # --- remote runs ------------------------------------------------------------------------------
+    def remote_runs(self, run_id: int) -> dict[str, int]:
+        """{server: number of the remote run} of the other servers that a run uses."""
+        return {
+            row["server"]: row["remote_run"]
+            for row in self.execute(
+                f"SELECT server, remote_run FROM {self.prefix}remote_run WHERE run_id = %s", (run_id,)
+            )
+        }
+
+    def add_remote_run(self, run_id: int, server: str, remote_run: int) -> None:
+        """Note the remote run of a server."""
+        self.call("mop_add_remote_run", run_id, self.fencing_token, server, remote_run)
+
+    def forget_remote_run(self, run_id: int, server: str) -> None:
+        """Delete the note about a server's remote run."""
+        self.call("mop_forget_remote_run", run_id, self.fencing_token, server)
+
+    def led_by(self, leader: str) -> dict[int, int]:
+        """{number of a remote run on this server: number of the coordinator's run} of the role's remote runs for the
+        coordinator `leader`."""
+        return {
+            row["run_id"]: int(row["led"])
+            for row in self.execute(
+                f"""
+                SELECT run_id, parameters ->> 'run' AS led FROM {self.prefix}run
+                WHERE owner = {self._role} AND function = 'remote_run' AND parameters ->> 'leader' = %s
+                """,
+                (leader,),
+            )
+        }
