@@ -19,7 +19,7 @@ class Segment:
     """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
     its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
     what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there; `copies`: of the same rows,
-    on other servers, as Segments; `host_segment`: on Greenplum, the row of mop_place whose segment has its trainer.
+    on other servers, as Segments; `host_segment`: on Greenplum, the row of mop_host_segment whose segment has its trainer.
 
     Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
     that it is the same table."""
