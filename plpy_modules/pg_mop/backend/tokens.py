@@ -74,8 +74,10 @@ def caller(plpy, home, token, pid, moment):
 
 
 def standing(plpy, home, run, token, pid, moment):
-    """What this process knows: 2, the token's role owns the run, which exists in this transaction; 1, the role owns the
-    run; 0, nothing."""
+    """The process's knowledge of a run and a token.
+
+    2: the token's role owns the run, which exists in this transaction; 1: the role owns the run; 0: nothing.
+    """
     if _home == home and _known == (run, token, moment):
         return 2
     role = caller(plpy, home, token, pid, moment)
