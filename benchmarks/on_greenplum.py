@@ -44,7 +44,7 @@ def main():
     try:
         db = Client(cluster, "postgres")
         db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
-        segments = beside.db.value("SELECT count(*) FROM madlib.mop_place")
+        segments = beside.db.value("SELECT count(*) FROM madlib.mop_host_segment")
         took = {"PostgreSQL": [], "Greenplum": []}
         for _ in range(arguments.runs):
             for name, where in (("PostgreSQL", db), ("Greenplum", beside.db)):

@@ -2,7 +2,8 @@
 
 \echo Use "ALTER EXTENSION pg_mop UPDATE" to load this file. \quit
 
--- The views stay, with what depends on them and with who may read them. They show nothing until they are made anew below.
+-- The views stay, and with them users' views of them and grants. Without their queries they depend on no table; the
+-- functions and views below give them their queries again.
 DO $do$
 DECLARE
     shown record;
@@ -30,14 +31,14 @@ ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text;
 CREATE TABLE @extschema@.mop_stage (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     stage integer NOT NULL,             -- a parent's number is smaller than its children's
-    parent integer,                     -- NULL: a path begins
+    parent integer,                     -- NULL: the first stage of a path
     iteration integer NOT NULL,
-    identity text NOT NULL,             -- digest of everything that decides its result (plan/identity.py)
-    mst_key integer NOT NULL,           -- the configuration that asked for it first
+    identity text NOT NULL,             -- digest of all inputs of its result (plan/identity.py)
+    mst_key integer NOT NULL,           -- the first configuration that requested it
     compile_params text NOT NULL,       -- in force in this iteration
     fit_params text,
-    evaluated boolean NOT NULL,         -- somebody wants its metrics
-    source_run bigint,                  -- where it was trained, if that was an earlier run
+    evaluated boolean NOT NULL,         -- its metrics are requested
+    source_run bigint,                  -- the earlier run that trained it, if this run did not
     source_stage integer,
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
@@ -81,23 +82,23 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 ALTER TABLE @extschema@.mop_run ADD COLUMN expected_seconds double precision;
 CREATE TABLE @extschema@.mop_cost (
     owner integer NOT NULL REFERENCES @extschema@.mop_owner,
-    net text NOT NULL,                  -- digest of what decides the seconds of a mini-batch
-    part text NOT NULL CHECK (part IN ('model', 'head')), -- head: what is left after frozen layers
-    version text NOT NULL,              -- of Keras and its framework
+    net text NOT NULL,                  -- digest of all inputs of a mini-batch's time
+    part text NOT NULL CHECK (part IN ('model', 'head')), -- head: the layers after frozen layers
+    version text NOT NULL,              -- versions of Keras and its framework
     device text NOT NULL,
     kernel text NOT NULL,
     architecture text NOT NULL,         -- digest
     optimizer text NOT NULL,
     loss text NOT NULL,
     batch_size integer NOT NULL,
-    shape text NOT NULL,                -- of a row
-    batch_seconds double precision[] NOT NULL,   -- the least of each run, the latest first
-    compile_seconds double precision[] NOT NULL, -- the most of each run
+    shape text NOT NULL,                -- shape of a row
+    batch_seconds double precision[] NOT NULL,   -- minimum of each run, the latest first
+    compile_seconds double precision[] NOT NULL, -- maximum of each run
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (owner, net, part, version, device, kernel)
 );
 CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
-ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_unit_costs
+ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads it; users read mop_unit_costs
 
 CREATE TABLE @extschema@.mop_remote_run (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
@@ -114,7 +115,7 @@ CREATE TABLE @extschema@.mop_copy (
     dataset text NOT NULL,
     segment integer NOT NULL,
     fingerprint text NOT NULL,
-    server name,                        -- as in mop_segment
+    server name,                        -- the foreign server that holds it; NULL: this server
     FOREIGN KEY (run_id, dataset, segment) REFERENCES @extschema@.mop_segment ON DELETE CASCADE
 );
 CREATE INDEX mop_copy_segment ON @extschema@.mop_copy (run_id, dataset, segment);
@@ -124,14 +125,14 @@ ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 
--- (of tables that have no key for a while: there may be a publication of all)
+-- (these tables have no primary key for a while, and a publication FOR ALL TABLES would forbid their updates)
 ALTER TABLE @extschema@.mop_unit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_metric REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_partial REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_model REPLICA IDENTITY FULL;
 
--- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
--- (No temporary tables: Citus cannot prepare a transaction that has some.)
+-- In runs of older versions, every iteration of every configuration becomes a separate stage, numbered by iteration. (No
+-- temporary tables: Citus cannot prepare a transaction that uses them.)
 CREATE TABLE @extschema@.mop_chain AS
 SELECT c.run_id, c.mst_key, c.compile_params, c.fit_params, i.iteration, r.metrics_iterations, r.averaging,
        ((i.iteration - 1) * pg_catalog.count(*) OVER of_iteration
@@ -186,7 +187,7 @@ DELETE FROM @extschema@.mop_partial WHERE stage IS NULL;
 ALTER TABLE @extschema@.mop_partial DROP COLUMN mst_key, DROP COLUMN iteration, ALTER COLUMN stage SET NOT NULL,
     ADD PRIMARY KEY (run_id, stage, dataset, segment);
 
--- a version belongs to the stage of its iteration
+-- a version of a state belongs to the stage of its iteration
 CREATE TABLE @extschema@.mop_model_before AS SELECT * FROM @extschema@.mop_model;
 ALTER TABLE @extschema@.mop_model DROP CONSTRAINT mop_model_pkey, DROP CONSTRAINT mop_model_run_id_mst_key_fkey,
     DROP COLUMN mst_key, DROP COLUMN kept_generation, ALTER COLUMN version DROP DEFAULT, ADD COLUMN stage integer,
@@ -207,7 +208,7 @@ FROM @extschema@.mop_chain c JOIN @extschema@.mop_model_before m USING (run_id, 
 CREATE TABLE @extschema@.mop_checkpoint (
     run_id bigint NOT NULL,
     stage integer NOT NULL,
-    seconds double precision NOT NULL,  -- of session time: to train it again from the beginning
+    seconds double precision NOT NULL,  -- session time to train it again from the start
     used_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_model ON DELETE CASCADE
@@ -224,7 +225,7 @@ BEGIN
     FOR kept IN SELECT run_id, generation FROM @extschema@.mop_generation LOOP
         name := '@extschema@.' || pg_catalog.quote_ident('mop_state_' || kept.run_id || '_' || kept.generation);
         EXECUTE 'ALTER TABLE ' || name || ' RENAME COLUMN mst_key TO stage';
-        -- (every configuration of iteration 1 has its number in the order of their keys)
+        -- (first to large numbers, since the new numbers of stages overlap with the old keys)
         EXECUTE 'UPDATE ' || name || ' t SET stage = c.stage + 1000000000 FROM @extschema@.mop_chain c WHERE c.run_id = $1'
                 ' AND c.mst_key = t.stage AND greatest(t.version, 1) BETWEEN (c.iteration - 1) * c.visits + 1'
                 ' AND c.iteration * c.visits' USING kept.run_id;
@@ -238,31 +239,30 @@ ALTER TABLE @extschema@.mop_metric REPLICA IDENTITY DEFAULT;
 ALTER TABLE @extschema@.mop_partial REPLICA IDENTITY DEFAULT;
 ALTER TABLE @extschema@.mop_model REPLICA IDENTITY DEFAULT;
 
--- Calls that go on without their client (sql/59_jobs.sql), the last ones of each role; not dumped: what was asked stays with
--- the runs.
+-- Jobs: calls that continue without their client, the last ones of each role.
 CREATE TABLE @extschema@.mop_job (
     job bigserial PRIMARY KEY,
     owner integer NOT NULL REFERENCES @extschema@.mop_owner,
     command text NOT NULL,
     status text NOT NULL DEFAULT 'running' CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
-    session_pid integer NOT NULL,       -- the backend that runs it, and since when that backend lives
+    session_pid integer NOT NULL,       -- the backend that runs it, and the start of that backend
     session_start timestamptz NOT NULL,
     submitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at timestamptz,
     error text,
-    messages text[] NOT NULL DEFAULT '{}', -- lines of INFO, NOTICE, WARNING: the last 200
-    runs bigint[] NOT NULL DEFAULT '{}' -- those that another session has gone on with since
+    messages text[] NOT NULL DEFAULT '{}', -- the last 200 lines of INFO, NOTICE and WARNING
+    runs bigint[] NOT NULL DEFAULT '{}' -- its runs that another session has taken over
 );
 CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
-ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs
+ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads it; users read mop_jobs
 
--- states that went with their generation's table
+-- states of dropped tables
 UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.generation IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation));
 
--- names of before
+-- old names
 
-DROP TRIGGER generation_gone ON @extschema@.mop_generation;
+DROP TRIGGER IF EXISTS generation_gone ON @extschema@.mop_generation;
 ALTER TABLE @extschema@.mop_model RENAME TO mop_stage_state;
 ALTER TABLE @extschema@.mop_stage_state RENAME COLUMN generation TO state_table;
 ALTER TABLE @extschema@.mop_stage_state RENAME CONSTRAINT mop_model_pkey TO mop_stage_state_pkey;
@@ -272,11 +272,12 @@ ALTER TABLE @extschema@.mop_state_table RENAME COLUMN generation TO state_table;
 ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_pkey TO mop_state_table_pkey;
 ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_run_id_fkey TO mop_state_table_run_id_fkey;
 ALTER TABLE @extschema@.mop_run RENAME COLUMN epoch TO fencing_token;
-DROP VIEW @extschema@.mop_tickets;
+DROP VIEW IF EXISTS @extschema@.mop_tickets;
 
--- functions that went, or whose arguments changed
+-- Functions of older versions without a successor, or with other arguments. (An update from 0.1.0 or 0.2.0 has a part of
+-- them.)
 
-DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
+DROP FUNCTION IF EXISTS @extschema@.mop_open_run(json, json, json, text),
     @extschema@.mop_begin_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision, text),
     @extschema@.mop_fail_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision, text,
         text),
@@ -291,7 +292,7 @@ DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
     @extschema@.mop_read_state(bigint, integer, integer, text),
     @extschema@.mop_put_state(bigint, integer, integer, integer, integer, bytea, text);
 -- (numbers are double precision now)
-DROP FUNCTION
+DROP FUNCTION IF EXISTS
     @extschema@.training_preprocessor_dl(varchar, varchar, varchar, varchar, integer, real, integer[], text, text),
     @extschema@.validation_preprocessor_dl(varchar, varchar, varchar, varchar, varchar, integer, text),
     @extschema@.delete_keras_model(varchar, integer), @extschema@.delete_custom_function(varchar, integer),
@@ -316,26 +317,26 @@ DROP FUNCTION
     @extschema@.madlib_keras_predict_byom(varchar, integer, varchar, varchar, varchar, varchar, double precision, boolean,
         text[], double precision, integer),
     @extschema@.mop_export_model(varchar, integer);
-DROP PROCEDURE @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
+DROP PROCEDURE IF EXISTS @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
     varchar, varchar, boolean);
-DROP VIEW @extschema@.mop_kernel_choices; -- two of its columns are jsonb now
--- internal functions with a token: the names of their arguments change, which CREATE OR REPLACE refuses
+DROP VIEW IF EXISTS @extschema@.mop_kernel_choices; -- two of its columns are jsonb now
+-- internal functions whose arguments have other names now, which CREATE OR REPLACE refuses
 DO $do$
+DECLARE
+    named text;
 BEGIN
-    EXECUTE (
-        SELECT 'DROP FUNCTION ' || pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ')
+    named := (
+        SELECT pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ')
         FROM pg_catalog.pg_proc p
         JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = p.oid
             AND d.deptype = 'e'
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
-        WHERE p.proargnames && ARRAY['ticket', 'run_epoch', 'seal', 'generation']
+        WHERE p.proargnames && ARRAY['ticket', 'run_epoch', 'seal', 'generation', 'place']
             OR p.proname IN ('mop_ticket', 'mop_generation_gone'));
+    IF named IS NOT NULL THEN
+        EXECUTE 'DROP FUNCTION ' || named;
+    END IF;
 END
 $do$;
 
 #functions
-
-CREATE TRIGGER state_table_gone AFTER DELETE ON @extschema@.mop_state_table
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_state_table_gone();
-CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();

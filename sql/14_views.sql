@@ -1,29 +1,30 @@
--- What people read of the catalog: a role its own runs and those of the roles that it may act as, a superuser also those
--- of roles that are gone (mop_seen_run).
+-- Views of the catalog for users. Each role sees its own runs and those of the roles that it may act as; superusers
+-- also see runs of dropped roles (mop_seen_run).
 
+-- Runs, with their true status.
 CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
 SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FROM @extschema@.mop_owner o
                 LEFT JOIN pg_roles a ON a.oid = o.who WHERE o.owner = r.owner) AS owner,
        now AS status, function,
        source_table, model_output_table, seed, scheduler, num_iterations,
-       -- of a search, those that it has come to
+       -- a search adds configurations while it runs
        CASE WHEN configurations > 0 THEN configurations ELSE (
            SELECT count(*)::integer FROM @extschema@.mop_configuration c WHERE c.run_id = r.run_id) END
            AS configurations, segments, started_at,
        finished_at,
-       CASE WHEN r.now = r.status THEN error  -- (as housekeeping will write it)
+       CASE WHEN r.now = r.status THEN error  -- (housekeeping will record the same error)
             ELSE 'the session that ran it has ended; mop_resume goes on with it' END AS error, validation_table,
        (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_state_table g
         JOIN pg_class c ON c.relnamespace = (
             SELECT o.relnamespace FROM pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)
         AND c.relname = 'mop_state_' || g.run_id || '_' || g.state_table WHERE g.run_id = r.run_id) AS state_bytes,
-       -- stages that configurations ask for, to those that are trained for them
+       -- stages that configurations request, divided by stages that this run trains
        (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage) FILTER (WHERE s.source_run IS NULL), 0)
         FROM @extschema@.mop_request q JOIN @extschema@.mop_stage s USING (run_id, stage)
         WHERE q.run_id = r.run_id) AS merge_rate
 FROM @extschema@.mop_seen_run r;
 
--- what holds disk although nobody works on it, and the commands that end that
+-- Runs that are not running but occupy disk space, with the commands that continue or drop them.
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT r.run_id, owner, status, model_output_table, finished_at, state_bytes,
        CASE WHEN w.run_id IS NULL AND r.function <> 'remote_run'
@@ -34,11 +35,11 @@ SELECT r.run_id, owner, status, model_output_table, finished_at, state_bytes,
 FROM @extschema@.mop_runs r LEFT JOIN @extschema@.mop_output w ON w.run_id = r.run_id
 WHERE state_bytes > 0 AND status <> 'running' AND NOT (w.run_id IS NOT NULL AND EXISTS (
     SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id)
-    -- (of a role that is gone nobody keeps them in bounds)
+    -- (no call of a dropped role evicts its checkpoints)
     AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles a WHERE a.rolname = r.owner));
 
--- A row for each configuration that a unit is of. Where several share it, the others' rows are marked: WHERE NOT shared
--- lists every unit once. `decision` says why the unit of a failed attempt was tried again, or not.
+-- Units, with a row for each configuration that shares the unit. All but one of these rows are marked: WHERE NOT shared
+-- lists every unit once. `decision` tells why the unit of a failed attempt was tried again, or not.
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, q.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        CASE WHEN u.status <> 'running' THEN u.status
@@ -51,7 +52,7 @@ FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 JOIN @extschema@.mop_request q USING (run_id, stage);
 
--- which kernel trained a unit, and the times by which it was chosen (seconds; of a batch, and to compile)
+-- Training units with their kernel and the measured times that selected it (seconds: of a mini-batch, and to compile).
 CREATE VIEW @extschema@.mop_kernel_choices WITH (security_barrier) AS
 SELECT u.run_id, s.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'batch_seconds' ->> 'plain')::double precision AS plain_seconds,
@@ -68,7 +69,7 @@ FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished';
 
--- what a mini-batch takes, and a kernel to compile, by what the role's last runs have measured (seconds)
+-- Seconds of a mini-batch, and of the compilation of a kernel, as the role's last runs measured them.
 CREATE VIEW @extschema@.mop_unit_costs WITH (security_barrier) AS
 SELECT c.architecture, c.optimizer, c.loss, c.batch_size, c.shape, c.part, c.kernel, c.device, c.version,
        (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.batch_seconds) AS s(seconds))
@@ -78,7 +79,7 @@ SELECT c.architecture, c.optimizer, c.loss, c.batch_size, c.shape, c.part, c.ker
 FROM @extschema@.mop_cost c JOIN @extschema@.mop_owner o USING (owner)
 WHERE o.who = (SELECT @extschema@.mop_role(current_user));
 
--- a row for the loss and for each metric of each evaluation
+-- Evaluations, with a row for the loss and a row for each metric.
 CREATE VIEW @extschema@.mop_metrics WITH (security_barrier) AS
 SELECT m.run_id, q.mst_key, q.iteration, m.dataset, v.name, v.value
 FROM @extschema@.mop_metric m JOIN @extschema@.mop_seen_run r USING (run_id)
@@ -86,7 +87,7 @@ JOIN @extschema@.mop_request q USING (run_id, stage) CROSS JOIN LATERAL (
     SELECT 'loss' AS name, m.loss AS value
     UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v;
 
--- the same, a row for each evaluation: its loss, its first metric, all metrics of both datasets
+-- Evaluations, one row each: the loss, the first metric, and all metrics of both datasets.
 CREATE VIEW @extschema@.mop_metrics_wide WITH (security_barrier) AS
 SELECT q.run_id, q.mst_key, q.iteration, (SELECT k FROM json_object_keys(t.metrics) AS k LIMIT 1) AS metric,
        t.loss AS training_loss, t.metric AS training_metric, v.loss AS validation_loss, v.metric AS validation_metric,
@@ -97,7 +98,7 @@ FROM @extschema@.mop_request q JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_metric t ON (t.run_id, t.stage, t.dataset) = (q.run_id, q.stage, 'training')
 LEFT JOIN @extschema@.mop_metric v ON (v.run_id, v.stage, v.dataset) = (q.run_id, q.stage, 'validation');
 
--- (of a stage that an earlier run has trained, the order in which that did)
+-- The visit order. (A stage that an earlier run trained has the order of that run.)
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT s.run_id, q.mst_key, s.iteration,
        (row_number() OVER (PARTITION BY s.run_id, q.mst_key, s.iteration ORDER BY s.version))::integer AS position,
@@ -113,7 +114,7 @@ FROM (
     WHERE u.kind = 'train' AND u.status = 'finished') s
 JOIN @extschema@.mop_seen_run r USING (run_id) JOIN @extschema@.mop_request q USING (run_id, stage);
 
--- the search plan: each stage once
+-- The search plan: each stage once.
 CREATE VIEW @extschema@.mop_stages WITH (security_barrier) AS
 SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
        ARRAY(SELECT q.mst_key FROM @extschema@.mop_request q WHERE q.run_id = s.run_id AND q.stage = s.stage ORDER BY 1)
@@ -124,7 +125,7 @@ SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
 FROM @extschema@.mop_stage s JOIN @extschema@.mop_seen_run r USING (run_id)
 LEFT JOIN @extschema@.mop_stage_state m USING (run_id, stage);
 
--- states that later runs may go on from; mop_drop_checkpoints drops them
+-- Checkpoints: states for later runs of the role; mop_drop_checkpoints drops them.
 CREATE VIEW @extschema@.mop_checkpoints WITH (security_barrier) AS
 SELECT c.run_id, c.stage, s.iteration,
        ARRAY(SELECT q.mst_key FROM @extschema@.mop_request q WHERE q.run_id = c.run_id AND q.stage = c.stage ORDER BY 1)

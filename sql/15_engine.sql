@@ -1,5 +1,6 @@
--- What worker sessions run. Users have no reason to call these.
+-- Functions that worker sessions call to run units. Users have no reason to call them.
 
+-- The aggregate's transition function: it sends one packed buffer to the trainer.
 CREATE FUNCTION @extschema@.mop_transition(state bigint, epoch integer, buffer integer, columns bytea[], shapes text[])
 RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -7,23 +8,26 @@ from mop_udf import aggregate
 return aggregate.transition(plpy, state, epoch, buffer, columns, shapes)
 $$;
 
+-- The aggregate's final function: it waits for the trainer's report.
 CREATE FUNCTION @extschema@.mop_final(state bigint) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import aggregate
 return aggregate.final(plpy, state)
 $$;
 
--- trains (or evaluates) the current unit's model on the rows it is given; the report as JSON
+-- Trains or evaluates the current unit's model on its input rows, and returns the trainer's report as JSON.
 CREATE AGGREGATE @extschema@.mop_sub_epoch(epoch integer, buffer integer, columns bytea[], shapes text[]) (
     SFUNC = @extschema@.mop_transition, STYPE = bigint, INITCOND = '0', FINALFUNC = @extschema@.mop_final
 );
 
+-- A worker session starts its trainer with this.
 CREATE FUNCTION @extschema@.mop_start_trainer(options text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.run import unit
 unit.start_trainer(plpy, options)
 $$;
 
+-- A worker session runs a unit or a chain of units with this, in one transaction.
 CREATE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.run import unit as work

@@ -1,5 +1,6 @@
 -- Packing training and validation data into buffers (docs/contract/preprocess.md).
 
+-- Users pack a training table into buffers with this.
 CREATE FUNCTION @extschema@.training_preprocessor_dl(
     source_table varchar,
     output_table varchar,
@@ -16,6 +17,7 @@ from pg_mop.api import preprocess
 preprocess.training_preprocessor_dl(plpy, *args)
 $$;
 
+-- Users pack a validation table with this, in the same way as an earlier training table.
 CREATE FUNCTION @extschema@.validation_preprocessor_dl(
     source_table varchar,
     output_table varchar,
@@ -30,8 +32,9 @@ from pg_mop.api import preprocess
 preprocess.validation_preprocessor_dl(plpy, *args)
 $$;
 
--- the bytes of buffers, for people who look into them
+-- Conversions between arrays and the bytes of buffers, for users who inspect buffers.
 
+-- Returns the bytes of an array, as a buffer contains them.
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var real[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
@@ -46,6 +49,7 @@ from pg_mop.api import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'smallint')
 $$;
 
+-- Returns the real numbers in a buffer's bytes.
 CREATE FUNCTION @extschema@.convert_bytea_to_real_array(var bytea)
 RETURNS real[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
@@ -53,6 +57,7 @@ from pg_mop.api import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'real')
 $$;
 
+-- Returns the smallint numbers in a buffer's bytes.
 CREATE FUNCTION @extschema@.convert_bytea_to_smallint_array(var bytea)
 RETURNS smallint[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
@@ -60,6 +65,7 @@ from pg_mop.api import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'smallint')
 $$;
 
+-- Concatenates arrays, as MADlib's aggregate of this name does.
 CREATE AGGREGATE @extschema@.agg_array_concat(real[]) (
     SFUNC = pg_catalog.array_cat,
     STYPE = real[]

@@ -1,3 +1,6 @@
+-- Architecture tables: users load and delete Keras models.
+
+-- Users load a model, and optionally its weights, into an architecture table with this.
 CREATE FUNCTION @extschema@.load_keras_model(
     keras_model_arch_table varchar,
     model_arch json,
@@ -22,7 +25,7 @@ from pg_mop.api import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
--- (a literal without a type is a text: between json and jsonb PostgreSQL could not choose)
+-- (for untyped literals, which PostgreSQL could resolve neither to json nor to jsonb)
 CREATE FUNCTION @extschema@.load_keras_model(
     keras_model_arch_table varchar,
     model_arch text,
@@ -35,6 +38,7 @@ from pg_mop.api import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
+-- Users delete a model from an architecture table with this.
 CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python

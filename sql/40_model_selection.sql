@@ -1,3 +1,6 @@
+-- Model-selection tables: users list configurations, or generate them from grids.
+
+-- Users load all combinations of the listed models and parameters into a model-selection table with this.
 CREATE FUNCTION @extschema@.load_model_selection_table(
     model_arch_table varchar,
     model_selection_table varchar,
@@ -11,6 +14,7 @@ from pg_mop.api import configurations
 configurations.load_model_selection_table(plpy, *args)
 $$;
 
+-- Users load a grid of configurations, or a random sample of it, into a model-selection table with this.
 CREATE FUNCTION @extschema@.generate_model_configs(
     model_arch_table varchar,
     model_selection_table varchar,

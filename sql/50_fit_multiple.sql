@@ -1,3 +1,6 @@
+-- Training of all configurations of a model-selection table (docs/contract/fit_multiple.md).
+
+-- Users train all configurations of a model-selection table with this, in the caller's transaction.
 CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
     source_table varchar,
     model_output_table varchar,

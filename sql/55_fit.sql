@@ -1,5 +1,6 @@
 -- Training of one model (docs/contract/fit_evaluate_predict.md, section 1).
 
+-- Users train one model with this.
 CREATE FUNCTION @extschema@.madlib_keras_fit(
     source_table varchar,
     model varchar,

@@ -1,3 +1,6 @@
+-- Searches: procedures that add and stop trials while they train, and their control by users.
+
+-- Users search a space of configurations with this: a procedure adds, continues and stops trials.
 CREATE FUNCTION @extschema@.mop_search(
     source_table varchar,
     model_output_table varchar,
@@ -21,6 +24,7 @@ from pg_mop.api import search
 search.mop_search(plpy, *args)
 $$;
 
+-- Users search a grid of configurations with MADlib's methods, hyperband or hyperopt.
 CREATE FUNCTION @extschema@.madlib_keras_automl(
     source_table varchar,
     model_output_table varchar,
@@ -45,6 +49,7 @@ from pg_mop.api import automl
 automl.madlib_keras_automl(plpy, *args)
 $$;
 
+-- Users write the schedule of a hyperband search into a table with this.
 CREATE FUNCTION @extschema@.hyperband_schedule(
     schedule_table varchar,
     r double precision,
@@ -56,14 +61,16 @@ from pg_mop.api import automl
 automl.hyperband_schedule(plpy, *args)
 $$;
 
--- What people may do to a run that goes on, from another session. Its coordinator looks twice a second.
+-- Users control a running run from another session. Its coordinator reads control requests twice a second.
 
+-- Users stop a configuration of a running run with this.
 CREATE FUNCTION @extschema@.mop_stop_trial(run_id double precision, mst_key double precision) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     SELECT @extschema@.mop_add_control_request(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
         'stop', @extschema@.mop_integer('mst_key', $2), 'by', current_user))
 $$;
 
+-- Users add a configuration to a running run with this.
 CREATE FUNCTION @extschema@.mop_add_trial(run_id double precision, model_id double precision, compile_params varchar,
     fit_params varchar, iterations double precision DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
     SELECT @extschema@.mop_add_control_request(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
@@ -71,6 +78,7 @@ CREATE FUNCTION @extschema@.mop_add_trial(run_id double precision, model_id doub
         'iterations', @extschema@.mop_integer('iterations', $5), 'by', current_user))
 $$;
 
+-- Users train one configuration of an ended run for more iterations with this.
 CREATE FUNCTION @extschema@.mop_more(run_id double precision, mst_key double precision, iterations double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python

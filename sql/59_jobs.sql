@@ -1,5 +1,7 @@
--- Calls that outlive their client. A job's row is written by the process that holds its session (pg_mop/run/job_supervisor.py).
+-- Jobs: calls that outlive their client. The job supervisor, the process that holds a job's session, writes the job's
+-- row (pg_mop/run/job_supervisor.py).
 
+-- A job supervisor calls this: it registers the job of the session that `backend` proves, and returns its number.
 CREATE FUNCTION @extschema@.mop_open_job(command text, backend text, token text DEFAULT @extschema@.mop_token())
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -10,13 +12,13 @@ DECLARE
     since timestamptz := clock_timestamp();
 BEGIN
     SELECT * INTO session FROM @extschema@.mop_backend(backend, @extschema@.mop_caller(token));
-    -- what tells of a session may have been had in one that another login lent the role to
+    -- the text may come from a session of another login that has SET this role
     IF NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = session.pid AND a.usename = session_user) THEN
         RAISE EXCEPTION 'the session is not one of login "%"', session_user USING ERRCODE = '42501';
     END IF;
     INSERT INTO @extschema@.mop_job (job, owner, command, session_pid, session_start, submitted_at)
     VALUES (number, caller, command, session.pid, session.start, since);
-    -- the log has an end (to which one of several that begin at a time cuts it)
+    -- the role keeps its last 1,000 jobs; one of several concurrent calls deletes the others
     IF pg_try_advisory_xact_lock('@extschema@.mop_job'::regclass::oid::bigint << 32 | caller) THEN
         DELETE FROM @extschema@.mop_job j WHERE j.job IN (
             SELECT o.job FROM @extschema@.mop_job o WHERE o.owner = caller AND o.status <> 'running'
@@ -26,65 +28,69 @@ BEGIN
 END
 $$;
 
--- Adds messages to the job of a session, of which the last ones stay, and says how it has ended (outcome, problem), if
--- it has. (The number alone may be another job's, after DROP EXTENSION.)
+-- A job supervisor adds messages to its job, which keeps the last 200, and records the outcome and problem of an ended
+-- job. (The session identifies the job, too: after DROP EXTENSION another job may have its number.)
 CREATE FUNCTION @extschema@.mop_note_job(job bigint, session_pid integer, messages text[], outcome text, problem text,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(token);
-    said text[];
+    all_messages text[];
     ended timestamptz := CASE WHEN outcome IS NOT NULL THEN clock_timestamp() END;
 BEGIN
-    SELECT j.messages || $3 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
+    SELECT j.messages || $3 INTO all_messages FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
     WHERE j.job = $1 AND j.session_pid = $2 AND o.who = caller AND j.status = 'running';
-    IF FOUND THEN  -- (one job supervisor alone writes of a job)
-        UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):cardinality(said)],
+    IF FOUND THEN  -- (only one job supervisor writes the row of a job)
+        UPDATE @extschema@.mop_job j SET
+            messages = all_messages[greatest(1, cardinality(all_messages) - 199):cardinality(all_messages)],
             status = coalesce(outcome, 'running'), error = problem, finished_at = ended
         WHERE j.job = $1 AND j.status = 'running';
     END IF;
 END
 $$;
 
--- Runs a command in a session of its own, as the same role with the same search_path and settings pg_mop.*; the number
--- of the job.
+-- Users run a command in a separate session, as the same role and with the same search_path and settings pg_mop.*;
+-- returns the number of the job.
 CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import jobs
 return jobs.mop_submit(plpy, *args)
 $$;
 
+-- Cancels the command of a job of the calling role, or for a superuser of any job; false if none is running. For
+-- mop_cancel.
 CREATE FUNCTION @extschema@.mop_cancel_job(job bigint, token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(token);
-    its record;
+    cancelled record;
 BEGIN
-    SELECT j.* INTO its FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner) WHERE j.job = $1
+    SELECT j.* INTO cancelled FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner) WHERE j.job = $1
     AND (o.who = caller OR (SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller));
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no job % of role "%"', $1, pg_get_userbyid(caller) USING ERRCODE = '42501',
             HINT = 'SELECT job, status, command FROM @extschema@.mop_jobs;';
     END IF;
     PERFORM pg_stat_clear_snapshot();
-    IF @extschema@.mop_status(its.status, its.session_pid, its.session_start, 'failed') <> 'running' THEN
+    IF @extschema@.mop_status(
+            cancelled.status, cancelled.session_pid, cancelled.session_start, 'failed') <> 'running' THEN
         RETURN false;
     END IF;
-    -- (its command has come to its end, which is not noted yet, or has not begun)
-    IF EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = its.session_pid AND a.state LIKE 'idle%') THEN
+    -- (the command has not started, or has ended and its end is not recorded yet)
+    IF EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = cancelled.session_pid AND a.state LIKE 'idle%') THEN
         RETURN false;
     END IF;
-    RETURN pg_cancel_backend(its.session_pid);
+    RETURN pg_cancel_backend(cancelled.session_pid);
 END
 $$;
 
--- Cancels a job as pg_cancel_backend does; false where nothing of its command runs.
+-- Users cancel a job with this, as with pg_cancel_backend; false if its command is not running.
 CREATE FUNCTION @extschema@.mop_cancel(job double precision) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT @extschema@.mop_cancel_job(@extschema@.mop_integer('job', $1))
 $$;
 
--- Waits until a job has ended, or until so long has passed: its status. Without a timeout it does not wait for a job
--- that waits for it.
+-- Users wait with this until a job has ended or the timeout has passed; returns the job's status. Without a timeout it
+-- raises an error if the job waits for this transaction.
 CREATE FUNCTION @extschema@.mop_wait(job double precision, timeout interval DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -96,13 +102,13 @@ DECLARE
     held integer;
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read%committed' THEN
-        RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', own
+        RAISE EXCEPTION 'this transaction does not see commits of other sessions, such as the end of job %', own
             USING ERRCODE = '25001', HINT = 'COMMIT; and SET default_transaction_isolation = ''read committed'';';
     END IF;
     IF timeout IS NULL AND EXISTS (SELECT 1 FROM @extschema@.mop_jobs j WHERE j.job = own AND j.status = 'running'
                                    AND j.session_pid = pg_backend_pid()) THEN
         RAISE EXCEPTION 'job % would wait for itself', own USING ERRCODE = '55006',
-            HINT = 'What is to come after its other commands comes after them in one job.';
+            HINT = 'Submit commands that depend on each other as one job.';
     END IF;
     LOOP
         reached := (SELECT j.status FROM @extschema@.mop_jobs j WHERE j.job = own);
@@ -110,10 +116,10 @@ BEGIN
             RAISE EXCEPTION 'there is no job % that role "%" may see', own, current_user USING ERRCODE = '42501',
                 HINT = 'SELECT job, status, command FROM @extschema@.mop_jobs;';
         END IF;
-        -- (its session may have ended between what is noted and the look at sessions: the next look sees both)
+        -- (the session may have ended between the reads of its row and of pg_stat_activity: the next loop reads both)
         EXIT WHEN reached <> 'running' AND reached = before OR clock_timestamp() >= until;
         IF reached = 'running' THEN
-            -- (seldom: it stops all who ask for locks; before PostgreSQL 9.6 nobody tells)
+            -- (rarely, since pg_blocking_pids stops all lock requests; PostgreSQL 9.4 does not have it)
             IF timeout IS NULL AND looks % 10 = 5 AND current_setting('server_version_num')::integer >= 90600 THEN
                 held := (SELECT j.session_pid FROM @extschema@.mop_jobs j WHERE j.job = own);
                 IF pg_backend_pid() = ANY (pg_blocking_pids(held)) THEN

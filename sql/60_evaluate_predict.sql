@@ -1,3 +1,6 @@
+-- Evaluation and prediction with trained models (docs/contract/fit_evaluate_predict.md).
+
+-- Users evaluate a trained model on a packed table with this.
 CREATE FUNCTION @extschema@.madlib_keras_evaluate(
     model_table varchar,
     test_table varchar,
@@ -10,6 +13,7 @@ from pg_mop.api import evaluate
 evaluate.madlib_keras_evaluate(plpy, *args)
 $$;
 
+-- Users predict with a trained model on a table of raw rows with this; pred_type may be a word or a number.
 CREATE FUNCTION @extschema@.madlib_keras_predict(
     model_table varchar,
     test_table varchar,
@@ -55,6 +59,7 @@ from pg_mop.api import predict
 predict.madlib_keras_predict(plpy, *args)
 $$;
 
+-- Users predict with a model of an architecture table with this; pred_type may be a word or a number.
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
     model_id double precision,

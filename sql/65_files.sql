@@ -1,5 +1,6 @@
--- Models out of the database and into it; the GPUs of the server.
+-- Export and import of models; the GPUs of the server.
 
+-- Users export a trained model as the bytes of a .keras file with this.
 CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key double precision)
 RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -7,6 +8,7 @@ from pg_mop.api import files
 return files.mop_export_model(plpy, *args)
 $$;
 
+-- Users import the bytes of a .keras file into an architecture table with this; returns the model_id.
 CREATE FUNCTION @extschema@.mop_import_model(
     keras_model_arch_table varchar,
     model bytea,
@@ -18,6 +20,7 @@ from pg_mop.api import files
 return files.mop_import_model(plpy, *args)
 $$;
 
+-- Users write the GPUs of the server into a table with this.
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -25,7 +28,7 @@ from pg_mop.api import gpus
 gpus.gpu_configuration(plpy, *args)
 $$;
 
--- with one argument, the table; or a word that asks for help
+-- With one argument: the output table, or a word that requests help.
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -1,4 +1,4 @@
--- Every function explains itself: f(), f('usage'), f('example').
+-- Help: every function for users explains itself with f(), f('usage') and f('example').
 
 DO $do$
 DECLARE
@@ -11,7 +11,7 @@ BEGIN
         'mop_add_trial', 'mop_more', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',
         'madlib_keras_predict_byom', 'mop_export_model', 'mop_import_model']
     LOOP
-        -- (there are no procedures before PostgreSQL 11)
+        -- (Greenplum has no procedures)
         CONTINUE WHEN NOT EXISTS (
             SELECT 1 FROM pg_catalog.pg_proc p WHERE p.proname = name AND p.pronamespace = (SELECT o.relnamespace
                 FROM pg_catalog.pg_class o WHERE o.oid = '@extschema@.mop_run'::pg_catalog.regclass));
@@ -27,7 +27,7 @@ $create$, '@extschema@', name, name);
 END
 $do$;
 
--- what every function is for and takes: the reference, and the docstrings of the client's methods
+-- Returns purpose and usage of every function, for the reference and the docstrings of the client's methods.
 CREATE FUNCTION @extschema@.mop_functions(OUT name text, OUT trains boolean, OUT about text, OUT usage text)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -35,7 +35,7 @@ from pg_mop.api import help
 return help.mop_functions(plpy)
 $$;
 
--- the settings as they are in force
+-- Returns the current values of the settings.
 CREATE FUNCTION @extschema@.mop_settings(OUT name text, OUT value text, OUT "default" text, OUT takes text)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 #python

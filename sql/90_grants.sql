@@ -1,19 +1,22 @@
--- (PostgreSQL reserves role names that begin with pg_.) GRANT mop_user TO analyst; is all that a user needs besides rights on his own tables.
+-- Rights: members of mop_user may use the extension. GRANT mop_user TO analyst; gives a user everything except rights
+-- on tables. (PostgreSQL reserves role names that begin with pg_.)
+
 GRANT USAGE ON SCHEMA @extschema@ TO mop_user;
 
--- The default privileges of whoever makes the extension are meant for tables of other kinds: who wrote these, or hung a
--- trigger on them, would have the owner's rights, and who read them everybody's states.
+-- The default privileges of the installing role must not reach these relations. A role with write access could use the
+-- owner's rights by a trigger, and a role with read access could read all model states.
 SELECT @extschema@.mop_take_rights(c.oid::pg_catalog.regclass)
 FROM pg_catalog.pg_depend d
 JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
 JOIN pg_catalog.pg_class c ON c.oid = d.objid
-WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
 AND d.deptype = 'e' AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S');
 
 DO $$
 DECLARE
     member record;
-    -- (procedures came with PostgreSQL 11, and the word with them)
+    -- (the word is as new as procedures, of PostgreSQL 11)
     kind text := CASE WHEN pg_catalog.current_setting('server_version_num')::integer >= 110000 THEN 'ROUTINE'
                       ELSE 'FUNCTION' END;
 BEGIN
@@ -21,12 +24,12 @@ BEGIN
         SELECT p.oid::pg_catalog.regprocedure AS name, p.prorettype IN ('pg_catalog.trigger'::pg_catalog.regtype,
                'pg_catalog.event_trigger'::pg_catalog.regtype) AS is_trigger,
                p.proname ~ '^mop_lock_.*_(shared|exclusive)$' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
-                   'mop_own_once', 'mop_has_seen', 'mop_backend', 'mop_reservation', 'mop_lock_number',
-                   'mop_forget_outputs', 'mop_make_state_table', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
-                   'mop_delete_state_tables', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_at_host',
-                   'mop_the_secret', 'mop_token_role', 'mop_standing', 'mop_know', 'mop_count_rows',
-                   'mop_commit_soon', 'mop_place_of', 'mop_take_rights') AS is_internal,
-               (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)), ', ')
+                   'mop_backend', 'mop_reservation', 'mop_lock_number', 'mop_forget_outputs', 'mop_make_state_table',
+                   'mop_copy_state', 'mop_delete_state_tables', 'mop_delete_run', 'mop_tables_of_runs',
+                   'mop_at_objects', 'mop_at_host', 'mop_the_secret', 'mop_token_role', 'mop_standing', 'mop_know',
+                   'mop_count_rows', 'mop_position', 'mop_take_rights') AS is_internal,
+               (SELECT pg_catalog.string_agg(DISTINCT
+                           pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)), ', ')
                 FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee NOT IN (0, p.proowner)) AS others
         FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
@@ -37,7 +40,7 @@ BEGIN
         IF member.others IS NOT NULL AND (member.is_trigger OR member.is_internal) THEN
             EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s CASCADE', kind, member.name, member.others);
         END IF;
-        -- whoever may execute a trigger's function may make it a trigger of his own table
+        -- (a role with EXECUTE on a trigger function could attach it to its own table)
         IF NOT member.is_trigger AND NOT member.is_internal THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON %s %s TO mop_user', kind, member.name);
         END IF;

@@ -1,12 +1,15 @@
 """Write the extension's SQL: build_sql.py [--greenplum] HOME INTO [FILE ...].
 
-HOME is the virtual environment of the packages. Into the directory INTO go pg_mop--<version>.sql, made of sql/ and of
-what stands in sql/postgresql for PostgreSQL alone, and the update scripts of migrations/, each with its line
-`#functions` replaced by sql/'s functions and views; and FILEs, install scripts of older versions. In all of them a line
-`#python` becomes what every PL/Python function begins with.
+HOME is the virtual environment of the packages. The tool writes these files into the directory INTO:
 
-For Greenplum it is pg_mop--<version>.sql alone, with sql/greenplum in place of sql/postgresql: no older version was
-there. Without arguments it prints PostgreSQL's install script, as it is frozen for the tests of updates.
+- pg_mop--<version>.sql: the files of sql/ and sql/postgresql/, sorted by name
+- the update scripts of migrations/; in the last of them the line `#functions` becomes the functions, views and triggers
+- the FILEs, install scripts of older versions
+
+In all of them the line `#python` becomes the first lines of every PL/Python function.
+
+With --greenplum it writes only pg_mop--<version>.sql, from sql/ and sql/greenplum/: no older version supported Greenplum.
+Without arguments it prints PostgreSQL's install script, which a release freezes for the tests of updates.
 """
 
 import pathlib
@@ -14,11 +17,11 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# what an update script writes out itself
-ONCE = ("10_tables.sql", "11_replica_identity.sql", "11_row_security.sql", "19_row_triggers.sql", "19_triggers.sql")
+# files of objects that hold data or belong to tables: an update script changes these objects itself
+ONCE = ("10_tables.sql", "11_replica_identity.sql", "11_row_security.sql", "19_indexes.sql")
 
-# find the packages of this very version, once per session; after an update, instead of those of the version before.
-# What we keep is kept in our modules, never in GD, which is the users': what they pickle in PL/Python has it within
+# Finds the packages of this version once per session, and after an update replaces the old version's modules. Our modules
+# hold all data of a session. GD belongs to the users, who can pickle it in PL/Python.
 HEADING = """import sys
 if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
     import os, site
@@ -33,7 +36,7 @@ if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
     import mop_udf
     mop_udf.home = '@HOME@'"""
 HINT = ", hint='sudo make install, in the sources of pg_mop'"  # (Greenplum's plpy.error takes a text alone)
-# what follows it on Greenplum, so that nothing of ours runs a query by another plpy
+# the next lines on Greenplum, where all our queries use the careful plpy
 GREENPLUM = """
 import plpy
 from pg_mop.backend.frames import careful
@@ -49,8 +52,16 @@ def install_script(family):
     return "".join(f.read_text() for f in sources(family))
 
 
+def again(functions):
+    """The SQL that creates functions, views and triggers, as an update script runs it: some of them exist."""
+    functions = re.sub(r"(?m)^CREATE (FUNCTION|PROCEDURE|AGGREGATE|VIEW)", r"CREATE OR REPLACE \1", functions)
+    # (CREATE OR REPLACE TRIGGER is new in PostgreSQL 14)
+    functions = re.sub(r"(?m)^CREATE TRIGGER (\w+) .* ON (\S+)$", r"DROP TRIGGER IF EXISTS \1 ON \2;\n\g<0>", functions)
+    return re.sub(r"(?m)^CREATE EVENT TRIGGER (\w+)", r"DROP EVENT TRIGGER IF EXISTS \1;\n\g<0>", functions)
+
+
 def heading(home, family="postgresql"):
-    """What every PL/Python function begins with."""
+    """The first lines of every PL/Python function."""
     greenplum = family == "greenplum"
     return HEADING.replace("@HOME@", home).replace("@HINT@", "" if greenplum else HINT) + (
         GREENPLUM if greenplum else ""
@@ -60,8 +71,7 @@ def heading(home, family="postgresql"):
 def main(home, into, *older, family="postgresql"):
     version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
     scripts = {f"pg_mop--{version}.sql": install_script(family)}
-    functions = "".join(f.read_text() for f in sources("postgresql") if f.name not in ONCE)
-    functions = re.sub(r"(?m)^CREATE (FUNCTION|PROCEDURE|AGGREGATE|VIEW)", r"CREATE OR REPLACE \1", functions)
+    functions = again("".join(f.read_text() for f in sources("postgresql") if f.name not in ONCE))
     updates = (ROOT / "migrations").glob("*.sql") if family == "postgresql" else ()
     for path in [*updates, *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())

@@ -1,4 +1,4 @@
--- Greenplum 6 has no type regrole: the catalog's roles are numbers there.
+-- Greenplum 6 has no type regrole: there the catalog stores roles as plain OIDs.
 DO $$
 BEGIN
     IF pg_catalog.to_regtype('pg_catalog.regrole') IS NULL THEN
@@ -6,5 +6,5 @@ BEGIN
     END IF;
 END
 $$;
--- that foreign keys are not enforced is known (11_family.sql), and not told of each
+-- Greenplum does not enforce foreign keys (11_family.sql), and would warn at each of them.
 SET LOCAL client_min_messages = error;

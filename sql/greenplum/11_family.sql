@@ -1,20 +1,23 @@
--- What PostgreSQL and Greenplum say differently, under names that both have: postgresql/11_family.sql is its twin,
--- which says what each is for.
+-- Functions with the same names on PostgreSQL and Greenplum, whose bodies differ. The twin, postgresql/11_family.sql,
+-- says more about each.
 --
--- A row lock, and so an UPDATE or DELETE, locks the whole table on Greenplum (while its deadlock detector is off, which
--- is the default). What is held for as long as a unit works is an advisory lock here, by a number that nobody else can
--- know. What a function reads of tables runs on segments: it is asked of the session (its process, its locks) in
--- expressions without a table.
+-- On Greenplum a row lock, and so an UPDATE or DELETE, locks the whole table while the deadlock detector is off (the
+-- default). Therefore locks that last as long as a unit are advisory locks, with keys that the secret makes impossible
+-- to guess. Queries of tables run on segments. Therefore the session's own properties (its process, its locks) are read
+-- in expressions without a table.
 
+-- Returns a digest: tokens and keys of locks are made of digests.
 CREATE FUNCTION @extschema@.mop_sha256(data bytea) RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 import hashlib
 return hashlib.sha256(data).digest()
 $$;
 
+-- Returns the OID of the role with this name, or NULL.
 CREATE FUNCTION @extschema@.mop_role(name name) RETURNS oid LANGUAGE sql STABLE AS $$
     SELECT a.oid FROM pg_catalog.pg_roles a WHERE a.rolname OPERATOR(pg_catalog.=) $1
 $$;
 
+-- Returns the key of an advisory lock.
 CREATE FUNCTION @extschema@.mop_lock_number(kind text, run bigint, part bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -24,7 +27,8 @@ BEGIN
 END
 $$;
 
--- (with the run as a literal its segment alone is asked)
+-- Returns the run's fencing token, or NULL without a run. Afterwards no session takes the run over or drops it. (With
+-- the run as a literal the query visits one segment.)
 CREATE FUNCTION @extschema@.mop_lock_run_shared(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
@@ -35,71 +39,65 @@ BEGIN
 END
 $$;
 
--- (what this process knows need not be looked up: 13_own.sql)
-CREATE FUNCTION @extschema@.mop_own_once(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, token, pg_backend_pid(),
-                                timestamptz_send(now())) = 0 THEN
-        PERFORM @extschema@.mop_own(run, token);
-    END IF;
-END
-$$;
-
-CREATE FUNCTION @extschema@.mop_has_seen(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, token, timestamptz_send(now()));
-END
-$$;
-
+-- Waits for all locks on the run. Afterwards no other session uses, takes over or drops it.
 CREATE FUNCTION @extschema@.mop_lock_run_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('run', run, 0));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Afterwards no other session trains the stage.
+CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('models', run, 0));
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('model', run, of_stage));
 END
 $$;
 
+-- Afterwards no other session trains any stage of the run.
 CREATE FUNCTION @extschema@.mop_lock_stages_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('models', run, 0));
 END
 $$;
 
+-- Afterwards no other session drops or takes over these checkpoints.
 CREATE FUNCTION @extschema@.mop_lock_checkpoints_exclusive(runs bigint[], stages integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    one record;
+    checkpoint record;
 BEGIN
-    FOR one IN SELECT DISTINCT l.run_id, l.stage FROM unnest(runs, stages) AS l(run_id, stage) ORDER BY 1, 2 LOOP
-        PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('checkpoint', one.run_id, one.stage));
+    FOR checkpoint IN SELECT DISTINCT l.run_id, l.stage FROM unnest(runs, stages) AS l(run_id, stage) ORDER BY 1, 2 LOOP
+        PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('checkpoint', checkpoint.run_id, checkpoint.stage));
     END LOOP;
 END
 $$;
 
+-- Afterwards no other session evicts checkpoints of this owner.
 CREATE FUNCTION @extschema@.mop_lock_owner_exclusive(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('owner', 0, number));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+-- Locks and returns the runs of an owner that may have lost their coordinator; it skips runs that another session
+-- locked.
+CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    its record;
+    lost record;
 BEGIN
-    FOR its IN SELECT r.* FROM @extschema@.mop_run r WHERE r.owner = number AND r.status = 'running' LOOP
-        IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'failed'
-           AND pg_try_advisory_xact_lock(@extschema@.mop_lock_number('run', its.run_id, 0)) THEN
-            RETURN NEXT its.run_id;
+    FOR lost IN SELECT r.* FROM @extschema@.mop_run r WHERE r.owner = number AND r.status = 'running' LOOP
+        IF @extschema@.mop_status(lost.status, lost.coordinator_pid, lost.coordinator_start, 'failed') = 'failed'
+           AND pg_try_advisory_xact_lock(@extschema@.mop_lock_number('run', lost.run_id, 0)) THEN
+            RETURN NEXT lost.run_id;
         END IF;
     END LOOP;
 END
 $$;
 
+-- Deletes the output records of deleted runs.
 CREATE FUNCTION @extschema@.mop_forget_outputs() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM @extschema@.mop_output o WHERE NOT EXISTS (
@@ -107,58 +105,37 @@ BEGIN
 END
 $$;
 
--- (a state is where it was made: at a place of mop_place)
+-- Creates the table of a state table; `name` is quoted. A state stays on the host segment where it was made, whose
+-- number in mop_host_segment is `dist_key`.
 CREATE FUNCTION @extschema@.mop_make_state_table(name text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
-            'data bytea NOT NULL, place integer NOT NULL DEFAULT 0, PRIMARY KEY (place, stage, version, part)) '
-            'WITH (appendonly = false) DISTRIBUTED BY (place)';
+            'data bytea NOT NULL, dist_key integer NOT NULL DEFAULT 0, PRIMARY KEY (dist_key, stage, version, part)) '
+            'WITH (appendonly = false) DISTRIBUTED BY (dist_key)';
 END
 $$;
 
--- (it runs on segments, in queries of the extension's owner: they have the path of the caller's session)
-CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$
+-- Returns the position of a number in a list. It runs on segments, with the search_path of the caller's session.
+CREATE FUNCTION @extschema@.mop_position(number integer, list integer[]) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    FOR place IN 1 .. pg_catalog.array_length(list, 1) LOOP
-        IF list[place] OPERATOR(pg_catalog.=) one THEN
-            RETURN place;
+    FOR i IN 1 .. pg_catalog.array_length(list, 1) LOOP
+        IF list[i] OPERATOR(pg_catalog.=) number THEN
+            RETURN i;
         END IF;
     END LOOP;
     RETURN NULL;
 END
 $$;
 
--- (a setting goes to all segments, and then so does the COMMIT)
-CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-END
-$$;
-
--- (with the run as a literal it goes to that segment alone, and so does the COMMIT)
-CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
-    dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    EXECUTE format('INSERT INTO %s.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
-                   'backend_pid, queued_at, started_at) VALUES (%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', '@extschema@', run)
-        USING stage, iteration, segment, kind, dataset, attempt, 'running'::text, backend, queued, started;
-END
-$$;
-
--- (They go with the run. A DELETE locks the table for all: two units that have both put sums there, each of stages of its
--- own, would wait for each other.)
-CREATE FUNCTION @extschema@.mop_forget_sums(run bigint, stages integer[], of_dataset text) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-END
-$$;
-
+-- Copies a stage's state from table `source` to table `target`, where it belongs to `to_stage`; returns the number of
+-- parts.
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
     to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     parts bigint;
 BEGIN
-    EXECUTE format('INSERT INTO %s.%I SELECT %s, s.version, s.part, s.data, s.place FROM %s.%I s '
+    EXECUTE format('INSERT INTO %s.%I SELECT %s, s.version, s.part, s.data, s.dist_key FROM %s.%I s '
                    'WHERE s.stage = %s AND s.version = %s', '@extschema@', target, to_stage, '@extschema@', source,
                    of_stage, at_version);
     GET DIAGNOSTICS parts = ROW_COUNT;
@@ -166,23 +143,23 @@ BEGIN
 END
 $$;
 
--- (gp_autostats_mode does it)
+-- The setting gp_autostats_mode does this on Greenplum.
 CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
 END
 $$;
 
--- (triggers run on segments, where no table can be dropped)
-CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, one integer DEFAULT NULL) RETURNS void
+-- Deletes one state table of a run, or all of them. (Triggers run on segments, which cannot drop a table.)
+CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, only_table integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     late integer;
     name text;
 BEGIN
     UPDATE @extschema@.mop_stage_state m SET state_table = NULL
-    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (one IS NULL OR m.state_table = one);
+    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (only_table IS NULL OR m.state_table = only_table);
     FOR late IN SELECT g.state_table FROM @extschema@.mop_state_table g
-                WHERE g.run_id = run AND (one IS NULL OR g.state_table = one) ORDER BY 1
+                WHERE g.run_id = run AND (only_table IS NULL OR g.state_table = only_table) ORDER BY 1
     LOOP
         name := '@extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, late));
         IF to_regclass(textout(name)) IS NOT NULL THEN
@@ -194,7 +171,7 @@ BEGIN
 END
 $$;
 
--- (foreign keys are not enforced)
+-- Deletes a run with all its rows and state tables. (Foreign keys are not enforced.)
 CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     name text;
@@ -206,7 +183,7 @@ BEGIN
 END
 $$;
 
--- the names of the tables whose rows belong to runs: the run's own is the last one
+-- Returns the names of the tables whose rows belong to runs, mop_run as the last.
 CREATE FUNCTION @extschema@.mop_tables_of_runs() RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.array_agg(c.relname::text ORDER BY c.relname = 'mop_run', c.relname)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'run_id'

@@ -1,6 +1,7 @@
--- Where a role reads its own rows of the catalog: there is no row security, so nobody but the extension's owner may
--- read the tables. A view for each, mop_own_run for mop_run.
+-- Views of a role's own rows, in place of row security: only the extension's owner may read the tables. Each table has
+-- a view, such as mop_own_run for mop_run.
 
+-- The owner number of the current role.
 CREATE VIEW @extschema@.mop_own_owner WITH (security_barrier) AS
 SELECT o.* FROM @extschema@.mop_owner o WHERE o.who = (SELECT @extschema@.mop_role(current_user));
 GRANT SELECT ON @extschema@.mop_own_owner TO mop_user;
@@ -9,8 +10,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['run', 'configuration', 'segment', 'unit', 'model', 'state_table', 'metric', 'stage',
-        'request', 'search_log', 'checkpoint', 'request', 'remote_run', 'copy']
+    FOREACH name IN ARRAY ARRAY['run', 'configuration', 'segment', 'unit', 'stage_state', 'state_table', 'metric',
+        'stage', 'request', 'search_log', 'checkpoint', 'control_request', 'remote_run', 'copy']
     LOOP
         EXECUTE pg_catalog.replace($view$
             CREATE VIEW @extschema@.mop_own_% WITH (security_barrier) AS

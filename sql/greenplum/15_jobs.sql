@@ -1,4 +1,4 @@
--- postgresql/15_jobs.sql is the twin; all that it asks of the row above is joined.
+-- The jobs that a role may see: the twin of postgresql/15_jobs.sql, with joins in place of correlated subqueries.
 CREATE VIEW @extschema@.mop_jobs WITH (security_barrier) AS
 SELECT j.job, coalesce(a.rolname, 'unknown (' || o.role || ')')::name AS owner, j.now AS status, j.command,
        j.submitted_at, j.finished_at, j.runs || coalesce(m.runs, '{}') AS runs,

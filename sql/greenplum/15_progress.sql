@@ -1,6 +1,7 @@
--- Views of how runs go on: postgresql/15_progress.sql is the twin, which says more of each. Greenplum refuses what its
--- subqueries ask of the row two levels above, and sums up nothing for them, so all runs are summed up here.
+-- Views of the progress of runs: the twin of postgresql/15_progress.sql, which says more about each. Greenplum supports
+-- neither references to a query two levels above nor aggregates in LATERAL, so these views sum up all runs.
 
+-- Progress, with one row for each configuration.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
@@ -20,7 +21,8 @@ SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
             ELSE 'waiting' END AS status
 FROM @extschema@.mop_seen_run r JOIN (
     SELECT a.run_id, a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,
-           sum(a.total) AS units_total, max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0 OR a.taken) AS iteration,
+           sum(a.total) AS units_total,
+           max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0 OR a.taken) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
            max(a.run_done) AS run_done, max(a.last) AS last,
            sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER (PARTITION BY a.run_id) AS run_left
@@ -58,6 +60,7 @@ FROM @extschema@.mop_seen_run r JOIN (
             FROM @extschema@.mop_unit v GROUP BY v.run_id) o ON o.run_id = c.run_id) a
     GROUP BY a.run_id, a.mst_key, a.error, a.reason) w USING (run_id);
 
+-- Trials: the status and metrics of each configuration.
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, coalesce(q.iterations, 0) AS iterations, q.path, m.iterations AS metrics_iterations, m.training_loss,

@@ -1,4 +1,4 @@
--- mop_watch of postgresql/15_progress.sql, which says what it shows; all runs that are shown are summed up at once.
+-- mop_watch, as in postgresql/15_progress.sql; the sums of all shown runs are computed at once.
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, coalesce(p.done, 0),
            coalesce(p.total, 0), coalesce(floor(100 * p.done / nullif(p.total, 0)), 0),
@@ -26,7 +26,7 @@ LEFT JOIN (
     GROUP BY o.run_id) w USING (run_id)
 LEFT JOIN (
     SELECT x.run_id, x.what, x.loss, x.mst_key,
-           row_number() OVER (PARTITION BY x.run_id ORDER BY x.rank, x.loss, x.mst_key) AS place
+           row_number() OVER (PARTITION BY x.run_id ORDER BY x.rank, x.loss, x.mst_key) AS position
     FROM (
         SELECT 1 AS rank, 'val. loss'::text AS what, m.loss, q.mst_key, q.run_id
         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
@@ -39,5 +39,5 @@ LEFT JOIN (
         SELECT 3, 'unit loss', u.loss, q.mst_key, q.run_id
         FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
         WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') x) b
-    ON b.run_id = s.run_id AND b.place = 1
+    ON b.run_id = s.run_id AND b.position = 1
 WHERE s.now = 'running' OR NOT s.any_runs AND s.run_id = s.last;

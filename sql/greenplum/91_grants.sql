@@ -1,2 +1,4 @@
-GRANT SELECT ON @extschema@.mop_place TO PUBLIC;
+-- Rights on relations that PostgreSQL lacks or creates differently.
+
+GRANT SELECT ON @extschema@.mop_host_segment TO PUBLIC;
 GRANT SELECT ON @extschema@.mop_jobs, @extschema@.mop_watch TO mop_user;

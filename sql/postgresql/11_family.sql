@@ -1,18 +1,20 @@
--- What PostgreSQL and Greenplum say differently, under names that both have: greenplum/11_family.sql is its twin.
+-- Functions with the same names on PostgreSQL and Greenplum, whose bodies differ: locks, state tables, triggers. The
+-- twin is greenplum/11_family.sql.
 
+-- Returns a digest: tokens and keys of locks are made of digests.
 CREATE FUNCTION @extschema@.mop_sha256(data bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
     SELECT pg_catalog.sha256($1)
 $$;
 
--- the role of a name, NULL where there is none
+-- Returns the OID of the role with this name, or NULL.
 CREATE FUNCTION @extschema@.mop_role(name name) RETURNS oid LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.to_regrole(pg_catalog.quote_ident($1))::pg_catalog.oid
 $$;
 
--- What follows is for functions of the extension's owner alone, which have set search_path. All locks last until the
--- transaction's end.
+-- Only functions of the extension's owner with a fixed search_path may call the following functions. All locks last
+-- until the transaction ends.
 
--- nobody takes the run over or drops it: its epoch, NULL where it is gone
+-- Returns the run's fencing token, or NULL without a run. Afterwards no session takes the run over or drops it.
 CREATE FUNCTION @extschema@.mop_lock_run_shared(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
@@ -22,41 +24,29 @@ BEGIN
 END
 $$;
 
--- Raises unless the run is the calling role's: for who reads the run itself afterwards, and then tells so by
--- mop_has_seen.
-CREATE FUNCTION @extschema@.mop_own_once(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM @extschema@.mop_own(run, token);
-END
-$$;
-
-CREATE FUNCTION @extschema@.mop_has_seen(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-END
-$$;
-
--- nobody holds the run, and nobody else takes it over or drops it
+-- Waits for all locks on the run. Afterwards no other session uses, takes over or drops it.
 CREATE FUNCTION @extschema@.mop_lock_run_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
 END
 $$;
 
--- nobody else trains the stage
-CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Afterwards no other session trains the stage.
+CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
 END
 $$;
 
--- nobody is at work on any stage of the run
+-- Afterwards no other session trains any stage of the run.
 CREATE FUNCTION @extschema@.mop_lock_stages_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
 END
 $$;
 
--- nobody else drops or takes over these checkpoints
+-- Afterwards no other session drops or takes over these checkpoints.
 CREATE FUNCTION @extschema@.mop_lock_checkpoints_exclusive(runs bigint[], stages integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -66,15 +56,17 @@ BEGIN
 END
 $$;
 
--- nobody else does what is done for a role by one session at a time
+-- Afterwards no other session evicts checkpoints of this owner.
 CREATE FUNCTION @extschema@.mop_lock_owner_exclusive(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = number FOR NO KEY UPDATE;
 END
 $$;
 
--- a role's runs that may have lost their coordinator, held but for those that somebody else takes over
-CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+-- Locks and returns the runs of an owner that may have lost their coordinator; it skips runs that another session
+-- locked.
+CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN QUERY SELECT r.run_id FROM @extschema@.mop_run r
         WHERE r.owner = number AND r.status = 'running' AND @extschema@.mop_status(
@@ -83,7 +75,7 @@ BEGIN
 END
 $$;
 
--- forgets the output of runs that are gone
+-- Deletes the output records of deleted runs.
 CREATE FUNCTION @extschema@.mop_forget_outputs() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM @extschema@.mop_output o WHERE o.run_id IN (
@@ -92,7 +84,7 @@ BEGIN
 END
 $$;
 
--- a state_table's table, by its quoted name
+-- Creates the table of a state table; `name` is quoted.
 CREATE FUNCTION @extschema@.mop_make_state_table(name text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET default_table_access_method = 'heap' AS $$
 BEGIN
@@ -102,38 +94,13 @@ BEGIN
 END
 $$;
 
--- where a number is in a list
-CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+-- Returns the position of a number in a list.
+CREATE FUNCTION @extschema@.mop_position(number integer, list integer[]) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT pg_catalog.array_position($2, $1)
 $$;
 
--- nobody waits for the disk that is to have this transaction
-CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
-END
-$$;
-
--- notes a unit as running
-CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
-    dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
-        queued_at, started_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $9, $10);
-END
-$$;
-
--- nobody needs the segments' sums of evaluations any more
-CREATE FUNCTION @extschema@.mop_forget_sums(run bigint, stages integer[], of_dataset text) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (stages);
-END
-$$;
-
--- copies a state from a state_table (the names of their tables) to another, as that of a stage there: how many parts it has
+-- Copies a stage's state from table `source` to table `target`, where it belongs to `to_stage`; returns the number of
+-- parts.
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
     to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -147,17 +114,19 @@ BEGIN
 END
 $$;
 
--- Deletes a run's state_table, or all of them. The table goes by a trigger, as where the run is deleted.
-CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, one integer DEFAULT NULL) RETURNS void
+-- Deletes one state table of a run, or all of them. The trigger state_table_gone drops the table, as it does for a
+-- deleted run.
+CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, only_table integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE @extschema@.mop_stage_state m SET state_table = NULL
-    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (one IS NULL OR m.state_table = one);
-    DELETE FROM @extschema@.mop_state_table g WHERE g.run_id = run AND (one IS NULL OR g.state_table = one);
+    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (only_table IS NULL OR m.state_table = only_table);
+    DELETE FROM @extschema@.mop_state_table g
+    WHERE g.run_id = run AND (only_table IS NULL OR g.state_table = only_table);
 END
 $$;
 
--- deletes a run with all that belongs to it
+-- Deletes a run with all its rows and state tables.
 CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM @extschema@.mop_run r WHERE r.run_id = run;
@@ -166,7 +135,8 @@ $$;
 
 -- --- triggers --------------------------------------------------------------------------------------
 
--- The role that is called so: where a row is written by hand, or comes from a dump, which has no oids.
+-- Trigger of mop_owner and mop_limit: it fills in the OID of the named role in rows from a user or from a dump, which
+-- has no OIDs.
 CREATE FUNCTION @extschema@.mop_find_role() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -182,7 +152,7 @@ BEGIN
         NEW.who := coalesce(to_regrole(quote_ident(NEW.role)), 0::regrole);
     END IF;
     IF renamed AND TG_TABLE_NAME = 'mop_limit' THEN
-        -- a role that is gone, or is called otherwise now, does not keep its name from others
+        -- rows of dropped and renamed roles do not block the name for a new role
         DELETE FROM @extschema@.mop_limit l WHERE l.role = NEW.role AND l.who <> 0::oid
         AND NOT EXISTS (SELECT 1 FROM pg_roles a WHERE a.oid = l.who);
         UPDATE @extschema@.mop_limit l SET role = a.rolname FROM pg_roles a
@@ -192,8 +162,8 @@ BEGIN
 END
 $$;
 
--- Tells the planner how large the tables of runs are. Of a run that it has not met it expects a row or two, and would
--- look at all of its units for each of its stages. (Another session that does so just now is enough.)
+-- Tells the planner the sizes of the catalog's tables: for a new run it expects a row or two, and would read all units
+-- of the run for each stage. It skips tables that another session analyzes now.
 CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     ANALYZE (SKIP_LOCKED) @extschema@.mop_configuration, @extschema@.mop_stage, @extschema@.mop_request,
@@ -201,7 +171,7 @@ BEGIN
 END
 $$;
 
--- a state_table's table goes with its row
+-- Trigger of mop_state_table: the table is dropped with its row.
 CREATE FUNCTION @extschema@.mop_state_table_gone() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,4 +1,5 @@
--- What identifies a row where there is no primary key: a publication FOR ALL TABLES refuses UPDATE and DELETE else.
+-- Replica identities of tables without a primary key: without them a publication FOR ALL TABLES forbids UPDATE and
+-- DELETE.
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;

@@ -1,8 +1,9 @@
--- The runs that a role may see, for the views of 14_views.sql, with their true status, and whether the session
--- that is said to run them lives.
--- Those of a role are for who may act as it: has its rights, or may SET ROLE to it. Before PostgreSQL 16 that was who is a
--- member; since then who has made a role is a member who may do neither.
--- (who may read all tables may read it, too. A later version's columns of mop_run come at its end.)
+-- The runs that a role may see, for the views of 14_views.sql: with their true status, and whether their coordinator
+-- lives.
+--
+-- A role sees the runs of every role that it may act as: it inherits that role's rights, or may SET ROLE to it. Before
+-- PostgreSQL 16 all members could; since then the creator of a role is a member that may do neither. (Roles that may
+-- read all tables may read this view, too. New columns of mop_run come last in this view.)
 CREATE VIEW @extschema@.mop_seen_run WITH (security_barrier) AS
 SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,
        @extschema@.mop_status('running', r.coordinator_pid, r.coordinator_start, 'failed') = 'running' AS alive, r.*

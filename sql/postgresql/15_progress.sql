@@ -1,12 +1,11 @@
--- Views of how runs go on, of which each row asks for sums of other tables: of those runs alone that are asked for.
+-- Views of the progress of runs. Their sums over other tables cover only the queried runs.
 
--- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each; a
--- configuration that has failed has none left.
--- Of the runs that are asked for alone: nothing is summed up over the others.
+-- Progress, with one row for each configuration; the seconds are those of the whole run. A unit that configurations
+-- share counts for each of them; a failed configuration has no units left.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
-       -- (of one whose session has gone: until its last unit)
+       -- (a run with a lost coordinator ended with its last unit)
        extract(epoch FROM coalesce(r.finished_at, CASE WHEN s.status = 'running' THEN clock_timestamp() ELSE (
            SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id) END,
            r.started_at) - r.started_at)::double precision AS seconds_elapsed,
@@ -38,14 +37,15 @@ FROM @extschema@.mop_seen_run r
     FROM (
         SELECT c.mst_key, c.error, c.reason, t.iteration, t.source_run IS NOT NULL AS taken, u.done, u.running,
                u.last_loss,
-               -- a replica has a segment of its own; what was taken over needs no units, but for metrics that it had
-               -- not; (nothing may have been asked for yet)
+               -- a replica trains on one segment; a stage of an earlier run needs units only for missing metrics; a new
+               -- run may have no stages yet
                CASE WHEN t.stage IS NOT NULL
                     THEN CASE WHEN t.source_run IS NOT NULL THEN 0 WHEN d.averaging THEN 1 ELSE d.training END
                        + CASE WHEN t.evaluated AND (t.source_run IS NULL OR u.evaluations > 0 OR NOT EXISTS (
-                                  SELECT 1 FROM @extschema@.mop_metric m WHERE m.run_id = r.run_id AND m.stage = t.stage))
+                                  SELECT 1 FROM @extschema@.mop_metric m
+                                  WHERE m.run_id = r.run_id AND m.stage = t.stage))
                               THEN d.both_datasets ELSE 0 END END AS total,
-               -- what several wait for is waited for once, and not for those that have failed
+               -- a shared stage counts once in the run's rest, and not for failed configurations
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.stage) AS is_first,
                (SELECT count(*) FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.status = 'finished')
@@ -63,15 +63,16 @@ FROM @extschema@.mop_seen_run r
         WHERE c.run_id = r.run_id) a
     GROUP BY a.mst_key, a.error, a.reason) w;
 
--- For \watch: a line of about 100 characters for each run that trains, or for the last one. The best is that of the least
--- loss so far: of evaluations of the validation rows if there are some, else of the training rows; before the first
--- evaluation, of training units. (The function comes last: of a line that is too long it is cut off.)
+-- For \watch: a line of at most 100 characters for each training run, or for the last run if none is running. The best
+-- configuration has the least loss so far: in evaluations of the validation rows if they exist, else of the training
+-- rows, and before the first evaluation in training units. (The function comes last, where long lines are cut.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
            CASE WHEN s.status <> 'running' THEN s.status || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
                 ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || w.busy || ' busy' END,
-           p.failed, coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
+           p.failed,
+           coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
            regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
 FROM (
     SELECT r.run_id, r.function, t.status, bool_or(t.status = 'running') OVER () AS any_runs,
@@ -82,7 +83,7 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
            coalesce(sum(g.units_total), 0) AS total,
-           -- (not those that a session which has gone has left)
+           -- (the configurations of a lost coordinator have not failed)
            (SELECT count(*) FROM @extschema@.mop_configuration c
             WHERE c.run_id = s.run_id AND c.error IS NOT NULL) AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
@@ -107,7 +108,7 @@ LEFT JOIN LATERAL (
     ORDER BY x.rank, x.loss, x.mst_key LIMIT 1) b ON true
 WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
 
--- what became of each configuration
+-- Trials: the status and metrics of each configuration.
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,

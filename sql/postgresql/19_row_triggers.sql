@@ -1,4 +1,4 @@
--- What PostgreSQL calls by itself.
+-- Row triggers, which Greenplum does not support.
 
 CREATE TRIGGER state_table_gone AFTER DELETE ON @extschema@.mop_state_table
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_state_table_gone();

@@ -1,12 +1,14 @@
--- Tables and servers where segments are on several servers.
+-- Packed tables with segments on several servers, and connections between the servers.
 
+-- Users drop a packed table with all its segments and copies on other servers with this.
 CREATE FUNCTION @extschema@.mop_drop_packed(packed_table varchar) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import servers
 servers.mop_drop_packed(plpy, *args)
 $$;
 
--- for superusers: lets servers reach one another, so that model states go straight; `missing`: what is still to be done there
+-- Superusers connect servers with each other, so that model states move directly; `missing` lists the remaining
+-- commands for each server.
 CREATE FUNCTION @extschema@.mop_connect_servers(servers text)
 RETURNS TABLE (on_server text, server text, role text, missing text) LANGUAGE plpython3u VOLATILE AS $$
 #python

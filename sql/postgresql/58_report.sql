@@ -1,6 +1,7 @@
--- what can be seen of a run, or of some of its configurations: one HTML file, or the data of its pictures as JSON
-CREATE FUNCTION @extschema@.mop_report(run_id double precision, format text DEFAULT 'html', mst_keys double precision[] DEFAULT NULL)
-RETURNS text LANGUAGE plpython3u VOLATILE SET work_mem = '64MB' SET jit = off AS $$
+-- The report of a run, or of some of its configurations: one HTML file, or the data of its pictures as JSON.
+CREATE FUNCTION @extschema@.mop_report(run_id double precision, format text DEFAULT 'html',
+    mst_keys double precision[] DEFAULT NULL) RETURNS text
+LANGUAGE plpython3u VOLATILE SET work_mem = '64MB' SET jit = off AS $$
 #python
 from pg_mop.api import report
 return report.mop_report(plpy, *args)

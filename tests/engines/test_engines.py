@@ -145,7 +145,9 @@ class CitusNodes(OneServer):
 class GreenplumCluster(OneServer):
     """Segments on those of a Greenplum."""
 
-    keys = property(lambda self: [row["place"] for row in self.db.run("SELECT place FROM madlib.mop_place ORDER BY 1")])
+    keys = property(
+        lambda self: [row["dist_key"] for row in self.db.run("SELECT dist_key FROM madlib.mop_host_segment ORDER BY 1")]
+    )
     lacks = ("predictions by worker sessions", "custom functions")
 
     def __init__(self, server):

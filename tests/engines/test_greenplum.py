@@ -373,7 +373,6 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
         "mop_token_role(1, 'x', 1, 'x')",
         "mop_standing(1, 1, 'x', 1, 'x')",
         "mop_know(1, 1, 'x', 'x')",
-        "mop_has_seen(1, 'x')",
         "mop_at_objects('{x}', '{x}')",
     ):
         assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
@@ -603,7 +602,7 @@ def unpacked(client, table):
 
 
 def test_buffers_are_dealt_out_over_the_segments_by_keys_that_both_tables_share(packed):
-    places = packed.run("SELECT gp_segment_id AS at, place FROM madlib.mop_place ORDER BY 1")
+    places = packed.run("SELECT gp_segment_id AS at, dist_key FROM madlib.mop_host_segment ORDER BY 1")
     assert [row["at"] for row in places] == packed.value(
         "SELECT array_agg(content ORDER BY content) FROM gp_segment_configuration WHERE role = 'p' AND content >= 0"
     )
@@ -611,7 +610,7 @@ def test_buffers_are_dealt_out_over_the_segments_by_keys_that_both_tables_share(
         rows = packed.run(f"SELECT gp_segment_id AS at, __dist_key__ AS key, buffer_id FROM {table} ORDER BY 3")
         assert [row["buffer_id"] for row in rows] == list(range(11))
         assert [(row["at"], row["key"]) for row in rows] == [
-            (places[i % len(places)]["at"], places[i % len(places)]["place"]) for i in range(11)
+            (places[i % len(places)]["at"], places[i % len(places)]["dist_key"]) for i in range(11)
         ]
         assert packed.value(
             "SELECT array_agg(a.attname::text) FROM gp_distribution_policy p JOIN pg_attribute a ON "
@@ -766,12 +765,12 @@ def test_segments_on_a_host_have_one_fork_server_and_one_place_for_what_is_compi
     for first, other in beside:
         assert (other / "shares").read_text() == str(first.parent)
         assert list(first.glob("fork-server-*.lock")) and list(first.glob("xla-*"))
-    place = trained.value("SELECT max(place) FROM madlib.mop_place")
+    place = trained.value("SELECT max(dist_key) FROM madlib.mop_host_segment")
     ann.run("SELECT madlib.mop_share_host(%s)", [place])  # it says what is, whoever asks
     assert ann.error("SELECT madlib.mop_at_host('/tmp')").pgcode == "42501"
 
 
-START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_place WHERE place = %s"
+START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_host_segment WHERE dist_key = %s"
 
 
 def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
@@ -784,20 +783,20 @@ def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
     assert bob.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
     assert bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]).pgcode == "42501"
     writes = {"fit_params": "batch_size=8, callbacks=[TensorBoard(log_dir='/tmp/x')]"}
-    place = ann.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    place = ann.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
     options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
     ann.run(START, [json.dumps(options), place])
     for unit, model in (({}, writes), (writes, {})):
         assert "only a superuser may use callbacks" in str(
             ann.error(
-                f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}",
+                f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_host_segment WHERE dist_key = {place}",
                 [json.dumps({"unit": unit, "objects": [[]], "models": [model]})],
             )
         )
 
 
 def test_a_trainer_at_a_segment_is_within_the_roles_limits(db, ann):
-    place = ann.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    place = ann.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
     options, again = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow"}, db.another("ann")
     db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ann', 1)")
     try:
@@ -1052,23 +1051,23 @@ def test_the_extensions_schema_may_need_quotes(db):
 
 
 def test_places_are_found_anew_where_some_are_missing(trained):
-    before = trained.run("SELECT place FROM madlib.mop_place ORDER BY 1")
-    trained.run("DELETE FROM madlib.mop_place WHERE place = 0")
+    before = trained.run("SELECT dist_key FROM madlib.mop_host_segment ORDER BY 1")
+    trained.run("DELETE FROM madlib.mop_host_segment WHERE dist_key = 0")
     fit(trained, "flowers_packed", "anew", "mst", iterations=1)
-    assert trained.run("SELECT place FROM madlib.mop_place ORDER BY 1") == before
+    assert trained.run("SELECT dist_key FROM madlib.mop_host_segment ORDER BY 1") == before
 
 
 def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
     assert "no model" in str(trained.error("SELECT madlib.mop_at_predict(2, NULL, NULL, '1', NULL)"))
     """Never silently nothing: what is called elsewhere than where the trainer is finds no unit."""
-    place = trained.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    place = trained.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
     for call in (
         "mop_at_end()",
         "mop_at_state(1, 'x')",
         'mop_at_begin(\'{"unit": {}, "models": []}\')',
         "mop_at_save(0)",
     ):
-        assert trained.error(f"SELECT madlib.{call} FROM madlib.mop_place WHERE place = {place}"), call
+        assert trained.error(f"SELECT madlib.{call} FROM madlib.mop_host_segment WHERE dist_key = {place}"), call
 
 
 def test_a_segment_that_dies_ends_the_call_and_the_run_is_resumed(db, trained):
@@ -1253,7 +1252,7 @@ def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):
         ann.error(give, ["functions", asked.replace("null", '[["squared", "00"]]')])
     )
     assert "permission denied for function" in str(ann.error("SELECT madlib.mop_at_objects('{squared}', '{x}')"))
-    assert "has not come to its segment" in str(
+    assert "has not arrived at its segment" in str(
         ann.error(
             "SELECT madlib.mop_at_begin(%s)", [json.dumps({"unit": {}, "models": [{}], "objects": [["squared"]]})]
         )

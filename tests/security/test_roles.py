@@ -254,8 +254,6 @@ def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
         "mop_delete_state_tables(1)",
         "mop_delete_run(1)",
         "mop_owner_of('x')",
-        "mop_own_once(1, 'x')",
-        "mop_has_seen(1, 'x')",
     ):
         assert "permission denied for function" in str(nina.error(f"SELECT madlib.{internal}")), internal
     other.close()

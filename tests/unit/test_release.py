@@ -64,7 +64,7 @@ def test_every_package_of_the_tree_is_installed():
 
 
 def test_what_is_released_is_frozen():
-    """A released migration holds its functions itself; of each released version the install script is kept."""
+    """The last migration alone creates functions; the install script of each released version is kept."""
     migrations = sorted((ROOT / "migrations").glob("*.sql"))
     coming = pg_mop.__version__
     for path in migrations:

@@ -1,7 +1,8 @@
-"""Greenplum: what a process of the coordinator knows of the catalog, where each look at a table is one at a segment.
+"""Greenplum: capability tokens and owners of runs in the memory of a coordinator's process.
 
-It is asked by sql/greenplum/13_own.sql alone. (No role but superusers has code of its own in the process.) All belongs
-to the extension as it was made once: `home` is the number of its table mop_secret, which a later one has not.
+Each query of a table visits a segment, so this memory saves queries. Only sql/greenplum/12_tokens.sql calls this module.
+(Only superusers can run other code in the process.) The memory belongs to one installation of the extension: `home` is
+the OID of its table mop_secret, and DROP EXTENSION and CREATE EXTENSION give another OID.
 """
 
 import ctypes
@@ -11,16 +12,16 @@ import os
 import re
 import struct
 
-_EPOCH = 946_684_800_000_000  # PostgreSQL counts from 2000
+_EPOCH = 946_684_800_000_000  # microseconds from 1970 to 2000, the start of PostgreSQL's timestamps
 
 _home = None
 _secret = None
-_owned = set()  # (run, role): that the run is the role's, which it stays
-_known = None  # (run, token, moment): what has been found in this transaction
+_owned = set()  # (run, role): the role owns the run, for ever
+_known = None  # (run, token, moment): checked in this transaction
 
 
 def secret(plpy, home):
-    """The secret, which stays as it was made. For those alone who may read it of its table."""
+    """The secret, which never changes. The first call reads the table, so its user needs the right to do so."""
     global _home, _secret, _known
     if _home != home:
         found = plpy.execute(f"SELECT s.secret FROM {_name(plpy, home)} s")[0]["secret"]
@@ -34,11 +35,10 @@ def _name(plpy, home):
 
 
 def make(plpy, home, learn):
-    """The ticket of the role whose rights are in force, in this transaction, and what tells others of the role that the
-    session exists. `learn`: SQL that reads the secret first, with its owner's rights.
+    """The two tokens of mop_tokens in this transaction: of the role whose rights are in force, and of the session.
 
-    (What PostgreSQL calls current_user and now() is asked without SQL, which would take a subtransaction on all
-    segments.)
+    `learn`: SQL that loads the secret with its owner's rights. (current_user and now() are read from the server's
+    functions, since SQL would begin a subtransaction on all segments.)
     """
     if _home != home:
         plpy.execute(learn)
@@ -55,7 +55,7 @@ def make(plpy, home, learn):
 
 @functools.cache
 def _server(name, kind):
-    """A function of the server's own, without arguments; `kind`: what it gives."""
+    """A C function of the server without arguments; `kind`: the type of its result."""
     function = getattr(ctypes.CDLL(None), name)
     function.restype = kind
     return function
@@ -66,7 +66,7 @@ def _digest(kind, role, pid, moment):
 
 
 def caller(plpy, home, token, pid, moment):
-    """The role that a ticket was given to in this transaction, or None: it is none of that."""
+    """The OID of the role that received the token in this transaction, or None if the token is invalid."""
     secret(plpy, home)
     found = re.fullmatch(r"([0-9]{1,10}) ([0-9a-f]{64})", token or "")
     role = int(found[1]) if found else 1 << 32
@@ -74,8 +74,10 @@ def caller(plpy, home, token, pid, moment):
 
 
 def standing(plpy, home, run, token, pid, moment):
-    """What is known of a run and a ticket: 2, that they are the same role's, and the run is there, in this very
-    transaction; 1, that they are the same role's; 0, nothing."""
+    """The process's knowledge of a run and a token.
+
+    2: the token's role owns the run, which exists in this transaction; 1: the role owns the run; 0: nothing.
+    """
     if _home == home and _known == (run, token, moment):
         return 2
     role = caller(plpy, home, token, pid, moment)
@@ -83,7 +85,7 @@ def standing(plpy, home, run, token, pid, moment):
 
 
 def know(home, run, token, moment):
-    """That a run is the role's of a ticket has just been found."""
+    """Remember that the token's role owns the run, which exists in this transaction."""
     global _known
     if _home == home:
         _owned.add((run, int(token.split()[0])))

@@ -1,6 +1,7 @@
-"""Where the trainer of a unit is: in the worker session's own process, or in the one that it has at a segment of
-Greenplum. Each has the methods of :class:`Here`, coroutines of queries (backend/queries.py); those of :class:`There`
-are statements that run at the segment, by the functions below.
+"""The trainer of a unit: in the worker session's own process, or in the session's process on a segment of Greenplum.
+
+Both classes have the methods of :class:`LocalTrainer`, which are coroutines of queries (backend/queries.py).
+:class:`SegmentTrainer` yields statements that run on the segment and call the functions at the end of this module.
 """
 
 import itertools
@@ -17,16 +18,20 @@ from pg_mop.backend.limits import Limits
 from pg_mop.backend.queries import Query
 from pg_mop.backend.quoting import quote_identifier
 
-SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
+SMALL = 256 << 10  # bytes of a small state: several of them are written and sent with one statement
 
 
-def trainer_at(holder, schema, place, places=None, functions=None):
-    """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
-    extension's, quoted; `places`: {segment (text): the place of its units}; `functions`: the object table."""
+def trainer_at(holder, schema, host_segment, keys=None, functions=None):
+    """The LocalTrainer, or the SegmentTrainer of a host segment.
+
+    `schema`: the extension's schema, quoted; `host_segment`: its dist_key in mop_host_segment
+    (sql/greenplum/13_host_segments.sql), or None; `keys`: {segment (text): dist_key of its units' host segment};
+    `functions`: the object table.
+    """
     return (
         LocalTrainer(holder, schema)
-        if place is None
-        else SegmentTrainer(holder, schema, place, places or {}, functions)
+        if host_segment is None
+        else SegmentTrainer(holder, schema, host_segment, keys or {}, functions)
     )
 
 
@@ -38,20 +43,21 @@ class LocalTrainer:
         self.holder, self.schema = holder, schema
 
     def start(self, options, look_again=False):
-        """Start it, unless it runs, within the limits of the calling role."""
+        """Start the trainer, unless it runs, within the limits of the calling role."""
         limits = Limits(self.holder.plpy, self.schema)
         raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again)
         yield from ()
 
     def begin(self, options, unit, models, objects):
-        """Start it, unless it runs; whether it holds the rows of a unit, which is described as for `give`, or can keep
-        them."""
+        """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
         return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
 
     def states(self, run_id, versions, token, taken):
-        """The parts of the states of stages, [(stage, version), ...], for `give`: (stage, part), those of one in order.
-        `taken`: {stage: its row of mop_take_states}."""
+        """The states of stages, [(stage, version), ...], for `give`: pairs (stage, part), all parts of a state in order.
+
+        `taken`: {stage: its row of mop_take_states}.
+        """
         if not versions:
             return ()
         rows = yield Query(
@@ -63,12 +69,12 @@ class LocalTrainer:
         return ((row["stage"], row["data"]) for row in rows)
 
     def give(self, unit, models, states, objects):
-        """Hand it a unit, with states as `states` gives them: (stage, part)."""
+        """Send the trainer a unit, with the states that `states` returned: (stage, part)."""
         self.holder.begin(unit, models, states, objects)
         yield from ()
 
     def work(self, rows_sql):
-        """Send the rows, if it has not got them, and wait for the report (a dict); whether they were sent."""
+        """Send the rows unless the trainer holds them, and wait: (report as a dict, whether rows were sent)."""
         sent = self.holder.unit
         if not sent["sends_rows"]:
             return self.holder.end(), False
@@ -76,19 +82,19 @@ class LocalTrainer:
         return json.loads(rows[0]["report"]), True
 
     def score(self, number, sums):
-        """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
+        """The loss and metrics of model `number` of the last evaluation, from sums over all rows."""
         yield from ()
         return self.holder.score(number, sums)
 
     def save(self, run_id, made, token):
-        """Write the states of the last unit's models, `made`: [(stage, version, state_table), ...]; their bytes."""
+        """Write the new states of the last unit's models, `made`: [(stage, version, state_table), ...]; return their bytes."""
         sizes, small = [0] * len(made), {}
         for number, parts in itertools.groupby(self.holder.save(list(range(len(made)))), key=lambda item: item[0]):
             stage, version, state_table = made[number]
-            for place, (_, part) in enumerate(parts):
+            for position, (_, part) in enumerate(parts):
                 sizes[number] += len(part)
-                if place or len(part) > SMALL:
-                    yield put_state(self.schema, run_id, stage, version, state_table, place, part, token)
+                if position or len(part) > SMALL:
+                    yield put_state(self.schema, run_id, stage, version, state_table, position, part, token)
                 else:
                     small.setdefault(state_table, []).append((stage, version, part))
         for state_table, states in small.items():
@@ -101,32 +107,33 @@ class LocalTrainer:
         return sizes
 
     def failed(self):
-        """The unit has failed: no answer may be left that nobody waits for."""
+        """The unit failed: stop the trainer if it still works on the unit, since no one will read its answer."""
         if self.holder.unit is not None:
             self.holder.stop_trainer()
 
 
 class SegmentTrainer:
-    """The trainer of this session's process at a place."""
+    """The trainer of this session's process on a host segment."""
 
-    def __init__(self, holder, schema, place, places, functions):
-        self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
+    def __init__(self, holder, schema, host_segment, keys, functions):
+        self.holder, self.schema, self.host_segment, self.keys = holder, schema, int(host_segment), keys
         self.functions = functions
-        self.sent = None  # what the trainer's unit was begun with, if it was
+        self.sent = None  # the answer of at_begin to the current unit
 
     def _at(self, call, types=(), values=()):
-        """What a function of ours gives at the place."""
+        """The result of one of our functions on the host segment."""
         rows = yield Query(
-            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place WHERE place = {self.place}",
+            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_host_segment "
+            f"WHERE dist_key = {self.host_segment}",
             types,
             values,
         )
         if not rows:
-            raise_error(self.holder.plpy, f"there is no place {self.place}", "22023")
+            raise_error(self.holder.plpy, f"there is no host segment {self.host_segment}", "22023")
         return rows[0]["answer"]
 
     def start(self, options, look_again=False):
-        yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.place,))
+        yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.host_segment,))
         yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (json.dumps(options), look_again))
 
     def begin(self, options, unit, models, objects):
@@ -138,13 +145,13 @@ class SegmentTrainer:
         return self.sent["keeps_rows"]
 
     def _lend(self, models, objects):
-        """Send what models have of custom functions."""
+        """Send the models' custom functions to the host segment."""
         if any(objects):
             yield Query(
                 f"SELECT {self.schema}.mop_give_objects($1, $2, $3)",
                 ("integer", "text", "text"),
                 (
-                    self.place,
+                    self.host_segment,
                     self.functions,
                     json.dumps(
                         [[model["compile_params"], model["functions"]] for model, own in zip(models, objects) if own]
@@ -153,7 +160,7 @@ class SegmentTrainer:
             )
 
     def _hand(self, unit, models, objects, options=None):
-        """What at_begin says."""
+        """Send a unit to the trainer; return the answer of at_begin."""
         text = json.dumps(
             {"options": options, "unit": unit, "models": models, "objects": [list(own) for own in objects]}
         )
@@ -161,7 +168,7 @@ class SegmentTrainer:
 
     def give(self, unit, models, states, objects):
         if self.sent["begun"]:
-            self.sent["begun"] = False  # (if others come, they are handed by themselves)
+            self.sent["begun"] = False  # (further models of the unit are sent separately)
         else:
             yield from self._lend(models, objects)
             self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
@@ -181,8 +188,8 @@ class SegmentTrainer:
                         state["stage"],
                         state["version"],
                         state["state_table"],
-                        state["place"],
-                        self.place,
+                        state["dist_key"],
+                        self.host_segment,
                         wanted,
                         (state["bytes"] or PART_BYTES + 1) <= PART_BYTES,
                         state["token"],
@@ -197,26 +204,26 @@ class SegmentTrainer:
                 )
 
     def _give_together(self, states):
-        """Give small ones, of one part each, by few statements; the stages that it was given for."""
+        """Send small states, one part each, with few statements; return the stages whose states were found."""
         if not states:
             return ()
         columns = [
             [wanted for wanted, _ in states],
-            *([state[name] for _, state in states] for name in ("stage", "version", "state_table", "place")),
+            *([state[name] for _, state in states] for name in ("stage", "version", "state_table", "dist_key")),
         ]
-        one = states[0][1]
+        first = states[0][1]
         return set(
             (
                 yield Query(
                     f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
                     ("bigint", *["integer[]"] * 5, "integer", "text"),
-                    (one["run_id"], *columns, self.place, one["token"]),
+                    (first["run_id"], *columns, self.host_segment, first["token"]),
                 )
             )[0]["given"]
         )
 
     def states(self, run_id, versions, token, taken):
-        """Where each is: all of it goes straight from there to the trainer."""
+        """The location of each state, from which it goes to the trainer directly."""
         own = [
             stage
             for stage, version in versions
@@ -230,9 +237,12 @@ class SegmentTrainer:
                 (run_id, [stage for stage, _ in others], [version for _, version in others], token),
                 several=True,
             )
-        # (weights, of no segment, are at 0: mop_make_state_table)
+        # (weights belong to no segment: their dist_key is 0, the default in mop_make_state_table)
         return [
-            (row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "token": token})
+            (
+                row["wanted"],
+                {**row, "dist_key": self.keys.get(str(row["segment"]), 0), "run_id": run_id, "token": token},
+            )
             for row in found
         ]
 
@@ -252,7 +262,15 @@ class SegmentTrainer:
                 yield Query(
                     f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
                     ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
-                    (run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place, token),
+                    (
+                        run_id,
+                        [made[n][0] for n in own],
+                        [made[n][1] for n in own],
+                        target,
+                        own,
+                        self.host_segment,
+                        token,
+                    ),
                 )
             )[0]["sizes"]
             for n, size in zip(own, kept):
@@ -260,11 +278,11 @@ class SegmentTrainer:
         return sizes
 
     def failed(self):
-        """(The transaction is over there, too: the next unit finds what is left.)"""
+        """The transaction ended on the segment, too; the next unit stops a trainer that still works."""
 
 
 def put_state(schema, run_id, stage, version, state_table, number, part, token):
-    """The Query that writes a part (bytes) of what is under a stage and a version into the table of a generation."""
+    """The Query that writes a part (bytes) of a stage's state at a version into a state table."""
     return Query(
         f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
         ("bigint", "integer", "integer", "integer", "integer", "bytea", "text"),
@@ -272,7 +290,7 @@ def put_state(schema, run_id, stage, version, state_table, number, part, token):
     )
 
 
-# --- at a place ---------------------------------------------------------------------------------------
+# --- on a host segment --------------------------------------------------------------------------------
 
 
 def at_start(plpy, options, look_again):
@@ -285,22 +303,22 @@ def at_start(plpy, options, look_again):
 
 
 def content(plpy):
-    """The number of the segment that this process is at; -1: the coordinator."""
+    """The number of this process's segment; -1 on the coordinator."""
     return int(plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"])
 
 
 def _on_own_gpu(plpy, options):
-    """A trainer's options with the number of the GPU of this host that this segment is to use, if it is to use one."""
+    """A trainer's options, with the number of this segment's GPU on its host if the trainer uses one."""
     if options.get("gpu") is None:
         return options
     return {**options, "gpu": content(plpy) % max(1, settings.gpus())}
 
 
-def give_objects(plpy, place, functions, models, caller):
-    """By the extension's owner, who alone gives pickles to a place: those of custom functions that a superuser has put
-    into the object table `functions` and the role `caller` (an oid) may read.
+def give_objects(plpy, host_segment, functions, models, caller):
+    """Send the pickles of models' custom functions to a host segment; only the extension's owner may.
 
-    `models`: JSON, [[compile parameters, digests as of object_table.digests], ...].
+    The pickles come from the object table `functions`: a superuser must have written them, and the role `caller` (an
+    OID) must have the right to read it. `models`: JSON, [[compile parameters, digests from object_table.digests], ...].
     """
     db, found = Database(plpy, extension_schema(plpy)), {}
     try:
@@ -315,8 +333,8 @@ def give_objects(plpy, place, functions, models, caller):
         names, pickles = list(found), list(found.values())
         plpy.execute(
             plpy.prepare(
-                f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_place "
-                f"WHERE place = {int(place)}",
+                f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_host_segment "
+                f"WHERE dist_key = {int(host_segment)}",
                 ["text[]", "bytea[]"],
             ),
             [names, pickles],
@@ -328,24 +346,26 @@ def give_objects(plpy, place, functions, models, caller):
 
 
 def at_objects(plpy, names, pickles):
-    """Keep the pickles of custom functions for the unit that comes."""
+    """Keep the pickles of custom functions for the next unit."""
     aggregate.session(plpy).lent = dict(zip(names, pickles, strict=True))
     return True
 
 
 def at_begin(plpy, text):
-    """Hand the trainer a unit, whose states follow. JSON: `keeps_rows`, whether the trainer holds or can keep its rows,
-    and what follows from its cache; `begun`: false where it was not handed, for models that train on rows which cannot
-    be kept are each handed by themselves. None: no trainer runs that was started with its options, if these are given.
+    """Send the trainer a unit, whose states follow. Returns JSON, or None if `options` are given and no trainer runs
+    that was started with them.
+
+    `keeps_rows`: whether the trainer holds or can keep the unit's rows; `sends_rows`, `epochs_sent`: the rows that it
+    needs. `begun`: false if the unit was not sent: several models whose rows cannot be kept are sent one by one.
     """
     holder, asked = aggregate.session(plpy), json.loads(text)
     unit, models, options = asked["unit"], asked["models"], asked.get("options")
     if missing := [name for own in asked["objects"] for name in own if name not in holder.lent]:
         raise_error(
-            plpy, f"the custom function {missing[0]!r} has not come to its segment", aggregate.CONFIGURATION_FAILED
+            plpy, f"the custom function {missing[0]!r} has not arrived at its segment", aggregate.CONFIGURATION_FAILED
         )
     if options is not None:
-        if holder.unit is not None:  # an answer is still to come that nobody waits for any more
+        if holder.unit is not None:  # the trainer still works on a failed unit
             holder.stop_trainer()
         if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, options):
             return None
@@ -357,7 +377,7 @@ def at_begin(plpy, text):
     elif holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     lent, holder.lent = holder.lent, {}
-    # (the trainer takes of the unit what a model has not)
+    # (a model inherits missing parameters from the unit)
     if (
         any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models)
         and not (
@@ -384,7 +404,7 @@ def at_begin(plpy, text):
 
 
 def at_state(plpy, stage, part):
-    """Give the trainer a part of a state of the unit that it was handed; None, what is not there: False."""
+    """Send the trainer a part of a state for its unit; returns False for None, a part that does not exist."""
     holder = aggregate.working(plpy)
     if part is None:
         return False
@@ -394,7 +414,7 @@ def at_state(plpy, stage, part):
 
 
 def at_states(plpy, stages, parts):
-    """Give the trainer parts of states of the unit that it was handed, in order."""
+    """Send the trainer parts of states for its unit, in order."""
     for stage, part in zip(stages, parts, strict=True):
         if not at_state(plpy, stage, part):
             raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
@@ -402,16 +422,17 @@ def at_states(plpy, stages, parts):
 
 
 def at_score(plpy, number, sums):
+    """The loss and metrics of model `number` of the last evaluation, as JSON, from sums over all rows."""
     holder = aggregate.session(plpy)
     with aggregate.failures_as_sql(plpy, holder):
         return json.dumps(holder.score(number, sums))
 
 
 def at_save(plpy, number):
-    """(number, bytes) of the parts of the state of a model of the last unit."""
+    """The parts of the new state of model `number` of the last unit: pairs (position, bytes)."""
     holder = aggregate.session(plpy)
     if holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     with aggregate.failures_as_sql(plpy, holder):
-        for place, (_, part) in enumerate(holder.save([number])):
-            yield place, part
+        for position, (_, part) in enumerate(holder.save([number])):
+            yield position, part

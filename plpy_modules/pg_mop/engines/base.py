@@ -35,7 +35,7 @@ class Segment:
     table: str  # quoted name on that server
     fingerprint_sql: str  # selects the present fingerprint on that server, as column `fingerprint`
     copies: tuple = ()  # of the same rows on other servers, as Segments
-    host_segment: int | None = None  # Greenplum: the row of mop_place on the host segment with the trainer
+    host_segment: int | None = None  # Greenplum: the row of mop_host_segment whose segment has the trainer
 
     def on(self, server):
         """This segment or its copy on a server (name)."""

@@ -1,7 +1,7 @@
 """Greenplum: a segment of a packed table is on one of the cluster's own segments, and so is the trainer of its units.
 
-A worker session is one with the coordinator. It does a unit by statements that run on the segment: each is a function
-of ours over the one row of mop_place that is there.
+A worker session is a session with the coordinator. It runs a unit with statements on the segment: each calls one of our
+functions over the segment's row of mop_host_segment.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from pg_mop.connections.blocking import connect
 from pg_mop.engines.base import Segment
 from pg_mop.engines.postgresql import PostgreSQL, fingerprint_sql, sizes
 
-_machines = {}  # host -> what it said of itself to this session
+_machines = {}  # {host: its cores and GPUs, as this session received them}
 
 
 @dataclass(frozen=True)
 class Primary:
-    """A segment of the cluster that does the work."""
+    """A primary segment of the cluster."""
 
     content: int
     dbid: int
@@ -28,7 +28,7 @@ class Primary:
 
 
 def hosts(db):
-    """The Primaries of the cluster, by content."""
+    """The Primaries of the cluster, in the order of their content numbers."""
     return [
         Primary(row["content"], row["dbid"], row["hostname"])
         for row in db.execute(
@@ -37,33 +37,38 @@ def hosts(db):
     ]
 
 
-def keys(db, looked=False):
-    """{content: the smallest number that Greenplum puts on that segment}, as mop_place has them, once it is `looked`
-    for them on all."""
+def keys(db, searched=False):
+    """{content: dist_key, the smallest number that Greenplum distributes to that segment} from mop_host_segment.
+
+    If segments are missing, it finds their numbers first; `searched` says that it did. Raises MopError if a segment has
+    none.
+    """
     found = {
-        row["content"]: row["place"]
+        row["content"]: row["dist_key"]
         for row in db.execute(
-            f"SELECT gp_segment_id AS content, min(place) AS place FROM {db.extension}.mop_place GROUP BY 1"
+            f"SELECT gp_segment_id AS content, min(dist_key) AS dist_key FROM {db.extension}.mop_host_segment GROUP BY 1"
         )
     }
     if missing := {segment.content for segment in hosts(db)} - set(found):  # the cluster has grown
-        if looked:
-            raise MopError(f"no number is found that is on segment {min(missing)}", sqlstate="XX000")
-        with contextlib.closing(connect(targets.local(db), "pg_mop places")) as session:  # worker sessions see it, too
-            session.cursor().execute(f"SELECT {db.extension}.mop_find_places()")
-        return keys(db, looked=True)
+        if searched:
+            raise MopError(f"found no number that Greenplum distributes to segment {min(missing)}", sqlstate="XX000")
+        with contextlib.closing(
+            connect(targets.local(db), "pg_mop host segments")
+        ) as session:  # worker sessions see the commit
+            session.cursor().execute(f"SELECT {db.extension}.mop_find_host_segments()")
+        return keys(db, searched=True)
     return found
 
 
 def machine(db, host):
-    """What a host of segments says of itself: {"cores", "gpus"}. Raises MopError where our packages are missing."""
+    """The cores and GPUs of a segment host: {"cores", "gpus"}. Raises MopError if our packages are missing there."""
     if host not in _machines:
         _machines[host] = json.loads(_on_host(db, host, "mop_machine()"))
     return _machines[host]
 
 
 def gpus(db, source):
-    """{host: a line for each of its GPUs} of the hosts of segments. Raises MopError."""
+    """{host: lines, one for each of its GPUs} of the segment hosts. Raises MopError if our packages are missing."""
     return {
         host: _on_host(db, host, f"mop_gpus({quote_literal(source)})")
         for host in sorted({segment.host for segment in hosts(db)})
@@ -71,10 +76,12 @@ def gpus(db, source):
 
 
 def _on_host(db, host, call):
-    """What a function of ours gives on a host of segments. Raises MopError."""
+    """The result of one of our functions on a segment host. Raises MopError if our packages are missing there."""
     content = next(segment.content for segment in hosts(db) if segment.host == host)
     try:
-        return db.value(f"SELECT {db.extension}.{call} FROM {db.extension}.mop_place WHERE place = {keys(db)[content]}")
+        return db.value(
+            f"SELECT {db.extension}.{call} FROM {db.extension}.mop_host_segment WHERE dist_key = {keys(db)[content]}"
+        )
     except db.plpy.SPIError as error:
         if getattr(error, "sqlstate", None) == "57014":
             raise
@@ -82,17 +89,17 @@ def _on_host(db, host, call):
     raise MopError(
         f"the packages of pg_mop cannot be used on host {quote_identifier(host)}",
         detail=problem,
-        hint="There: make install PG_CONFIG=...; it puts them at the same path on each host.",
+        hint="Run make install PG_CONFIG=... on that host; the packages must have the same path on each host.",
         sqlstate="58000",
     )
 
 
 class Greenplum(PostgreSQL):
     def __init__(self, db, tables):
-        """`tables`: PackedTables. Raises MopError where one is distributed otherwise than we need."""
+        """`tables`: PackedTables. Raises MopError unless each table is distributed by __dist_key__."""
         super().__init__(db)
         self._session = int(db.value("SHOW gp_session_id"))
-        self._parts = frozenset()  # processes on segments, each with a part of the caller's transaction
+        self._parts = frozenset()  # (segment, pid) of the processes that hold parts of the caller's transaction
         for packed in tables:
             by = db.execute(
                 "SELECT a.attname FROM gp_distribution_policy p, unnest(p.distkey) AS k "
@@ -104,11 +111,11 @@ class Greenplum(PostgreSQL):
                 raise MopError(
                     f'"{packed.text}" is not distributed by "__dist_key__"',
                     sqlstate="42809",
-                    hint=f"ALTER TABLE {packed.table} SET DISTRIBUTED BY (__dist_key__); or pack it anew.",
+                    hint=f"ALTER TABLE {packed.table} SET DISTRIBUTED BY (__dist_key__); or pack it again.",
                 )
 
     def info(self, backend):
-        """{"cores", "gpus"} of all segments together, as the one that has the least would have it."""
+        """{"cores", "gpus"}: cores for all segments, if each had as many as the poorest segment; GPUs of the poorest host."""
         known = hosts(self.db)
         beside = {segment.host: sum(other.host == segment.host for other in known) for segment in known}
         machines = {host: machine(self.db, host) for host in beside}
@@ -122,13 +129,13 @@ class Greenplum(PostgreSQL):
             if not machine(self.db, segment.host)["gpus"]:
                 raise MopError(
                     f"use_gpus is set, but host {quote_identifier(segment.host)} has no GPU, or its "
-                    "TensorFlow is for processors alone",
+                    "TensorFlow supports only CPUs",
                     sqlstate="58000",
-                    hint="There: make install FRAMEWORK=cuda; or call with use_gpus := FALSE.",
+                    hint="Run make install FRAMEWORK=cuda on that host, or call with use_gpus := FALSE.",
                 )
 
     def segments(self, packed):
-        db, places, found = self.db, keys(self.db), []
+        db, host_segments, found = self.db, keys(self.db), []
         for row in db.execute(
             f"SELECT __dist_key__ AS key, gp_segment_id AS content, {sizes(packed)} "
             f"FROM {packed.table} GROUP BY 1, 2 ORDER BY 1"
@@ -145,14 +152,17 @@ class Greenplum(PostgreSQL):
                     None,
                     str(packed.table),
                     sql,
-                    host_segment=places[row["content"]],
+                    host_segment=host_segments[row["content"]],
                 )
             )
         return found
 
     def check_whole(self, beside):
-        """(The caller's own next statement would say so as well, but from under PL/Python, whose `except` and
-        `finally` it would pass by.)"""
+        """Raise MopError if a segment was lost, and with it the caller's transaction.
+
+        (The caller's next statement would raise that error, too, but in C code below PL/Python, so that `except` and
+        `finally` would not run.)
+        """
         there = {
             (row["gp_segment_id"], row["pid"])
             for row in beside(
@@ -162,10 +172,10 @@ class Greenplum(PostgreSQL):
         }
         if not there >= self._parts:
             raise MopError(
-                "a segment of the cluster has gone, and with it this call's transaction",
-                detail="What has been trained is kept.",
+                "a segment of the cluster was lost, and with it this call's transaction",
+                detail="The states of finished units are kept.",
                 sqlstate="58M01",
-                hint="The same call again goes on with the run, and so does mop_resume.",
+                hint="Repeat the call, or call mop_resume, to continue the run.",
             )
         self._parts = there
 
@@ -180,8 +190,8 @@ class Greenplum(PostgreSQL):
         shapes = ", ".join(f"{name(c + '_shape')}::text" for c in packed.columns)
         wanted = ", ".join(name(c + more) for c in packed.columns for more in ("", "_shape"))
         transition = f"{self.db.extension}.mop_transition".replace("%", "%%")
-        # What an aggregate is made of is brought together by a process of its own on each segment, even where all of it
-        # is there. (The rows are sorted while their values are still references to out-of-line storage.)
+        # No aggregate: Greenplum would start another process on each segment for it, even for rows of one segment. (The
+        # rows are sorted while their values are still references to out-of-line storage.)
         table = segment.table.replace("%", "%%")
         return (
             f"SELECT {transition}(0, epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) FROM ("

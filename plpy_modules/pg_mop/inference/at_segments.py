@@ -3,7 +3,7 @@ tables that he has made himself.
 
 Rows stay where they are: in each process that has some, the function mop_at_predict is given them one by one, and sends
 them in chunks to a trainer of that process. They are the middle of a UNION ALL, whose parts a process goes through in
-order: before them come the model, and after them, that there are no more, of the one row of mop_place that is on each
+order: before them come the model, and after them, that there are no more, of the one row of mop_host_segment that is on each
 segment. So the predictions are where the output table's INSERT takes them.
 """
 
@@ -31,7 +31,7 @@ def insert(db, test, model, choice, output, places, options):
     """Write the predictions for a :class:`~pg_mop.inference.raw_table.RawTable` into an Output of api/predict.py. Gives
     a MopError where the statement cannot be carried out so: nothing is written then. Raises others.
 
-    `places`: those of mop_place, one on each segment; `options`: of the trainers there.
+    `places`: the dist_keys of mop_host_segment, one on each segment; `options`: of the trainers there.
     """
     told = {
         "architecture": model.architecture_text,
@@ -42,7 +42,7 @@ def insert(db, test, model, choice, output, places, options):
     }
     identifier = quote_identifier(test.identifier)
     identifier = f"{identifier}::text" if test.id_type in PLAIN else f"{db.extension}.mop_exact_text({identifier})"
-    there = f"FROM {db.extension}.mop_place WHERE place IN ({', '.join(map(str, places))})"
+    there = f"FROM {db.extension}.mop_host_segment WHERE dist_key IN ({', '.join(map(str, places))})"
     source = (
         f"(SELECT (q.p).* FROM (SELECT {db.extension}.mop_at_predict(r.step, r.told, r.weights, r.id, r.inputs) AS p "
         f"FROM ("

@@ -1,14 +1,15 @@
--- Tickets, and whose a run is: what 12_journal.sql has, asked of this process (pg_mop/tokens.py), since every look at a
--- table is one at a segment. A token is of one transaction of one role; a run is one role's for ever. Whether the run is
--- still there, and in which epoch, is looked up in each transaction.
+-- Capability tokens and the owners of runs, cached in the coordinator's process (pg_mop/backend/tokens.py): a query of
+-- a table visits a segment, so 12_tokens.sql would be slow. A token belongs to one transaction of one role, and a run
+-- to one role for ever. The existence of the run and its fencing token are looked up in each transaction.
 
+-- Returns the secret from the process's memory, and reads it from the table first if needed.
 CREATE FUNCTION @extschema@.mop_the_secret(home oid) RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import tokens
 return tokens.secret(plpy, int(home))
 $$;
 
--- the process has the secret from now on, and nobody else
+-- Loads the secret into the process's memory, and returns it to nobody.
 CREATE FUNCTION @extschema@.mop_learn_secret() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -16,6 +17,7 @@ BEGIN
 END
 $$;
 
+-- Makes the tokens of mop_tokens.
 CREATE FUNCTION @extschema@.mop_make_tokens(OUT token text, OUT backend text) LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import tokens
@@ -26,13 +28,14 @@ $$;
 
 CREATE OR REPLACE VIEW @extschema@.mop_tokens AS SELECT t.token, t.backend FROM @extschema@.mop_make_tokens() AS t;
 
--- (at a segment no view is read by functions)
+-- (functions on segments cannot read views)
 CREATE OR REPLACE FUNCTION @extschema@.mop_token() RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT t.token FROM @extschema@.mop_make_tokens() AS t);
 END
 $$;
 
+-- Returns the role that received the token in this transaction, or NULL.
 CREATE FUNCTION @extschema@.mop_token_role(home oid, token text, pid integer, moment bytea) RETURNS bigint
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -40,6 +43,8 @@ from pg_mop.backend import tokens
 return tokens.caller(plpy, int(home), token, pid, moment)
 $$;
 
+-- Returns the process's knowledge of run and token: 2: the role owns the run, which exists in this transaction; 1: the
+-- role owns the run; 0: nothing.
 CREATE FUNCTION @extschema@.mop_standing(home oid, run bigint, token text, pid integer, moment bytea) RETURNS integer
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -47,6 +52,7 @@ from pg_mop.backend import tokens
 return tokens.standing(plpy, int(home), run, token, pid, moment)
 $$;
 
+-- The process remembers that the token's role owns the run, which exists in this transaction.
 CREATE FUNCTION @extschema@.mop_know(home oid, run bigint, token text, moment bytea) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -72,7 +78,7 @@ CREATE OR REPLACE FUNCTION @extschema@.mop_own(run bigint, token text, run_fenci
 DECLARE
     known integer := @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, token, pg_backend_pid(),
                                               timestamptz_send(now()));
-    own boolean := true;
+    owned boolean := true;
     reached integer;
     number integer;
 BEGIN
@@ -81,12 +87,12 @@ BEGIN
     END IF;
     IF known = 0 THEN
         number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
-        own := coalesce((SELECT o.who::oid FROM @extschema@.mop_owner o WHERE o.owner = number)
+        owned := coalesce((SELECT o.who::oid FROM @extschema@.mop_owner o WHERE o.owner = number)
                         = @extschema@.mop_caller(token), false);
     END IF;
-    IF own AND lock THEN
+    IF owned AND lock THEN
         reached := @extschema@.mop_lock_run_shared(run);
-    ELSIF own THEN
+    ELSIF owned THEN
         reached := (SELECT r.fencing_token FROM @extschema@.mop_run r WHERE r.run_id = run);
     END IF;
     IF reached IS NULL THEN
@@ -98,5 +104,33 @@ BEGIN
     IF known < 2 THEN
         PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, token, timestamptz_send(now()));
     END IF;
+END
+$$;
+
+-- Every call that opens a run or a job starts with this: it returns the owner number of the calling role, and assigns
+-- one to a new role (postgresql/12_tokens.sql has the twin).
+CREATE FUNCTION @extschema@.mop_enroll(token text DEFAULT @extschema@.mop_token()) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(token);
+    number integer := (SELECT o.owner FROM @extschema@.mop_owner o
+                       WHERE o.who = caller AND o.role = pg_get_userbyid(caller));
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        EXIT WHEN number IS NOT NULL;
+        UPDATE @extschema@.mop_owner o SET role = pg_get_userbyid(caller), who = caller WHERE o.who = caller
+        RETURNING o.owner INTO number;
+        CONTINUE WHEN number IS NOT NULL;
+        BEGIN
+            number := nextval('@extschema@.mop_owner_owner_seq');
+            INSERT INTO @extschema@.mop_owner (owner, role, who) VALUES (number, pg_get_userbyid(caller), caller);
+        EXCEPTION WHEN unique_violation THEN  -- another session of the role commits its number now
+            IF attempt = 2 THEN
+                RAISE;
+            END IF;
+            number := NULL;
+        END;
+    END LOOP;
+    RETURN number;
 END
 $$;

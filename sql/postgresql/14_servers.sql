@@ -1,29 +1,32 @@
--- Runs on several servers. On each other server that holds segments of it a run has a *remote_run*: a run of its own there,
--- with the same stages, whose units and states are that server's. What the remote_run commits this one registers afterwards.
+-- Runs on several servers. On each other server that holds segments of a run, the run has a remote run with the same
+-- stages. The remote run's units and states belong to that server; the coordinator's server registers them after their
+-- commit.
 
--- Names this database of this server, by whatever name and address others know it.
+-- Returns an identity of this database that does not depend on the server's names and addresses.
 CREATE FUNCTION @extschema@.mop_identity() RETURNS text LANGUAGE sql STABLE AS $$
 SELECT system_identifier || '/' || (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
 FROM pg_catalog.pg_control_system()
 $$;
 
--- What the server is, for whoever deals segments out or looks whether it serves.
+-- A coordinator calls this to distribute segments and to check the server: it returns the version of pg_mop, cores,
+-- GPUs, the identity, and the servers that the role can reach from this one.
 CREATE FUNCTION @extschema@.mop_server_info() RETURNS json LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api import servers
 return servers.info(plpy)
 $$;
 
-CREATE FUNCTION @extschema@.mop_add_remote_run(run bigint, run_fencing_token integer, on_server name, guest_run bigint,
+-- A coordinator registers a remote run of its run.
+CREATE FUNCTION @extschema@.mop_add_remote_run(run bigint, run_fencing_token integer, on_server name, remote_run bigint,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
-    INSERT INTO @extschema@.mop_remote_run (run_id, server, remote_run) VALUES (run, on_server, guest_run);
+    INSERT INTO @extschema@.mop_remote_run (run_id, server, remote_run) VALUES (run, on_server, remote_run);
 END
 $$;
 
--- On the other server: the session that leads the remote_run was lost, and this one leads it now.
+-- On the other server: this session replaces the lost session that led the remote run.
 CREATE FUNCTION @extschema@.mop_lead_remote_run(run bigint, run_fencing_token integer, coordinator text,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -36,6 +39,7 @@ BEGIN
 END
 $$;
 
+-- A coordinator removes the remote run on a server from its run.
 CREATE FUNCTION @extschema@.mop_forget_remote_run(run bigint, run_fencing_token integer, of_server name,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -45,8 +49,8 @@ BEGIN
 END
 $$;
 
--- What a remote_run has of a unit that is finished there: its row, the size of the state that it made, the sums that it left,
--- the metrics that it noted. NULL where it is not finished.
+-- On the other server: returns a finished unit of a remote run with the size of its new state, its sums and its
+-- metrics, or NULL if the unit is not finished.
 CREATE FUNCTION @extschema@.mop_report_unit(run bigint, of_stage integer, of_segment integer, of_kind text,
     of_dataset text, token text DEFAULT @extschema@.mop_token()) RETURNS json
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -67,8 +71,8 @@ BEGIN
 END
 $$;
 
--- Registers what a remote_run reports of a unit. A state is at the version that was registered last, and there alone; what
--- is registered once more changes nothing.
+-- A coordinator registers a remote run's report of a unit. A stage's state is at the version that was registered last,
+-- and only on the server of that unit. A repeated registration changes nothing.
 CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_fencing_token integer, report json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -88,7 +92,8 @@ BEGIN
         (run, u.stage, u.segment, u.kind, u.dataset, u.attempt);
     INSERT INTO @extschema@.mop_unit SELECT u.*;
     IF u.kind = 'train' THEN
-        UPDATE @extschema@.mop_stage_state m SET version = u.version, state_table = NULL, bytes = (report ->> 'bytes')::bigint
+        UPDATE @extschema@.mop_stage_state m SET version = u.version, state_table = NULL,
+            bytes = (report ->> 'bytes')::bigint
         WHERE m.run_id = run AND m.stage = u.stage AND m.version = u.version - 1;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'stage % of run % is not at version %', u.stage, run, u.version - 1 USING ERRCODE = '55000';
@@ -104,7 +109,7 @@ BEGIN
 END
 $$;
 
--- the sums of the segments that have been evaluated by now, for who evaluates the last one elsewhere
+-- A coordinator reads the sums of the evaluated segments, for the server that evaluates the last segment.
 CREATE FUNCTION @extschema@.mop_take_partials(run bigint, of_stage integer, of_dataset text,
     token text DEFAULT @extschema@.mop_token()) RETURNS json
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -115,6 +120,7 @@ BEGIN
 END
 $$;
 
+-- A coordinator stores sums of segments that other servers evaluated.
 CREATE FUNCTION @extschema@.mop_put_partials(run bigint, run_fencing_token integer, of_stage integer, of_dataset text,
     sums json, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -122,29 +128,32 @@ BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
     SELECT run, of_stage, of_dataset, o.key::integer,
-           ARRAY(SELECT v::double precision FROM json_array_elements_text(o.value) WITH ORDINALITY AS e(v, place)
-                 ORDER BY place)
+           ARRAY(SELECT v::double precision FROM json_array_elements_text(o.value) WITH ORDINALITY AS e(v, position)
+                 ORDER BY e.position)
     FROM json_each(sums) AS o
     ON CONFLICT DO NOTHING;
 END
 $$;
 
--- Model states on their way: INSERT INTO one server's mop_arrivals SELECT ... FROM another's mop_departures, of which
--- either may be a postgres_fdw table. A row is a part of a state; `server` says whether it is the one that is meant.
+-- Model states move between servers with INSERT INTO one server's mop_arrivals SELECT ... FROM another's
+-- mop_departures; either may be a postgres_fdw table. A row is one part of a state; `server` identifies the server that
+-- sent it.
 CREATE VIEW @extschema@.mop_departures WITH (security_barrier) AS
-SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data, @extschema@.mop_identity() AS server
+SELECT m.run_id, m.stage, m.version, (p.position - 1)::integer AS part, p.data, @extschema@.mop_identity() AS server
 FROM @extschema@.mop_stage_state m
 CROSS JOIN LATERAL @extschema@.mop_read_states(m.run_id, ARRAY[m.stage], ARRAY[m.version])
-    WITH ORDINALITY AS p(stage, data, place)
+    WITH ORDINALITY AS p(stage, data, position)
 WHERE m.state_table IS NOT NULL AND m.run_id = ANY (ARRAY(
     SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner)
     WHERE o.who = to_regrole(quote_ident(current_user))));
 
+-- Rows inserted here are parts of a state for state table `target`.
 CREATE VIEW @extschema@.mop_arrivals AS
 SELECT NULL::bigint AS run_id, NULL::integer AS stage, NULL::integer AS version, NULL::integer AS target,
        NULL::integer AS part, NULL::bytea AS data, NULL::text AS token WHERE false;
 ALTER VIEW @extschema@.mop_arrivals ALTER token SET DEFAULT @extschema@.mop_token();
 
+-- Trigger of mop_arrivals: it writes the part into the state table.
 CREATE FUNCTION @extschema@.mop_arrive() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -158,7 +167,8 @@ BEGIN
 END
 $$;
 
--- All parts of a state have arrived in state_table `target`: the stage is in that version here, too. Gives its bytes.
+-- A coordinator calls this when all parts of a state have arrived in state table `target`: the stage has this version
+-- on this server, too. Returns the state's bytes.
 CREATE FUNCTION @extschema@.mop_arrived(run bigint, run_fencing_token integer, of_stage integer, at_version integer,
     target integer, token text DEFAULT @extschema@.mop_token()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,11 +1,14 @@
--- What a unit is on Greenplum: statements that pg_mop/run/unit.py gives one after the other, each with the answer to
--- the one before. (SPI of PL/Python begins a subtransaction for each, on all segments.)
+-- Segment trainers: how a unit works with a trainer on a segment.
+
+-- Returns the next statement of a unit (pg_mop/run/unit.py), given the answer to the one before. PL/pgSQL runs the
+-- statements, since SPI of PL/Python would begin a subtransaction on all segments for each.
 CREATE FUNCTION @extschema@.mop_next_statement(unit text, answer text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.run import unit as work
 return work.next_statement(plpy, unit, answer)
 $$;
 
+-- A worker session runs a unit or a chain of units with this, in one transaction.
 CREATE OR REPLACE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     statement text := @extschema@.mop_next_statement(unit, NULL);
@@ -20,10 +23,11 @@ BEGIN
 END
 $$;
 
--- What mop_start_trainer and a unit call at a place, in the process of the session that has the trainer:
--- pg_mop/backend/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's,
--- and mop_at_host for mop_share_host.)
+-- mop_start_trainer and units call the following functions over a row of mop_host_segment: they run in the session's
+-- process that has the trainer (pg_mop/backend/trainers.py). Only mop_give_objects may call mop_at_objects, since it
+-- checks that the functions are a superuser's, and only mop_share_host may call mop_at_host.
 
+-- mop_share_host calls this: the process uses the fork server in this data directory.
 CREATE FUNCTION @extschema@.mop_at_host(directory text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import server_folder
@@ -31,6 +35,7 @@ server_folder.share(directory)
 return True
 $$;
 
+-- A worker session starts its segment trainer with this.
 CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
 RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -38,6 +43,7 @@ from pg_mop.backend import trainers
 return trainers.at_start(plpy, *args)
 $$;
 
+-- mop_give_objects calls this: the process keeps custom functions for the next unit.
 CREATE FUNCTION @extschema@.mop_at_objects(names text[], pickles bytea[]) RETURNS boolean
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -45,18 +51,21 @@ from pg_mop.backend import trainers
 return trainers.at_objects(plpy, names, pickles)
 $$;
 
+-- A unit sends its specification to the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import trainers
 return trainers.at_begin(plpy, unit)
 $$;
 
+-- A unit sends one part of a state to the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_state(stage integer, part bytea) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import trainers
 return trainers.at_state(plpy, stage, part)
 $$;
 
+-- A unit sends parts of several states to the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_states(stages integer[], parts bytea[]) RETURNS boolean
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -64,12 +73,14 @@ from pg_mop.backend import trainers
 return trainers.at_states(plpy, stages, parts)
 $$;
 
+-- A unit waits for the trainer's report with this.
 CREATE FUNCTION @extschema@.mop_at_end() RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import aggregate
 return aggregate.final(plpy, None)
 $$;
 
+-- A unit gets the loss and metrics of summed evaluations from the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_score(number integer, sums double precision[]) RETURNS text
 LANGUAGE plpython3u VOLATILE AS $$
 #python
@@ -77,7 +88,8 @@ from pg_mop.backend import trainers
 return trainers.at_score(plpy, number, sums)
 $$;
 
--- a value as text that gives it again (processes that come with a statement do not know what has been set before)
+-- Returns a value as text that reproduces it exactly. (The processes of a later statement do not have the session's SET
+-- values.)
 CREATE FUNCTION @extschema@.mop_exact_text(value anyelement) RETURNS text LANGUAGE plpgsql STABLE
 SET extra_float_digits = 3 AS $$
 BEGIN
@@ -85,7 +97,7 @@ BEGIN
 END
 $$;
 
--- what madlib_keras_predict gives the rows to: pg_mop/inference/at_segments.py
+-- madlib_keras_predict sends rows to this (pg_mop/inference/at_segments.py).
 CREATE FUNCTION @extschema@.mop_at_predict(step integer, told text, weights bytea, row_id text, inputs bytea[],
     OUT id text, OUT class_name text, OUT class_value text, OUT prob double precision, OUT rank integer)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
@@ -94,6 +106,7 @@ from pg_mop.inference import at_segments
 return at_segments.predict(plpy, *args)
 $$;
 
+-- A unit reads the parts of a new state from the trainer with this.
 CREATE FUNCTION @extschema@.mop_at_save(number integer, OUT part integer, OUT data bytea) RETURNS SETOF record
 LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -1,0 +1,14 @@
+-- How functions read their arguments. Functions for users take numbers as double precision: PostgreSQL casts every
+-- number to it implicitly, so calls find the function with any driver's type, smallint and numeric included.
+
+-- Functions for users call this: it returns the integer that an argument holds, or raises an error with the
+-- argument's name.
+CREATE FUNCTION @extschema@.mop_integer(name text, value double precision) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF value <> trunc(value) OR abs(value) > 9007199254740992 THEN
+        RAISE EXCEPTION '% must be an integer, not %', name, value USING ERRCODE = '22023';
+    END IF;
+    RETURN value::bigint;
+END
+$$;

@@ -1,0 +1,41 @@
+-- Sessions of a role: the limits that an administrator sets for them, and their process ids.
+
+-- Sessions call this before they start a trainer: it returns the strictest limits of the login role, the SET role and
+-- the role whose rights are in force. If the role of a row did not exist when the row was written, its name counts.
+CREATE FUNCTION @extschema@.mop_limits(token text DEFAULT @extschema@.mop_token(), OUT sessions integer,
+    OUT threads integer, OUT trainer_memory_mb integer, OUT max_model_mb integer)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    WITH limits AS (
+        SELECT l.*, a.rolname FROM @extschema@.mop_limit l
+        JOIN pg_roles a ON l.who = a.oid OR l.who = 0::oid AND l.role = a.rolname
+        WHERE a.rolname IN (session_user, current_setting('role')) OR a.oid = (SELECT @extschema@.mop_caller($1))
+        UNION ALL
+        SELECT l.*, NULL FROM @extschema@.mop_limit l WHERE l.role IS NULL
+    )
+    SELECT min(l.sessions), min(l.threads), min(l.trainer_memory_mb), min(l.max_model_mb) FROM limits l
+    WHERE l.rolname IS NOT NULL OR NOT EXISTS (SELECT 1 FROM limits o WHERE o.rolname = session_user)
+$$;
+
+-- Sessions count the role's trainers with this: it returns the process ids of the calling role's sessions in all
+-- databases.
+CREATE FUNCTION @extschema@.mop_backends(OUT pid integer) RETURNS SETOF integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_stat_clear_snapshot(); -- a transaction keeps its first snapshot of all sessions
+    RETURN QUERY SELECT a.pid FROM pg_stat_activity a WHERE a.usename = session_user;
+END
+$$;
+
+-- An event trigger calls this before DROP EXTENSION: it ends the idle sessions that wait for the next call, and their
+-- trainers with them, so that no process remains.
+CREATE FUNCTION @extschema@.mop_end_idle_sessions() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT (SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
+        RETURN;  -- the user may not drop the extension
+    END IF;
+    PERFORM pg_terminate_backend(a.pid) FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle'
+    AND ((SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) OR a.usename = current_user);
+END
+$$;
