@@ -2,7 +2,7 @@
 
 A unit is a coroutine (run/unit.py): it yields each :class:`Query`, and receives its rows. On PostgreSQL, SPI runs the
 queries. On Greenplum, each SPI call from PL/Python starts and ends a subtransaction on all segments; so a PL/pgSQL
-function runs the queries, which it gets as text (sql/greenplum/16_places.sql).
+function runs the queries, which it gets as text (sql/greenplum/16_segment_trainers.sql).
 """
 
 import json

@@ -1,7 +1,7 @@
 """The catalog tables: runs, configurations, stages, segments, units, states, metrics and costs.
 
 Only this package and run/unit.py (in worker sessions) know the tables. Users may not write to them: the SQL functions
-of sql/12_journal.sql do.
+of sql/13_*.sql do.
 """
 
 from pg_mop.catalog.catalog import Catalog
