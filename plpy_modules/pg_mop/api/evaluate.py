@@ -40,7 +40,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
             f"input shape does not match"
         )
-    if difference := packed.differs(model.summary):
+    if difference := packed.differs(model):
         raise MopError(
             f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has {difference}',
             hint="Pack it by validation_preprocessor_dl with the same training table.",

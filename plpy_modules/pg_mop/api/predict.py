@@ -155,7 +155,12 @@ class Output:
 
 def on_partitions(db, test, function, model, use_gpus, choice):
     """The OnSegments that predicts for all leaf partitions at once; None if that is not possible."""
-    told = {"identifier": test.identifier, "inputs": test.inputs, "model": model.told(), "pred_type": choice.pred_type}
+    told = {
+        "identifier": test.identifier,
+        "inputs": test.inputs,
+        "model": model.to_json(),
+        "pred_type": choice.pred_type,
+    }
 
     def application(inputs):
         return Application(functools.partial(PredictionSpecs, told=told), parts=lambda: inputs.engine.parts(test))

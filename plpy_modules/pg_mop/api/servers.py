@@ -11,7 +11,7 @@ from pg_mop.connections import targets
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import Links, foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
-from pg_mop.packing.placement import is_of
+from pg_mop.packing.partitions import is_of
 from pg_mop.packing.summary import copies_in
 
 

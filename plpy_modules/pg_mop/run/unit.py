@@ -173,7 +173,7 @@ class _Work:
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():
-                lent = Model.from_told(told["model"], model["architecture"], b"".join(part for _, part in states))
+                lent = Model.from_json(told["model"], model["architecture"], b"".join(part for _, part in states))
                 lent.lend(trainer)
                 predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"])
