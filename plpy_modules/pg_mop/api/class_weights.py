@@ -8,7 +8,7 @@ SHOWN = 8  # classes in an error
 
 
 class ClassWeights:
-    """The classes of a packed table's output, by which class weights are read.
+    """Reads class weights with the classes of a packed table's output.
 
     A call takes a configuration's class weights, as params.parse_fit_params returns them, and returns
     {class number: weight}. It raises ParameterError where a key is not a class.

@@ -1,4 +1,7 @@
-"""madlib_keras_evaluate: loss and metric of a trained model on a packed table (docs/contract/fit_evaluate_predict.md, section 2)."""
+"""madlib_keras_evaluate: loss and metric of a trained model on a packed table.
+
+See docs/contract/fit_evaluate_predict.md, section 2.
+"""
 
 import functools
 
@@ -133,7 +136,7 @@ def alone(db, session, packed, model, wanted, use_gpus):
             [(0, model.weights)],
             [objects],
         )
-        # one buffer at a time: it may be large (no aggregate, in which Greenplum lets us ask nothing while we wait)
+        # one buffer at a time: it may be large (not by an aggregate: Greenplum runs no other query within it)
         cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id")
         while found := list(cursor.fetch(1)):
             buffer, *values = found[0].values()

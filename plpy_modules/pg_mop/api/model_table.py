@@ -50,8 +50,10 @@ class StoredModel(Model):
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
 
     def check_names(self, inputs):
-        """Raises MopError where it has inputs by name, and these columns have the names in another order. (Those of a
-        test table may be called otherwise.)"""
+        """Raises MopError where the model's inputs have the names of these columns, in another order.
+
+        (The columns of a test table may have other names.)
+        """
         names = architecture_shapes.named(self.architecture, "input_layers")
         if names is not None and names != inputs and names == sorted(inputs):
             raise MopError(
@@ -82,7 +84,7 @@ class StoredModel(Model):
             raise MopError(
                 f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
                 detail=error,
-                hint="Those that failed have no metrics: "
+                hint="Models that failed have no metrics: "
                 f"SELECT mst_key, {last}_metrics_final FROM {info} "
                 f"ORDER BY {last}_metrics_final DESC NULLS LAST;",
             )
@@ -90,13 +92,15 @@ class StoredModel(Model):
 
 
 class OwnModel(Model):
-    """A model of an architecture table: bring your own (docs/contract/fit_evaluate_predict.md, section 4)."""
+    """The caller's own model, from an architecture table (docs/contract/fit_evaluate_predict.md, section 4)."""
 
     given_classes = True
 
     def check_names(self, inputs):
-        """Raises MopError where it has inputs or outputs by name that are not those of these columns, in their order.
-        (Class values, and the columns of predictions, are given by place.)"""
+        """Raises MopError where the names of the model's inputs or outputs are not those of the columns, in their order.
+
+        (Class values and the columns of predictions are matched by position.)
+        """
         outputs = [f"output {i}" for i in range(len(self.output_names))]
         try:
             problem, hint = (
@@ -135,7 +139,7 @@ class OwnModel(Model):
         names = ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
         classes = [None] * dependent_count
         if class_values is not None:
-            # a one-dimensional array is that of the only output
+            # a one-dimensional array has the class values of the only output
             classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
         check_given(classes, self.outputs)
         self.transform = madlib.given(len(self.input_shapes), normalizing_const, names, classes)

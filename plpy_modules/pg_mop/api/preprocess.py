@@ -1,4 +1,7 @@
-"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers (docs/contract/preprocess.md)."""
+"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers.
+
+See docs/contract/preprocess.md.
+"""
 
 import secrets
 

@@ -1,4 +1,4 @@
-"""Column types: what a column is to packing, training, predicting and exporting.
+"""Column types: how a column is packed, trained on, predicted with and exported.
 
 To add a type, write a subclass of :class:`~pg_mop.columns.base.Column` in a file of its own and put the class into
 INDEPENDENT or DEPENDENT below, before the types that would accept the same columns.
@@ -24,7 +24,7 @@ def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -
     for column_type in types:
         if column_type.accepts(source.kind, request):
             return column_type
-    raise MopError(f'column "{source.name}" has type {source.kind.shown}, for which there is no column type')
+    raise MopError(f'column "{source.name}" has type {source.kind.shown}, which no column type accepts')
 
 
 def from_json(data: dict[str, Any]) -> Column:

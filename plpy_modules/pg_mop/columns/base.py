@@ -164,7 +164,7 @@ class Column(ABC):
         """SQL: a raw value, or the result of `lookup`, as `encode` takes it."""
 
     def hash_sql(self, value: str, seed: int) -> str:
-        """SQL: a 64-bit hash of a raw value, by which rows are shuffled that have no position."""
+        """SQL: a 64-bit hash of a raw value, which orders rows without a position."""
         return f'hashtextextended({value}::text COLLATE pg_catalog."C", {seed})'
 
     def segment_sql(self, value: str, schema: str) -> str:
@@ -176,7 +176,7 @@ class Column(ABC):
         """Wires -> packed rows of `dtype`, each with the elements of `shape`; None where a value cannot be packed."""
 
     def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
-        """Raises the MopError that describes the values for which `encode` returned None; returns if there are none now.
+        """Raises the MopError that describes the values that `encode` refused; returns if no such value exists now.
 
         `training`: the packed training table (quoted), where validation rows are packed.
         """
@@ -195,7 +195,7 @@ class Column(ABC):
         return None
 
     def wanted_output(self, width: int) -> WantedOutput:
-        """What a model must output for this column; `width`: of its packed rows."""
+        """The output that a model needs for this column; `width`: of its packed rows."""
         return WantedOutput(width, "numbers" if self.is_numbers else "classes")
 
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
@@ -215,7 +215,7 @@ class Column(ABC):
         return self.labels(outputs.shape[1]), outputs
 
     def to_keras(self) -> dict[str, Any] | None:
-        """The config of the Keras layer with which an exported model takes (or returns) raw values; None: no layer.
+        """The config of the Keras layer that turns raw values into the model's inputs, or its outputs into raw values; None: no layer.
 
         It is a plain dict, {"class_name", "config"}: Keras is not imported in a backend.
         """
@@ -229,7 +229,7 @@ class Column(ABC):
         return self.parameters.get("sql_type")
 
     def difference(self, other: Column) -> str | None:
-        """How two columns of one position differ, as an error says it; what one of them does not say is no difference."""
+        """How two columns of one position differ, as an error says it; an unknown parameter is no difference."""
         return None
 
     def with_parameters(self, name: str, **parameters: Any) -> Column:

@@ -127,13 +127,13 @@ class OneHot(Column):
         )
 
     def _equals(self, db: Database, label: str, value: str) -> str:
-        """SQL: a label of the source equals a class value, whatever operators the caller's search path has."""
+        """SQL: a label of the source equals a class value, independent of the operators in the caller's search path."""
         assert self.kind is not None and self.class_kind is not None
         equals = equality(db, self.kind) if self.kind.oid == self.class_kind.oid else "OPERATOR(pg_catalog.=)"
         return f"{self.kind.collated(label)} {equals} {self.class_kind.collated(value)}"
 
     def _common_type(self) -> tuple[str, bool]:
-        """SQL for a type in which PostgreSQL's own operators compare labels and class values; whether it is collatable."""
+        """SQL for the type of the comparison between labels and class values; whether that type is collatable."""
         assert self.kind is not None and self.class_kind is not None
         if self.kind.oid == self.class_kind.oid:
             return self.kind.sql, self.kind.collatable

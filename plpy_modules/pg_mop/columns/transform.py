@@ -37,7 +37,7 @@ class Transform:
         return "float32" if self.is_regression else "int16"
 
     def wanted_outputs(self, table: str, widths: Sequence[int]) -> dict[str, Any]:
-        """What a model must output for rows of `table` (mop_udf.architecture.output_misfit)."""
+        """The outputs that a model must have for rows of `table` (see mop_udf.architecture.output_misfit)."""
         wanted = [output.wanted_output(width) for output, width in zip(self.outputs, widths)]
         return {
             "widths": [output.width for output in wanted],
@@ -48,7 +48,7 @@ class Transform:
     def difference(self, other: Transform) -> str | None:
         """How rows of this transform differ from rows of another, as an error says it; None: they do not.
 
-        What one of the two does not say is no difference.
+        A parameter that one of the two does not know is no difference.
         """
         if self.dependent_dtype != other.dependent_dtype:
             return f"dependent_dtype {self.dependent_dtype}, not {other.dependent_dtype}"

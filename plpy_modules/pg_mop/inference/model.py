@@ -13,7 +13,7 @@ from pg_mop.columns import Column, Transform, transform_from_json
 class Model:
     """A checked model: its architecture, its weights and the transform of the rows that it was trained on.
 
-    `what` names it in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
+    `what`: its name in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
     `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in).
 
     `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it

@@ -18,7 +18,7 @@ def buffer_rows(rows: int, segments: int, requested: int | None, elements: Seque
     """Rows per buffer: every segment gets the same number of whole buffers, as far as `rows` allow.
 
     `requested` None means as large as segments and MAX_ELEMENTS allow; `elements` are those of one row, per input.
-    A packed row never exceeds MAX_PACKED_BYTES, whatever is requested.
+    A packed row never exceeds MAX_PACKED_BYTES, even if more is requested.
     """
     wanted = [rows]
     for count in elements:

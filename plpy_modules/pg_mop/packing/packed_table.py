@@ -21,34 +21,34 @@ class PackedTable:
     no such column, and are one segment. `foreign`: rows are in foreign tables or, `distributed`, in shards of Citus.
     """
 
-    def __init__(self, db: Database, text: str, what: str) -> None:
-        """Read and check the table that the caller calls `text`; `what` it is for, in errors.
+    def __init__(self, db: Database, text: str, role: str) -> None:
+        """Read and check the table that the caller calls `text`; `role`: its name in errors, such as 'source table'.
 
         Raises MopError as docs/contract/fit_multiple.md, section 7.
         """
         hint = REPACK.format(schema=db.extension)
         self.text = text
-        self.table = db.input_table(text, what, hint=hint, rows=False)
+        self.table = db.input_table(text, role, hint=hint, rows=False)
         # a transaction that has read a foreign table depends on that table's server until its end
         self.foreign = db.has_foreign_rows(self.table)
         if not self.foreign and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
-            raise MopError(f'{what} "{text}" is empty', hint=hint)
+            raise MopError(f'{role} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
-            raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
+            raise MopError(f'{role} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
         distribution = db.distribution(self.table)
         self.distributed = distribution is not None
         if distribution not in (None, "h by __dist_key__"):
             table = quote_literal(self.table)
             raise MopError(
-                f'{what} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
+                f'{role} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
                 hint=f"SELECT undistribute_table({table}); SELECT create_distributed_table({table}, "
                 f"'__dist_key__', colocate_with => 'none');",
                 sqlstate="42809",
             )
         db.check_readable(self.table, db.columns(self.table))
-        self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {what}", hint=hint)
+        self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {role}", hint=hint)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
-        self._check_names(what)
+        self._check_names(role)
         self.transform = madlib.read(db, self.summary_table, self.summary)
         self.inputs = [column.name for column in self.transform.inputs]
         self.outputs = [column.name for column in self.transform.outputs]
@@ -56,22 +56,22 @@ class PackedTable:
         self.keyed = "__dist_key__" in present
         for column in ("buffer_id", *self.columns, *(c + "_shape" for c in self.columns)):
             if column not in present:
-                raise MopError(f'{what} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
+                raise MopError(f'{role} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
         for column in self.columns:
             if present[column] != "bytea":
                 raise MopError(
-                    f'column "{column}" of {what} "{text}" is {present[column]}, not bytea: '
+                    f'column "{column}" of {role} "{text}" is {present[column]}, not bytea: '
                     f"it should be minibatched by the preprocessor",
                     hint=hint,
                 )
 
-    def _check_names(self, what: str) -> None:
+    def _check_names(self, role: str) -> None:
         for column in ("independent_varname", "dependent_varname"):
             if column not in self.summary:
-                raise MopError(f'the summary of {what} "{self.text}" lacks the expected column "{column}"')
+                raise MopError(f'the summary of {role} "{self.text}" lacks the expected column "{column}"')
             if not isinstance(self.summary[column], list):
                 raise MopError(
-                    f'{what} "{self.text}" was made by an old preprocessor',
+                    f'{role} "{self.text}" was made by an old preprocessor',
                     detail=f'"{column}" of its summary is no array.',
                     hint="Run the preprocessor again, of this version.",
                 )
@@ -112,7 +112,7 @@ class PackedTable:
         return self.transform.difference(other.transform)
 
     def wanted_outputs(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """What a model must output for these rows (architecture.output_misfit); `shapes`: of one example."""
+        """The outputs that a model must have for these rows (see architecture.output_misfit); `shapes`: of one example."""
         return self.transform.wanted_outputs(self.text, [shapes[name][0] for name in self.outputs])
 
     def hint_to_fit(self) -> str:

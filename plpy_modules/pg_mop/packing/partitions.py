@@ -60,15 +60,15 @@ def foreign_options(server: str, partition: tuple[str, str]) -> str:
     )
 
 
-def mark(db: Database, what: str) -> str:
-    """The comment on a table that a preprocessor of this database has made; `what`: 'segment 2 of ...'."""
-    return f"{what}, packed by pg_mop of {this_database(db)}"
+def mark(db: Database, subject: str) -> str:
+    """The comment on a table that a preprocessor of this database has made; `subject`: 'segment 2 of ...'."""
+    return f"{subject}, packed by pg_mop of {this_database(db)}"
 
 
 def is_of(comment: str, db: Database, table: Any) -> bool:
     """True where a comment says that a preprocessor of this database has made its table for the packed `table`."""
-    what = re.match(r"(copy of )?segment \d+", comment)
-    return what is not None and comment == mark(db, f"{what[0]} of {table}")
+    found = re.match(r"(copy of )?segment \d+", comment)
+    return found is not None and comment == mark(db, f"{found[0]} of {table}")
 
 
 def this_database(db: Database) -> str:

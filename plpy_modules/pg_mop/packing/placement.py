@@ -128,19 +128,19 @@ class ServerPlacement:
         )
 
     def make_copy(self, target: str, partition: tuple[str, str], segment: int, columns: Columns) -> str:
-        """Make the copy of a segment on its server, likewise; returns the table (quoted) by which it is filled."""
+        """Make the copy of a segment on its server, likewise; returns the table (quoted) that loading fills."""
         name, table = self.copies[segment], quoted(partition)
-        what = f"copy of segment {segment} of {target}"
+        subject = f"copy of segment {segment} of {target}"
         if name is None or name == LOCAL:
             comment = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
-            if comment == mark(self.db, what):  # left from a packed table that was dropped
+            if comment == mark(self.db, subject):  # left from a packed table that was dropped
                 self.db.execute(f"DROP TABLE {table}")
             self.db.execute(
                 f"{create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
-                f"{quote_literal(mark(self.db, what))}"
+                f"{quote_literal(mark(self.db, subject))}"
             )
             return table
-        self._make_on(name, what, partition, segment, columns)
+        self._make_on(name, subject, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
         self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {foreign_options(name, partition)}")
         return filled
@@ -151,10 +151,10 @@ class ServerPlacement:
             if table.startswith("pg_temp."):
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
-    def _make_on(self, name: str, what: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
-        """Make a table on another server, with the comment `what` it is."""
+    def _make_on(self, name: str, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
+        """Make a table on another server, whose comment says that it is `subject`."""
         link, server, table = self.links[name], quote_identifier(name), quoted(partition)
-        comment = mark(self.db, what)
+        comment = mark(self.db, subject)
         existing = link.run(
             f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
             f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
@@ -163,7 +163,7 @@ class ServerPlacement:
         if existing and existing[0][0] != comment:
             raise MopError(
                 f"table {table} already exists on server {server}",
-                detail=f"It would be {what}.",
+                detail=f"It would be {subject}.",
                 sqlstate="42P07",
                 hint=f"Drop it there (DROP TABLE {table};) or choose another output table.",
             )

@@ -1,4 +1,4 @@
-"""The packed training table of a validation table: its transform, with which validation rows are packed."""
+"""The training table of a validation table: its transform packs the validation rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Training:
 
     @property
     def request(self) -> Request:
-        """The arguments with which the training table was packed."""
+        """The arguments of the training table's preprocessor that concern its columns."""
         return Request(madlib.constant(self.transform)[0].value, self.transform.dependent_dtype)
 
     def _with_shape(self, column: Column) -> Column:
