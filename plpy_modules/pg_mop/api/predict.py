@@ -79,7 +79,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     if not done:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
             model.lend(trainer)
-            reader = Reader(db, test.table, test.identifier, test.inputs)
+            reader = Reader(db, test.table, test.identifier, test.inputs, model)
             for rows in predictions(Predictor(trainer, model, choice), reader):
                 output.add(rows)
     output.tell()

@@ -1,7 +1,8 @@
 """Column types: how a column is packed, trained on, predicted with and exported.
 
 To add a type, write a subclass of :class:`~pg_mop.columns.base.Column` in a file of its own and put the class into
-INDEPENDENT or DEPENDENT below, before the types that would accept the same columns.
+INDEPENDENT or DEPENDENT below, before the types that would accept the same columns. (Independent columns are arrays of
+numbers: inference/raw_table.py checks that of a test table.)
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Column(ABC):
         return self.labels(outputs.shape[1]), outputs
 
     def to_keras(self) -> dict[str, Any] | None:
-        """The config of the Keras layer that turns raw values into the model's inputs, or its outputs into raw values; None: no layer.
+        """The config of the Keras layer between raw values and the model; None: no layer is needed.
 
         It is a plain dict, {"class_name", "config"}: Keras is not imported in a backend.
         """

@@ -37,7 +37,7 @@ class Transform:
         return "float32" if self.is_regression else "int16"
 
     def wanted_outputs(self, table: str, widths: Sequence[int]) -> dict[str, Any]:
-        """The outputs that a model must have for rows of `table` (see mop_udf.architecture.output_misfit)."""
+        """The outputs that a model must have for rows of `table` (see mop_udf.architecture_shapes.output_misfit)."""
         wanted = [output.wanted_output(width) for output, width in zip(self.outputs, widths)]
         return {
             "widths": [output.width for output in wanted],

@@ -19,7 +19,7 @@ from mop_udf.errors import sqlstate_of
 from pg_mop.backend.database import Database, MopError, quote_identifier, raising
 from pg_mop.backend.trainers import at_start, content
 from pg_mop.inference.model import Model
-from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
+from pg_mop.inference.prediction import Choice, Predictor, check_range
 from pg_mop.inference.raw_table import RawTable
 
 MODEL, ROW, END = 1, 2, 3  # the parts of the UNION ALL
@@ -59,7 +59,7 @@ def insert(
         f"SELECT {MODEL} AS step, $1 AS told, ({model.weights_sql}) AS weights, NULL::text AS id, "
         f"NULL::bytea[] AS inputs {on_each} "
         f"UNION ALL SELECT {ROW}, NULL, NULL, {identifier}, "
-        f"ARRAY[{', '.join(wires(test.inputs))}] FROM {test.table} "
+        f"ARRAY[{', '.join(model.wires_sql(test.inputs))}] FROM {test.table} "
         f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {on_each}) AS r) AS q) AS p"
     )
     planner = db.setting("optimizer")

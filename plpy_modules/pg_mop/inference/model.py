@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mop_udf import architecture, architecture_shapes
-from pg_mop.backend.database import MopError
+from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.columns import Column, Transform, transform_from_json
 
 
@@ -55,6 +55,10 @@ class Model:
             column.with_parameters(name, shape=shape)
             for column, name, shape in zip(self.transform.inputs, names, self.input_shapes, strict=True)
         ]
+
+    def wires_sql(self, names: Sequence[str]) -> list[str]:
+        """SQL: the columns `names` of another table as `encode_for_prediction` of the input columns takes them."""
+        return [column.wire_sql(quote_identifier(column.name)) for column in self.input_columns(names)]
 
     def lend(self, trainer: Any) -> None:
         """Have a trainer hold the model, to predict with it or to export it.

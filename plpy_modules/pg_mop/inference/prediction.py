@@ -30,7 +30,9 @@ class Predictor:
         self.trainer, self.model, self.choice = trainer, model, choice
         kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
         size = (
-            sum(math.prod(shape) * 8 + 64 for shape in model.input_shapes) + 16 * sum(model.outputs) + ROW_BYTES * kept
+            sum(math.prod(n or 1 for n in shape) * 8 + 64 for shape in model.input_shapes)
+            + 16 * sum(model.outputs)
+            + ROW_BYTES * kept
         )
         self.count = max(1, min(10_000, CHUNK_BYTES // size))
 
@@ -38,8 +40,8 @@ class Predictor:
         """The predictions for a chunk of rows: columns (lists) of ids (text), class names, class values, probabilities
         and ranks, with None for missing ones.
 
-        `identifiers`: text; `values`: for each input its wires (see `wires`); `inputs`: their names. Raises MopError where
-        the arrays do not fit the model.
+        `identifiers`: text; `values`: for each input its wires (see `Model.wires_sql`); `inputs`: their names. Raises
+        MopError where the arrays do not fit the model.
         """
         columns = self.model.input_columns(inputs)
         arrays = [column.encode_for_prediction(wires) for column, wires in zip(columns, values)]
@@ -144,19 +146,14 @@ class Choice:
         return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
 
 
-def wires(inputs: Iterable[str]) -> list[str]:
-    """SQL: the columns `inputs` (names) as `Predictor.of` takes them."""
-    return [f"array_send({quote_identifier(c)}::real[])" for c in inputs]
-
-
 class Reader:
-    """Chunks of a table's rows: (ids as text, [[array in binary form, ...] for each input])."""
+    """Chunks of a table's rows: (ids as text, [[wire, ...] for each input])."""
 
-    def __init__(self, db: Database, table: Any, identifier: str, inputs: Sequence[str]) -> None:
-        """`table`: quoted; the other names are not."""
+    def __init__(self, db: Database, table: Any, identifier: str, inputs: Sequence[str], model: Model) -> None:
+        """`table`: quoted; the other names are not. `model`: decides the form of the wires."""
         self.db, self.table, self.inputs = db, table, inputs
         self.rows = 0  # read by now
-        columns = ", ".join(f"{wire} AS c{i}" for i, wire in enumerate(wires(inputs)))
+        columns = ", ".join(f"{wire} AS c{i}" for i, wire in enumerate(model.wires_sql(inputs)))
         self.sql = f"SELECT {quote_identifier(identifier)}::text AS id, {columns} FROM {table}"
 
     def chunks(self, count: int) -> Iterator[tuple[list[str], list[list[Any]]]]:

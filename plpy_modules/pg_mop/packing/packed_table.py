@@ -21,14 +21,14 @@ class PackedTable:
     no such column, and are one segment. `foreign`: rows are in foreign tables or, `distributed`, in shards of Citus.
     """
 
-    def __init__(self, db: Database, text: str, role: str) -> None:
+    def __init__(self, db: Database, text: str | None, role: str) -> None:
         """Read and check the table that the caller calls `text`; `role`: its name in errors, such as 'source table'.
 
         Raises MopError as docs/contract/fit_multiple.md, section 7.
         """
         hint = REPACK.format(schema=db.extension)
-        self.text = text
-        self.table = db.input_table(text, role, hint=hint, rows=False)
+        self.table = db.input_table(text, role, hint=hint, rows=False)  # raises MopError for NULL
+        self.text = str(text)
         # a transaction that has read a foreign table depends on that table's server until its end
         self.foreign = db.has_foreign_rows(self.table)
         if not self.foreign and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
@@ -112,7 +112,7 @@ class PackedTable:
         return self.transform.difference(other.transform)
 
     def wanted_outputs(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        """The outputs that a model must have for these rows (see architecture.output_misfit); `shapes`: of one example."""
+        """The outputs that a model must have for these rows (see Transform); `shapes`: of one example."""
         return self.transform.wanted_outputs(self.text, [shapes[name][0] for name in self.outputs])
 
     def hint_to_fit(self) -> str:

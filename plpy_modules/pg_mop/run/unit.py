@@ -176,7 +176,7 @@ class _Work:
                 lent = Model.from_json(told["model"], model["architecture"], b"".join(part for _, part in states))
                 lent.lend(trainer)
                 predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
-                reader = Reader(db, told["table"], told["identifier"], told["inputs"])
+                reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent)
                 for number, rows in enumerate(in_pieces(predictions(predictor, reader))):
                     yield put_state(
                         self.schema,
