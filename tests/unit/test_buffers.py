@@ -1,4 +1,4 @@
-"""pg_mop.packing.buffers: sizes, binary arrays and buffers, without a server."""
+"""pg_mop.packing.buffers and pg_mop.columns.binary: sizes, binary arrays and buffers, without a server."""
 
 import struct
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pg_mop.backend.errors import MopError
+from pg_mop.columns import binary
 from pg_mop.inference.prediction import in_pieces
 from pg_mop.packing import buffers
-from pg_mop.packing.placement import partition_name
+from pg_mop.packing.partitions import partition_name
 
 
 def wire(array, dtype=">f4", flags=0):
@@ -55,18 +56,18 @@ def test_packed_row_stays_below_one_gigabyte_even_when_more_is_requested():
     assert buffers.buffer_rows(10**6, 1, 10**6, [1000], row_bytes=4000) * 4000 <= buffers.MAX_PACKED_BYTES
 
 
-def test_decode_reads_binary_arrays_exactly():
+def test_read_takes_binary_arrays_exactly():
     rows = np.array([[[1.5, -2], [3e38, 0.1]], [[np.inf, 0], [-0.0, 7]]], np.float32)
-    got = buffers.decode([wire(r) for r in rows], (2, 2), "real", "x")
+    got = binary.read([wire(r) for r in rows], (2, 2), "real", "x")
     assert got.dtype == np.dtype("<f4") and got.tobytes() == rows.tobytes()
 
 
-def test_decode_reads_smallints():
-    assert buffers.decode([wire([0, 1, -7], ">i2")], (3,), "smallint", "y").tolist() == [[0, 1, -7]]
+def test_read_takes_smallints():
+    assert binary.read([wire([0, 1, -7], ">i2")], (3,), "smallint", "y").tolist() == [[0, 1, -7]]
 
 
 def test_null_bitmap_flag_without_null_elements_is_no_error():
-    assert buffers.decode([wire([1.0], flags=1)], (1,), "real", "x").tolist() == [[1]]
+    assert binary.read([wire([1.0], flags=1)], (1,), "real", "x").tolist() == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -81,17 +82,17 @@ def test_null_bitmap_flag_without_null_elements_is_no_error():
 )
 def test_bad_arrays_are_named(bad, words):
     with pytest.raises(MopError, match=words) as caught:
-        buffers.decode([wire([1.0, 2, 3, 4]), bad], (4,), "real", "my x")
+        binary.read([wire([1.0, 2, 3, 4]), bad], (4,), "real", "my x")
     assert "my x" in str(caught.value)
 
 
 def test_same_length_but_other_shape_is_noticed():
     with pytest.raises(MopError, match="different dimensions"):
-        buffers.decode([wire(np.ones((2, 3))), wire(np.ones((3, 2)))], (2, 3), "real", "x")
+        binary.read([wire(np.ones((2, 3))), wire(np.ones((3, 2)))], (2, 3), "real", "x")
 
 
 def test_one_hot_puts_one_1_per_row():
-    assert buffers.one_hot(np.array([2, 0]), 4).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert binary.one_hot(np.array([2, 0]), 4).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
 
 def test_buffers_carry_rows_over_chunk_borders():
@@ -107,23 +108,23 @@ def test_buffers_carry_rows_over_chunk_borders():
 
 @pytest.mark.parametrize("constant", [None, 1.0, 1.0 + 5e-7])
 def test_constant_of_one_or_null_scales_nothing(constant):
-    assert buffers.reciprocal(constant) is None
+    assert binary.reciprocal(constant) is None
 
 
 def test_scaling_multiplies_by_the_float32_reciprocal():
-    assert buffers.reciprocal(255.0) == np.float32(1 / 255)
+    assert binary.reciprocal(255.0) == np.float32(1 / 255)
 
 
 @pytest.mark.parametrize("constant", [0.0, -1.0, float("nan"), float("inf")])
 def test_constant_must_be_positive(constant):
     with pytest.raises(MopError, match="normalizing constant must be positive or NULL"):
-        buffers.reciprocal(constant)
+        binary.reciprocal(constant)
 
 
 def test_overflow_of_scaling_is_an_error_but_infinity_passes():
     with pytest.raises(MopError, match="out of range"):
-        buffers.scale(np.array([[3e38]], "f4"), buffers.reciprocal(0.01), "x")
-    assert np.isinf(buffers.scale(np.array([[np.inf]], "f4"), buffers.reciprocal(0.01), "x")).all()
+        binary.scale(np.array([[3e38]], "f4"), binary.reciprocal(0.01), "x")
+    assert np.isinf(binary.scale(np.array([[np.inf]], "f4"), binary.reciprocal(0.01), "x")).all()
 
 
 def test_partition_names_fit_63_bytes_and_stay_unique():

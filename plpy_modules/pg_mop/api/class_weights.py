@@ -1,22 +1,24 @@
-"""Class weights of fit parameters, which may name labels or be 'balanced', as weights of class numbers."""
+"""Class weights of fit parameters, given by label or as 'balanced', as weights of class numbers."""
 
 import functools
 
 from mop_udf.params import ParameterError
-from pg_mop.backend.quoting import quote_identifier
 
 SHOWN = 8  # classes in an error
 
 
 class ClassWeights:
-    """The classes of a packed table's output. Called with a configuration's class weights, as params.parse_fit_params
-    gives them, it returns {class number: weight}; it raises ParameterError where they name what is no class."""
+    """Reads class weights with the classes of a packed table's output.
 
-    def __init__(self, db, packed, engine):
-        self.db, self.packed, self.engine = db, packed, engine
+    A call takes a configuration's class weights, as params.parse_fit_params returns them, and returns
+    {class number: weight}. It raises ParameterError where a key is not a class.
+    """
+
+    def __init__(self, packed, engine):
+        self.packed, self.engine = packed, engine
 
     def __call__(self, weights):
-        if len(self.packed.outputs) > 1:  # refused where the architecture is looked at
+        if len(self.packed.outputs) > 1:  # api/checks.py refuses it with the architecture
             return weights if isinstance(weights, dict) else {}
         if weights == "balanced":
             return dict(self._balanced)
@@ -31,24 +33,20 @@ class ClassWeights:
             raise ParameterError("class_weight gives all classes the weight 0")
         return dict(sorted(numbers.items()))
 
-    @functools.cached_property
+    @property
     def _labels(self):
         """The class values in the order of the classes, as PostgreSQL writes them; None where there are none. A single
         number has the classes 0 and 1."""
-        name = self.packed.outputs[0]
-        if self.packed.class_values()[name] is not None:
-            return self.db.value(
-                f"SELECT {quote_identifier(name + '_class_values')}::text[] FROM {self.packed.summary_table}"
-            )
-        return ["0", "1"] if self._width == 1 else None
+        classes = self.packed.transform.outputs[0].classes
+        return ["0", "1"] if classes is None and self._width == 1 else classes
 
     @functools.cached_property
     def _width(self):
         return self.engine.shapes(self.packed)[self.packed.outputs[0]][0]
 
     def _check_numbers(self, keys):
-        """Raise ParameterError where a number is no class; or where all of them are labels, too, of other classes: then
-        nobody knows which is meant."""
+        """Raise ParameterError where a number is not a class, or where the numbers are ambiguous: all of them are also
+        labels of other classes."""
         labels, classes = self._labels or [], max(2, self._width)
         for key in keys:
             if key >= classes:

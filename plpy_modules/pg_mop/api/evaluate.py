@@ -1,4 +1,7 @@
-"""madlib_keras_evaluate: loss and metric of a trained model on a packed table (docs/contract/fit_evaluate_predict.md, section 2)."""
+"""madlib_keras_evaluate: loss and metric of a trained model on a packed table.
+
+See docs/contract/fit_evaluate_predict.md, section 2.
+"""
 
 import functools
 
@@ -41,7 +44,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
             f"input shape does not match"
         )
-    if difference := packed.differs(model.summary):
+    if difference := packed.differs(model):
         raise MopError(
             f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has {difference}',
             hint="Pack it by validation_preprocessor_dl with the same training table.",
@@ -134,7 +137,7 @@ def alone(db, session, packed, model, wanted, use_gpus):
             [(0, model.weights)],
             [objects],
         )
-        # one buffer at a time: it may be large (no aggregate, in which Greenplum lets us ask nothing while we wait)
+        # one buffer at a time: it may be large (not by an aggregate: Greenplum runs no other query within it)
         cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id")
         while found := list(cursor.fetch(1)):
             buffer, *values = found[0].values()

@@ -6,6 +6,7 @@ from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summar
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
+from pg_mop.columns import madlib
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import execute
 from pg_mop.run.inputs import Inputs
@@ -80,7 +81,7 @@ def train(db, arguments, earlier=None):
     functions = None if a["object_table"] is None else object_table.check(db, a["object_table"])
     configurations = Configurations(
         inputs,
-        ClassWeights(db, inputs.source, inputs.engine),
+        ClassWeights(inputs.source, inputs.engine),
         averaging,
         unusable=lambda count: "the model cannot be trained",
     )
@@ -115,8 +116,7 @@ def train(db, arguments, earlier=None):
         values = [
             ("source_table", "text", a["source_table"]),
             ("model", "text", a["model"]),
-            ("dependent_varname", "text[]", source.outputs),
-            ("independent_varname", "text[]", source.inputs),
+            *madlib.names(source.transform),
             ("model_arch_table", "text", a["model_arch_table"]),
             ("model_id", "integer", a["model_id"]),
             ("compile_params", "text", a["compile_params"]),
@@ -133,9 +133,8 @@ def train(db, arguments, earlier=None):
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", result.outputs["widths"]),
-            ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
-            ("normalizing_const", "real", source.summary.get("normalizing_const")),
+            madlib.num_classes(result.outputs["widths"]),
+            *madlib.of_model(source.transform),
             ("metrics_type", "text[]", c["compile"]["metrics"] or None),
             ("loss_type", "text", c["compile"]["loss"]),
         ]

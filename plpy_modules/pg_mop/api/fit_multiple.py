@@ -64,7 +64,7 @@ def train(db, arguments, earlier=None):
         output = db.output_table(a["model_output_table"], "_info", "_summary")
     selection = Selection.of_run(db, earlier) if earlier is not None else Selection.read(db, a["model_selection_table"])
     configurations = Configurations(
-        inputs, ClassWeights(db, inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
+        inputs, ClassWeights(inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
     )
     if earlier is None:
         configurations.check(selection.rows(previous), selection.functions)

@@ -2,11 +2,10 @@
 
 from mop_udf import architecture, architecture_shapes, params
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
-from pg_mop.inference.model import Model
-from pg_mop.packing.packed_table import dependent_dtype
+from pg_mop.columns import madlib
+from pg_mop.inference.model import Model, check_given
 
-# losses, without "_", whose targets are a probability for each class: soft labels, where those are not whole
+# losses, without "_", whose targets are a probability for each class; targets that are not whole are soft labels
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
 
 
@@ -34,17 +33,7 @@ class StoredModel(Model):
             self.weights_sql = f"SELECT model_weights FROM {table}"
             stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
             row, what = {**self.summary, **stored}, f'the model of "{text}"'
-        missing = [
-            c
-            for c in (
-                "dependent_varname",
-                "independent_varname",
-                "dependent_vartype",
-                "model_arch_table",
-                "normalizing_const",
-            )
-            if c not in self.summary
-        ]
+        missing = [c for c in (*madlib.REQUIRED, "model_arch_table") if c not in self.summary]
         missing += [c for c in ("model_id", "compile_params", "metrics_type") if c not in row]
         if missing:
             raise MopError(f'the summary of model table "{text}" has no column "{missing[0]}"')
@@ -55,18 +44,16 @@ class StoredModel(Model):
             self.compile = params.parse_compile_params(self.compile_params)
         except params.ParameterError as error:
             raise MopError(f"{what} cannot be used: {error}") from None
-        self.output_names = self.summary["dependent_varname"]
-        self.normalizing_const = float(self.summary["normalizing_const"] or 1)
-        self.regression = (
-            dependent_dtype(self.summary) == "float32"
-            and self.compile["loss"].lower().replace("_", "") not in OF_CLASSES
-        )
+        self.transform = madlib.read(db, summary, self.summary)
+        loss = self.compile["loss"].lower().replace("_", "")
+        self.regression = self.transform.is_regression and loss not in OF_CLASSES
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
-        self.classes = [self._class_values(db, name) for name in self.output_names]
 
     def check_names(self, inputs):
-        """Raises MopError where it has inputs by name, and these columns have the names in another order. (Those of a
-        test table may be called otherwise.)"""
+        """Raises MopError where the model's inputs have the names of these columns, in another order.
+
+        (The columns of a test table may have other names.)
+        """
         names = architecture_shapes.named(self.architecture, "input_layers")
         if names is not None and names != inputs and names == sorted(inputs):
             raise MopError(
@@ -97,28 +84,23 @@ class StoredModel(Model):
             raise MopError(
                 f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
                 detail=error,
-                hint="Those that failed have no metrics: "
+                hint="Models that failed have no metrics: "
                 f"SELECT mst_key, {last}_metrics_final FROM {info} "
                 f"ORDER BY {last}_metrics_final DESC NULLS LAST;",
             )
         return row
 
-    def _class_values(self, db, name):
-        column = name + "_class_values"
-        if column not in self.summary:
-            return None
-        values = db.value(f"SELECT {quote_identifier(column)}::text[] FROM {self.summary_table}")
-        return None if values is None or values == [None] else values
-
 
 class OwnModel(Model):
-    """A model of an architecture table: bring your own (docs/contract/fit_evaluate_predict.md, section 4)."""
+    """The caller's own model, from an architecture table (docs/contract/fit_evaluate_predict.md, section 4)."""
 
     given_classes = True
 
     def check_names(self, inputs):
-        """Raises MopError where it has inputs or outputs by name that are not those of these columns, in their order.
-        (Class values, and the columns of predictions, are given by place.)"""
+        """Raises MopError where the names of the model's inputs or outputs are not those of the columns, in their order.
+
+        (Class values and the columns of predictions are matched by position.)
+        """
         outputs = [f"output {i}" for i in range(len(self.output_names))]
         try:
             problem, hint = (
@@ -154,12 +136,10 @@ class OwnModel(Model):
             raise MopError(f'model_arch and model_weights of model_id {model_id} in "{text}" must not be NULL')
         self.weights_sql = f"SELECT model_weights FROM {table} WHERE model_id = {int(model_id)}"
         self._read_architecture(row["arch_text"], row["model_weights"], dependent_count, f"model_id {model_id}")
-        self.normalizing_const = 1.0 if normalizing_const is None else float(normalizing_const)
-        self.output_names = (
-            ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
-        )
-        self.classes = [None] * dependent_count
+        names = ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
+        classes = [None] * dependent_count
         if class_values is not None:
-            # a one-dimensional array is that of the only output
-            self.classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
-        self.check_classes()
+            # a one-dimensional array has the class values of the only output
+            classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
+        check_given(classes, self.outputs)
+        self.transform = madlib.given(len(self.input_shapes), normalizing_const, names, classes)

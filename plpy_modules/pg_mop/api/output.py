@@ -5,6 +5,7 @@ import secrets
 from pg_mop import __version__
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
+from pg_mop.columns import madlib
 
 
 def insert(db, table, columns):
@@ -37,43 +38,25 @@ def as_json(metrics):
     return finite_json(metrics) if metrics else None
 
 
-def class_columns(source):
-    """Select list: the class values of a packed table's outputs, from its summary `s`."""
-    return ", ".join(
-        f"s.{quote_identifier(c + '_class_values')}"
-        if c + "_class_values" in source.summary
-        else f"NULL::text[] AS {quote_identifier(c + '_class_values')}"
-        for c in source.outputs
-    )
-
-
-def typed(columns):
-    """A select list of literals from triples (name, type, value)."""
-    parts = []
-    for name, kind, value in columns:
-        if isinstance(value, list):
-            literal = "ARRAY[" + ", ".join(quote_literal(v) for v in value) + "]"
-        else:
-            literal = quote_literal(value)
-        parts.append(f"{literal}::{kind} AS {quote_identifier(name)}")
-    return ", ".join(parts)
-
-
 def write_summary(db, source, table, values, after=()):
-    """Write the summary `table` (quoted): `values` (as in `typed`), the class values of the packed `source`, `after`."""
-    after = [*after, *([("dependent_dtype", "text", "float32")] if source.regression else [])]
-    selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
+    """The summary `table` (quoted): `values`, the class values of the packed `source`, then `after`.
+
+    `values` and `after` are (name, SQL type, value) triples.
+    """
+    after = [*after, *madlib.extra(source.transform)]
+    selected = [
+        madlib.select_list(values),
+        madlib.copied_classes(source.transform, source.summary),
+        *([madlib.select_list(after)] if after else []),
+    ]
     # CREATE TABLE AS takes no parameters
     db.execute(f"CREATE TABLE {table} AS SELECT {', '.join(selected)} FROM {source.summary_table} AS s LIMIT 1")
     db.identify_by_all(table)
 
 
 def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
-    """Write the summary `table` (quoted) of a run's models: the common columns, the function's `own` (as in `typed`),
-    `after`.
-
-    `a`: the function's arguments, a dict; `ended`: the SQL type of the end time.
-    """
+    """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `write_summary`) and
+    `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
     db, source = result.db, result.source
     write_summary(
         db,
@@ -84,8 +67,7 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
             ("validation_table", "text", a["validation_table"]),
             ("model", "text", a["model_output_table"]),
             ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
-            ("dependent_varname", "text[]", source.outputs),
-            ("independent_varname", "text[]", source.inputs),
+            *madlib.names(source.transform),
             ("model_arch_table", "text", result.spec.tables["model_arch_table"]),
             *own,
             ("name", "text", a["name"]),
@@ -93,13 +75,9 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
             ("start_training_time", "timestamp", result.started),
             ("end_training_time", "timestamp", db.value(f"SELECT clock_timestamp()::{ended}::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", result.outputs["widths"]),
+            madlib.num_classes(result.outputs["widths"]),
         ],
-        [
-            ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
-            ("normalizing_const", "real", source.summary.get("normalizing_const")),
-            *after,
-        ],
+        [*madlib.of_model(source.transform), *after],
     )
 
 

@@ -1,4 +1,7 @@
-"""madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows (docs/contract/fit_evaluate_predict.md, sections 3 and 4)."""
+"""madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows.
+
+See docs/contract/fit_evaluate_predict.md, sections 3 and 4.
+"""
 
 import functools
 import json
@@ -48,7 +51,7 @@ def madlib_keras_predict_byom(
     normalizing_const,
     dependent_count,
 ):
-    """Write the predictions of a model of an architecture table: bring your own (docs/contract/fit_evaluate_predict.md, section 4)."""
+    """Write the predictions of the caller's own model, from an architecture table."""
     choice = Choice(pred_type)
     model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)
     test = RawTable(db, test_table, id_col, independent_varname)
@@ -56,8 +59,8 @@ def madlib_keras_predict_byom(
 
 
 def _write(db, session, function, model, test, output_table, choice, use_gpus):
-    """Predict on all partitions at once, on Greenplum on all segments, or in the caller's transaction with a trainer of
-    his own session; rows stream through a trainer in chunks."""
+    """Predict on all partitions at once, on Greenplum on all segments, or in the caller's transaction with the trainer of
+    the caller's session. Rows stream through a trainer in chunks."""
     if model.regression:
         choice.all_in_order()
     if len(test.inputs) != len(model.input_shapes):
@@ -77,15 +80,15 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     if not done:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
             model.lend(trainer)
-            reader = Reader(db, test.table, test.identifier, test.inputs)
+            reader = Reader(db, test.table, test.identifier, test.inputs, model)
             for rows in predictions(Predictor(trainer, model, choice), reader):
                 output.add(rows)
     output.tell()
 
 
 def _on_segments(db, test, model, choice, output, use_gpus):
-    """Predict by one statement of the caller's on Greenplum's segments. False where it could not be done, of which the
-    caller is told."""
+    """Predict on Greenplum's segments by one statement of the caller's session. False, with a NOTICE, if that is not
+    possible."""
     engine, options = greenplum.Greenplum(db, []), settings.load(db)
     if use_gpus:
         engine.check_gpus(options["keras_backend"])
@@ -108,7 +111,7 @@ def _on_segments(db, test, model, choice, output, use_gpus):
 
 
 class Output:
-    """The table with the predictions, which is made at once."""
+    """The table with the predictions; it is created immediately."""
 
     def __init__(self, db, table, test, choice):
         """`table`: its name, quoted."""
@@ -140,35 +143,40 @@ class Output:
                 self.add(json.loads(rows))
 
     def take(self, source, types, values):
-        """Write the predictions that some SQL gives, `AS p(id, class_name, class_value, prob, rank)`."""
+        """Write the predictions that SQL returns, `AS p(id, class_name, class_value, prob, rank)`."""
         self.db.execute(self.insert + source, types, values)
         self.unknown = self.db.value(f"SELECT count(*) FROM {self.table} WHERE prob IS NULL")
 
     def tell(self):
-        """Warn where there is no prediction for a row."""
+        """Warn if a row has no prediction."""
         if self.unknown:
             self.db.warning(
                 f"{self.unknown} prediction{'s are' if self.unknown > 1 else ' is'} NULL",
-                detail="An input is NaN or infinite there, or what the model makes of it is.",
+                detail="An input is NaN or infinite there, or an output of the model.",
                 hint=f"SELECT * FROM {self.table} WHERE prob IS NULL;",
             )
 
 
 def on_partitions(db, test, function, model, use_gpus, choice):
     """The OnSegments that predicts for all leaf partitions at once; None if that is not possible."""
-    told = {"identifier": test.identifier, "inputs": test.inputs, "model": model.told(), "pred_type": choice.pred_type}
+    request = {
+        "identifier": test.identifier,
+        "inputs": test.inputs,
+        "model": model.to_json(),
+        "pred_type": choice.pred_type,
+    }
 
     def application(inputs):
-        return Application(functools.partial(PredictionSpecs, told=told), parts=lambda: inputs.engine.parts(test))
+        return Application(functools.partial(PredictionSpecs, request=request), parts=lambda: inputs.engine.parts(test))
 
     return applying.on_segments(db, test, function, model, use_gpus, application)
 
 
 @dataclass
 class PredictionSpecs(UnitSpecs):
-    """What worker sessions are told of partitions to predict for. `told`: what is the same for all of them."""
+    """The unit specs of partitions to predict for. `request`: the part that all partitions have in common."""
 
-    told: dict | None = None
+    request: dict | None = None
 
     def describe(self, units, worker):
         (unit,) = units
@@ -180,5 +188,5 @@ class PredictionSpecs(UnitSpecs):
             "fingerprint_sql": part.fingerprint_sql,
             "replicas": None,
             "models": [{"passes_left": 0, "run_passes_left": 0}],
-            "predict": {**self.told, "table": part.table},
+            "predict": {**self.request, "table": part.table},
         }

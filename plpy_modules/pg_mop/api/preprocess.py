@@ -1,4 +1,7 @@
-"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers (docs/contract/preprocess.md)."""
+"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers.
+
+See docs/contract/preprocess.md.
+"""
 
 import secrets
 
@@ -6,12 +9,13 @@ from mop_udf.errors import raise_error
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
-from pg_mop.backend.quoting import quote_identifier
-from pg_mop.packing import buffers, columns, table
-from pg_mop.packing import summary as summaries
+from pg_mop.columns import Request, one_hot, scale
+from pg_mop.columns.identity import DTYPES
+from pg_mop.packing import buffers, summary, table
 from pg_mop.packing.rows import steady_scans
-from pg_mop.packing.shards import places_of
-from pg_mop.packing.training import ELEMENTS, Training
+from pg_mop.packing.shards import placement_of
+from pg_mop.packing.source_columns import SourceNames
+from pg_mop.packing.training import Training
 
 
 @sql_function
@@ -27,51 +31,36 @@ def training_preprocessor_dl(
     distribution_rules,
     dependent_dtype=None,
 ):
-    """Pack `source_table`, shuffled by the seed, and write the classes it has to the summary."""
-    element = ELEMENTS.get((dependent_dtype or "int16").strip().lower())
-    if element is None:
+    """Pack `source_table`, shuffled by the seed, and write its classes to the summary."""
+    dtype = (dependent_dtype or "int16").strip().lower()
+    if dtype not in DTYPES:
         raise MopError(f"dependent_dtype must be 'int16' or 'float32', not {dependent_dtype!r}")
-    if element == "real" and num_classes is not None:
+    if dtype == "float32" and num_classes is not None:
         raise MopError("num_classes must be NULL where dependent_dtype is 'float32': numbers have no classes")
     config = settings.load(db)
     source = db.input_table(source_table)
-    target, summary = db.output_table(output_table, "_summary")
+    target, summary_table = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
-    factor = buffers.reciprocal(normalizing_const)
-    places = places_of(db, source, config, distribution_rules)
+    constant = scale.stored(normalizing_const)
+    placement = placement_of(db, source, config, distribution_rules)
     with steady_scans(db):
-        inputs = columns.independent(db, source, independent_varname)
-        outputs = columns.dependent(db, source, dependent_varname, element)
-        widths = _check_num_classes(num_classes, outputs)
-        table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs, places)
-        summaries.write(
-            db,
-            summary,
-            source_table,
-            output_table,
-            inputs,
-            outputs,
-            1.0 if factor is None else normalizing_const,
-            [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)],
-            places,
-        )
-        for output, width in zip(outputs, widths):
-            if output.encoded:
-                summaries.read_classes(db, summary, output, width)
-        given = num_classes is not None or any(output.encoded for output in outputs)
+        names = SourceNames.of(db, source, independent_varname, dependent_varname)
+        widths = _check_num_classes(num_classes, len(names.outputs))
+        transform = names.fit(db, source, [Request(constant, dtype, width) for width in widths])
+        packed_names = names.packed_names()
+        summary.write(db, summary_table, source_table, output_table, transform, placement)
+        given = num_classes is not None or any(column.classes for column in transform.outputs)
         seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
         table.pack(
             db,
             source,
             target,
-            summary,
-            inputs,
-            outputs,
+            summary_table,
+            transform,
+            packed_names,
             buffer_size,
-            places,
-            factor,
-            [output.width for output in outputs] if given else [],
+            placement,
+            [column.shape[0] for column in transform.outputs] if given else [],
             seed,
         )
 
@@ -87,46 +76,27 @@ def validation_preprocessor_dl(
     buffer_size,
     distribution_rules,
 ):
-    """Pack `source_table` in scan order with the classes, widths and constant of a packed training table."""
+    """Pack `source_table` in scan order with the transform of a packed training table."""
     config = settings.load(db)
     source = db.input_table(source_table)
-    target, summary = db.output_table(output_table, "_summary")
+    target, summary_table = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
-    factor = buffers.reciprocal(training.constant)
-    places = places_of(db, source, config, distribution_rules)
+    placement = placement_of(db, source, config, distribution_rules)
     with steady_scans(db):
-        inputs = columns.independent(db, source, independent_varname)
-        outputs = columns.dependent(db, source, dependent_varname, training.element)
-        training.match(inputs, outputs)
-        table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs, places)
-        summaries.write(
-            db,
-            summary,
-            source_table,
-            output_table,
-            inputs,
-            outputs,
-            1.0 if factor is None else training.constant,
-            [
-                f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"
-                if column and output.encoded
-                else None
-                for output, column in zip(outputs, training.class_columns)
-            ],
-            places,
-        )
+        names = SourceNames.of(db, source, independent_varname, dependent_varname)
+        transform = names.fit_like(db, source, training.request, training.transform, training.summary)
+        packed_names = names.packed_names()
+        summary.write(db, summary_table, source_table, output_table, transform, placement)
         table.pack(
             db,
             source,
             target,
-            summary,
-            inputs,
-            outputs,
+            summary_table,
+            transform,
+            packed_names,
             buffer_size,
-            places,
-            factor,
+            placement,
             training.num_classes,
             None,
             training.packed,
@@ -146,17 +116,17 @@ def _check_request(db, buffer_size, distribution_rules):
 
 
 def _check_num_classes(num_classes, outputs):
-    """The requested width per output, None where the data decide."""
+    """The requested width of each of the `outputs` dependent columns, None where the data decide. Raises MopError."""
     if num_classes is None:
-        return [None] * len(outputs)
-    if len(num_classes) != len(outputs):
+        return [None] * outputs
+    if len(num_classes) != outputs:
         raise MopError(
-            f"num_classes has {len(num_classes)} elements, but dependent_varname names {len(outputs)} columns",
+            f"num_classes has {len(num_classes)} elements, but dependent_varname names {outputs} columns",
             hint="Give one number per dependent column, NULL to count its classes.",
         )
     for value in num_classes:
-        if isinstance(value, list) or (value is not None and not 1 <= value <= summaries.MAX_WIDTH):
-            raise MopError(f"invalid num_classes: {value} is no number of classes from 1 to {summaries.MAX_WIDTH}")
+        if isinstance(value, list) or (value is not None and not 1 <= value <= one_hot.MAX_WIDTH):
+            raise MopError(f"invalid num_classes: {value} is no number of classes from 1 to {one_hot.MAX_WIDTH}")
     return num_classes
 
 

@@ -284,7 +284,7 @@ class SearchCall:
             options["seed"] = secrets.randbits(31)
         self.configurations = Configurations(
             self.inputs,
-            ClassWeights(db, self.inputs.source, self.inputs.engine),
+            ClassWeights(self.inputs.source, self.inputs.engine),
             judged_by=(self.metric, self.dataset, self.goal),
             required_metric=self.metric,
             searches=True,

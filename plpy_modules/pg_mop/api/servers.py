@@ -6,7 +6,7 @@ import psycopg2
 
 from pg_mop import __version__
 from pg_mop.backend import settings
-from pg_mop.backend.database import extension_schema
+from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
@@ -15,7 +15,7 @@ from pg_mop.connections.links import Links
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
-from pg_mop.packing.placement import is_of
+from pg_mop.packing.partitions import is_of
 from pg_mop.packing.summary import copies_in
 
 

@@ -5,7 +5,7 @@ import functools
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
 from pg_mop.backend import settings
-from pg_mop.backend.database import extension_schema
+from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits

@@ -248,13 +248,3 @@ class Database(CallerSession):
                 )
             made.append(full)
         return made if suffixes else made[0]
-
-
-def __getattr__(name: str) -> Any:
-    """The former names of this module, which now live in errors, quoting, session_settings and functions."""
-    from pg_mop.backend import errors, functions, quoting, session_settings
-
-    for module in (errors, quoting, session_settings, functions):
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(name)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mop_udf.errors import raise_error
-from pg_mop.backend.database import Database, extension_schema
+from pg_mop.backend.caller import extension_schema
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 
 # Arguments that must be integers. SQL declares them double precision: every number casts to it implicitly.

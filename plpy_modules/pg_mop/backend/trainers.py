@@ -11,7 +11,8 @@ from mop_udf import aggregate, params
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
 from pg_mop.backend import object_table, settings
-from pg_mop.backend.database import Database, extension_schema
+from pg_mop.backend.caller import extension_schema
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import raising
 from pg_mop.backend.limits import Limits

@@ -1,1 +1,1 @@
-"""Applying trained models to rows: what the callers' sessions and worker sessions share."""
+"""Predictions of trained models for raw rows, in the caller's session, in worker sessions and on segments."""

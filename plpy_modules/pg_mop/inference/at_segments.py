@@ -1,96 +1,110 @@
-"""Predictions on Greenplum: one statement of the caller's own session, so that it sees what he sees, also views and
-tables that he has made himself.
+"""Predictions on Greenplum: one statement of the caller's own session, which sees the caller's views and uncommitted tables.
 
-Rows stay where they are: in each process that has some, the function mop_at_predict is given them one by one, and sends
-them in chunks to a trainer of that process. They are the middle of a UNION ALL, whose parts a process goes through in
-order: before them come the model, and after them, that there are no more, of the one row of mop_host_segment that is on each
-segment. So the predictions are where the output table's INSERT takes them.
+Rows stay on their segments. In each process on a segment, the function mop_at_predict receives the rows one by one, and
+sends them in chunks to a trainer of that process. A UNION ALL brings the model before the rows, and a mark of their end
+after the rows: a process goes through the parts in order, and mop_host_segment has one row on each segment. So the predictions
+are on the segments where the INSERT into the output table takes them.
 """
+
+from __future__ import annotations
 
 import json
 import re
 import secrets
+from collections.abc import Iterable
+from typing import Any
 
 from mop_udf import aggregate
 from mop_udf.errors import sqlstate_of
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import raising
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.trainers import at_start, content
 from pg_mop.inference.model import Model
-from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
+from pg_mop.inference.prediction import Choice, Predictor, check_range
+from pg_mop.inference.raw_table import RawTable
 
-MODEL, ROW, END = 1, 2, 3  # what a row of the UNION ALL is
+MODEL, ROW, END = 1, 2, 3  # the parts of the UNION ALL
 PLAIN = ("smallint", "integer", "bigint", "numeric", "text", "uuid")  # types whose text no setting changes
-ASTRAY = "MOP05"  # SQLSTATE: the statement is carried out otherwise than we need
-INTERRUPTED = "KeyboardInterrupt"  # what Greenplum's PL/Python raises for a cancel
-AGAIN = 3  # times that a statement is tried once more
+WRONG_PLAN = "MOP05"  # SQLSTATE: the plan of the statement does not bring the parts in order to the segments
+INTERRUPTED = "KeyboardInterrupt"  # Greenplum's PL/Python raises it for a cancel
+RETRIES = 3  # of a statement
 
 
-def insert(db, test, model, choice, output, places, options):
-    """Write the predictions for a :class:`~pg_mop.inference.raw_table.RawTable` into an Output of api/predict.py. Gives
-    a MopError where the statement cannot be carried out so: nothing is written then. Raises others.
+def insert(
+    db: Database,
+    test: RawTable,
+    model: Model,
+    choice: Choice,
+    output: Any,
+    places: Iterable[int],
+    options: dict[str, Any],
+) -> MopError | None:
+    """Write the predictions for a test table into an Output of api/predict.py.
 
-    `places`: the dist_keys of mop_host_segment, one on each segment; `options`: of the trainers there.
+    Returns a MopError where the statement cannot run on the segments: then nothing is written. Raises other errors.
+    `places`: the values of mop_host_segment, one on each segment; `options`: of the trainers on the segments.
     """
-    told = {
+    request = {
         "architecture": model.architecture_text,
-        "model": model.told(),
+        "model": model.to_json(),
         "pred_type": choice.pred_type,
         "inputs": test.inputs,
         "options": options,
     }
     identifier = quote_identifier(test.identifier)
     identifier = f"{identifier}::text" if test.id_type in PLAIN else f"{db.extension}.mop_exact_text({identifier})"
-    there = f"FROM {db.extension}.mop_host_segment WHERE dist_key IN ({', '.join(map(str, places))})"
+    on_each = f"FROM {db.extension}.mop_host_segment WHERE dist_key IN ({', '.join(map(str, places))})"
     source = (
         f"(SELECT (q.p).* FROM (SELECT {db.extension}.mop_at_predict(r.step, r.told, r.weights, r.id, r.inputs) AS p "
         f"FROM ("
         f"SELECT {MODEL} AS step, $1 AS told, ({model.weights_sql}) AS weights, NULL::text AS id, "
-        f"NULL::bytea[] AS inputs {there} "
+        f"NULL::bytea[] AS inputs {on_each} "
         f"UNION ALL SELECT {ROW}, NULL, NULL, {identifier}, "
-        f"ARRAY[{', '.join(wires(test.inputs))}] FROM {test.table} "
-        f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {there}) AS r) AS q) AS p"
+        f"ARRAY[{', '.join(model.wires_sql(test.inputs))}] FROM {test.table} "
+        f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {on_each}) AS r) AS q) AS p"
     )
-    planner, problem = db.setting("optimizer"), None
+    planner = db.setting("optimizer")
+    problem: MopError | None = None
     try:
         if planner != "off":  # GPORCA may order the parts otherwise
             db.execute("SET LOCAL optimizer = off")
     except db.plpy.SPIError as error:  # optimizer_control is off
-        planner, problem = "off", MopError(str(error), sqlstate=ASTRAY)
+        planner, problem = "off", MopError(str(error), sqlstate=WRONG_PLAN)
     try:
         if problem is None:
-            _take(db, output, source, told)
+            _take(db, output, source, request)
     except db.plpy.SPIError as error:
         problem = _of_segment(error)
-        if problem.sqlstate[:3] not in ("MOP", "220", "530"):  # what we raise there, and bad rows
+        if problem.sqlstate[:3] not in ("MOP", "220", "530"):  # errors of _Predicting, and bad rows
             raise
         check_range(db, error, test.table, test.inputs)
-    if problem is not None and problem.sqlstate != ASTRAY:
+    if problem is not None and problem.sqlstate != WRONG_PLAN:
         raise problem
     if planner != "off":
         db.execute(f"SET LOCAL optimizer = {planner}")
     return problem
 
 
-def _take(db, output, source, told):
-    """Have the statement carried out, which is told what there is to do (a dict).
+def _take(db: Database, output: Any, source: str, request: dict[str, Any]) -> None:
+    """Run the statement, with the `request` for the segments' processes.
 
-    A segment's process may still have an interrupt to raise of a statement before, which was cancelled or failed at
-    another segment: it is told to end several times, and raises one each time that it runs Python. That is not of this
-    statement, which is tried again. (Where it is, the coordinator's process ends with the cancel instead.)
+    A segment's process may still hold interrupts of an earlier statement, which was canceled or failed at another
+    segment: it received several signals, and raises one interrupt each time that it runs Python. Such an interrupt does not
+    concern this statement, so the statement is tried again. (A cancel of this statement ends the coordinator's process.)
     """
-    for left in reversed(range(AGAIN + 1)):
+    for left in reversed(range(RETRIES + 1)):
         try:
-            output.take(source, ["text"], [json.dumps({**told, "token": secrets.token_hex(8)})])
+            output.take(source, ["text"], [json.dumps({**request, "token": secrets.token_hex(8)})])
             return
         except db.plpy.SPIError as error:
             if not left or INTERRUPTED not in str(error):
                 raise
 
 
-def _of_segment(error):
-    """An error of SPI's that may have been raised at a segment, as the MopError that it was there."""
+def _of_segment(error: Any) -> MopError:
+    """The MopError that a segment raised, from the SPI error that arrives at the coordinator."""
     _, detail, hint, _, _ = getattr(error, "spidata", None) or (None,) * 5
     message = re.sub(r"  \((seg\d+|entry db)[^()]*\)$", "", str(error).removeprefix("pg_mop: "))
     return MopError(message, detail, hint, sqlstate_of(error))
@@ -100,29 +114,30 @@ def _of_segment(error):
 
 
 class _Predicting:
-    """What the rows of one statement are given to."""
+    """The model and the pending rows of one statement, in a process on a segment."""
 
-    def __init__(self, holder, text, weights):
-        told = json.loads(text)
-        at_start(holder.plpy, json.dumps(told["options"]), True)
-        model = Model.from_told(told["model"], told["architecture"], weights)
+    def __init__(self, holder: Any, text: str, weights: bytes) -> None:
+        request = json.loads(text)
+        at_start(holder.plpy, json.dumps(request["options"]), True)
+        model = Model.from_json(request["model"], request["architecture"], weights)
         model.lend(holder.trainer)
         model.weights = None
-        self.text, self.inputs, self.ended = text, told["inputs"], False
-        self.predictor = Predictor(holder.trainer, model, Choice.for_model(told["pred_type"], model))
+        self.text, self.inputs, self.ended = text, request["inputs"], False
+        self.predictor = Predictor(holder.trainer, model, Choice.for_model(request["pred_type"], model))
         self._clear()
 
-    def _clear(self):
-        self.identifiers, self.values = [], [[] for _ in self.inputs]
+    def _clear(self) -> None:
+        self.identifiers: list[str] = []
+        self.values: list[list[Any]] = [[] for _ in self.inputs]
 
-    def add(self, identifier, values):
+    def add(self, identifier: str, values: list[Any]) -> Iterable[Any]:
         self.identifiers.append(identifier)
         for column, value in zip(self.values, values, strict=True):
             column.append(value)
         return self.predict() if len(self.identifiers) >= self.predictor.count else []
 
-    def predict(self):
-        """The predictions for the rows that have come: (id, class name, class value, probability, rank) of each."""
+    def predict(self) -> Iterable[Any]:
+        """The predictions for the pending rows: (id, class name, class value, probability, rank) of each."""
         if not self.identifiers:
             return []
         rows = self.predictor.of(self.identifiers, self.values, self.inputs)
@@ -130,27 +145,31 @@ class _Predicting:
         return zip(*rows)
 
 
-_predicting = None
+_predicting: _Predicting | None = None
 
 
-def predict(plpy, step, told, weights, identifier, values):
-    """mop_at_predict: what is to be done with a row of the statement; the predictions that are there then."""
+def predict(
+    plpy: Any, step: int, request: str | None, weights: bytes | None, identifier: str | None, values: Any
+) -> Iterable[Any]:
+    """mop_at_predict: take one row of the statement; returns the predictions that are complete with it."""
     global _predicting
     holder, before, _predicting = aggregate.session(plpy), _predicting, None  # (None stays where this fails)
     with aggregate.failures_as_sql(plpy, holder):
-        now, rows = raising(plpy, _step, holder, before, step, told, weights, identifier, values)
+        now, rows = raising(plpy, _step, holder, before, step, request, weights, identifier, values)
     _predicting = now
     return rows
 
 
-def _step(holder, now, step, told, weights, identifier, values):
+def _step(
+    holder: Any, now: _Predicting | None, step: int, request: Any, weights: Any, identifier: Any, values: Any
+) -> tuple[_Predicting, Iterable[Any]]:
     if step == MODEL:
         if content(holder.plpy) < 0:
-            raise MopError("a part of the statement is carried out by the coordinator", sqlstate=ASTRAY)
-        # (several come to one process where the statement is done by one)
-        return (now if now is not None and now.text == told else _Predicting(holder, told, weights)), []
+            raise MopError("a part of the statement is carried out by the coordinator", sqlstate=WRONG_PLAN)
+        # (where one process does the whole statement, the model arrives several times)
+        return (now if now is not None and now.text == request else _Predicting(holder, request, weights)), []
     if now is None or now.ended and step == ROW:
-        raise MopError("rows have come to a process that has no model", sqlstate=ASTRAY)
+        raise MopError("rows have come to a process that has no model", sqlstate=WRONG_PLAN)
     if step == ROW:
         return now, now.add(identifier, values)
     now.ended = True

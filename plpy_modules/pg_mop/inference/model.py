@@ -1,37 +1,71 @@
-"""A model to evaluate, predict with or export, wherever it was read from."""
+"""A model to evaluate, predict with or export, read from a table or described by another session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from mop_udf import architecture, architecture_shapes
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.columns import Column, Transform, transform_from_json
 
 
 class Model:
-    """`what` names it in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
-    `input_shapes` and `outputs` (widths, None where only the built model says one: `lend` fills them in);
-    `output_names`.
+    """A checked model: its architecture, its weights and the transform of the rows that it was trained on.
 
-    `classes`: for each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded;
-    `given_classes`: the caller gave them, so they must be as many as the model outputs; `normalizing_const`;
-    `regression`: it was trained on numbers, neither on classes nor on soft labels.
+    `what`: its name in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
+    `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in).
+
+    `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it
+    was trained on numbers, neither on classes nor on soft labels.
     """
 
+    transform: Transform
+    what: str
+    outputs: list[Any]
+    weights: bytes | None
+    weights_sql: str
     regression = given_classes = False
-    TOLD = ("what", "output_names", "classes", "given_classes", "normalizing_const", "regression")
 
     @classmethod
-    def from_told(cls, told, architecture_text, weights):
-        """The model of which another session has told (see `told`). Raises MopError."""
+    def from_json(cls, data: dict[str, Any], architecture_text: str, weights: bytes) -> Model:
+        """The model that another session describes (see `to_json`). Raises MopError."""
         model = cls()
-        vars(model).update({name: told[name] for name in cls.TOLD})
-        model._read_architecture(architecture_text, weights, len(model.output_names), model.what)
+        model.transform = transform_from_json(data["transform"])
+        model.regression, model.given_classes = data["regression"], data["given_classes"]
+        model._read_architecture(architecture_text, weights, len(model.transform.outputs), data["what"])
         return model
 
-    def told(self):
-        """What another session must know of it, besides its architecture and weights (JSON-able)."""
-        return {name: getattr(self, name) for name in self.TOLD}
+    def to_json(self) -> dict[str, Any]:
+        """The description for another session, which also gets the architecture and the weights (JSON-able)."""
+        return {
+            "what": self.what,
+            "transform": self.transform.to_json(),
+            "given_classes": self.given_classes,
+            "regression": self.regression,
+        }
 
-    def lend(self, trainer):
-        """Have a trainer hold the model, to predict with it or to export it. Raises MopError where its outputs are no
-        vectors, or others than is said of it."""
+    @property
+    def output_names(self) -> list[str]:
+        return [column.name for column in self.transform.outputs]
+
+    def input_columns(self, names: Sequence[str]) -> list[Column]:
+        """The input columns under the `names` that they have in another table, with the shapes that the model takes."""
+        return [
+            column.with_parameters(name, shape=shape)
+            for column, name, shape in zip(self.transform.inputs, names, self.input_shapes, strict=True)
+        ]
+
+    def wires_sql(self, names: Sequence[str]) -> list[str]:
+        """SQL: the columns `names` of another table as `encode_for_prediction` of the input columns takes them."""
+        return [column.wire_sql(quote_identifier(column.name)) for column in self.input_columns(names)]
+
+    def lend(self, trainer: Any) -> None:
+        """Have a trainer hold the model, to predict with it or to export it.
+
+        Raises MopError where the outputs are not vectors, or not as many as the model's description says.
+        """
         trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
@@ -42,16 +76,12 @@ class Model:
         self.outputs = [width for (width,) in shapes]
         self.check_classes()
 
-    def check_classes(self):
-        """Raises MopError where class values that were given are not as many as the model outputs, as far as known."""
-        given = [None if c is None else len(c) for c in self.classes]
-        if self.given_classes and (
-            len(given) != len(self.outputs)
-            or not all(None in (count, width) or count == width for count, width in zip(given, self.outputs))
-        ):
-            raise MopError(f"class_values has {given} values, the model outputs {self.outputs} classes")
+    def check_classes(self) -> None:
+        """Raises MopError where the caller's class values are not as many as the model's outputs, as far as known."""
+        if self.given_classes:
+            check_given([column.classes for column in self.transform.outputs], self.outputs)
 
-    def _read_architecture(self, text, weights, outputs, what):
+    def _read_architecture(self, text: str, weights: bytes | None, outputs: int, what: str) -> None:
         """Check the architecture JSON. Raises MopError."""
         self.architecture_text, self.weights, self.what = text, weights, what
         try:
@@ -61,3 +91,12 @@ class Model:
             self.architecture = checked
         except architecture.ArchitectureError as error:
             raise MopError(f"{what} cannot be used: {error}") from None
+
+
+def check_given(classes: Sequence[list[str | None] | None], widths: Sequence[int | None]) -> None:
+    """Raises MopError where class values (of each output, or None) do not match the widths of a model's outputs."""
+    given = [None if values is None else len(values) for values in classes]
+    if len(given) != len(widths) or not all(
+        None in (count, width) or count == width for count, width in zip(given, widths)
+    ):
+        raise MopError(f"class_values has {given} values, the model outputs {widths} classes")

@@ -1,77 +1,81 @@
-"""Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition (a
-:class:`Reader` gets the rows), or where rows are handed in one by one (at_segments.py)."""
+"""Predictions for raw rows, chunk by chunk.
 
+A :class:`Reader` reads the rows in the caller's session, or in a worker session for a partition; on Greenplum's segments
+the rows come one by one (at_segments.py).
+"""
+
+from __future__ import annotations
+
+import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.packing import unfit
-from pg_mop.packing.buffers import decode
+from pg_mop.columns import out_of_range
+from pg_mop.inference.model import Model
 
 NUMBER = re.compile(r"\s*[0-9]+(\.[0-9]*)?\s*")
 CHUNK_BYTES = 16 << 20
 PIECE_BYTES = 2 << 20
 ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
+Rows = list[list[Any]]  # columns: ids (text), class names, class values, probabilities, ranks
 
 
 class Predictor:
     """A :class:`~pg_mop.inference.model.Model` that a trainer holds. `count`: the rows of a chunk."""
 
-    def __init__(self, trainer, model, choice):
-        self.trainer, self.model, self.choice, self.classes = trainer, model, choice, []
-        for values, units in zip(model.classes, model.outputs):
-            # (a number is of no class: 0 would read as the probability of class 0)
-            values = list(values) if values is not None else [str(k) for k in range(units)] if units > 1 else [None]
-            self.classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
+    def __init__(self, trainer: Any, model: Model, choice: Choice) -> None:
+        self.trainer, self.model, self.choice = trainer, model, choice
         kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
         size = (
-            sum(int(np.prod(shape)) * 8 + 64 for shape in model.input_shapes)
+            sum(math.prod(n or 1 for n in shape) * 8 + 64 for shape in model.input_shapes)
             + 16 * sum(model.outputs)
             + ROW_BYTES * kept
         )
         self.count = max(1, min(10_000, CHUNK_BYTES // size))
-        self.constant = np.float32(model.normalizing_const)
 
-    def of(self, identifiers, values, inputs):
+    def of(self, identifiers: list[str], values: Sequence[list[Any]], inputs: Sequence[str]) -> Rows:
         """The predictions for a chunk of rows: columns (lists) of ids (text), class names, class values, probabilities
-        and ranks, None where there is none.
+        and ranks, with None for missing ones.
 
-        `identifiers`: text; `values`: for each input its arrays, as array_send gives them for real[]; `inputs`: their
-        names. Raises MopError where these do not fit the model.
+        `identifiers`: text; `values`: for each input its wires (see `Model.wires_sql`); `inputs`: their names. Raises
+        MopError where the arrays do not fit the model.
         """
-        arrays = []
-        for wires, name, shape in zip(values, inputs, self.model.input_shapes):
-            array = decode(wires, shape, "real", name).reshape(-1, *shape)
-            arrays.append(array if self.constant == 1 else array / self.constant)
+        columns = self.model.input_columns(inputs)
+        arrays = [column.encode_for_prediction(wires) for column, wires in zip(columns, values)]
         self.trainer.send(
             {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
             *(a.reshape(-1).view(np.uint8) for a in arrays),
         )
         _, payloads = self.trainer.receive()
-        rows = [[], [], [], [], []]
+        rows: Rows = [[], [], [], [], []]
         finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
-        for name, classes, data in zip(self.model.output_names, self.classes, payloads):
-            probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
-            row, column, rank = self.choice.of(probabilities, finite & np.isfinite(probabilities).all(axis=1))
+        for output, data in zip(self.model.transform.outputs, payloads):
+            labels, numbers = output.decode(np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8"))
+            row, column, rank = self.choice.of(numbers, finite & np.isfinite(numbers).all(axis=1))
+            classes = [*labels, None]  # (column -1: no prediction)
             rows[0] += [identifiers[i] for i in row]
-            rows[1] += [name] * len(row)
+            rows[1] += [output.name] * len(row)
             rows[2] += [classes[c] for c in column]
-            rows[3] += [p if c >= 0 else None for p, c in zip(probabilities[row, column].tolist(), column)]
+            rows[3] += [p if c >= 0 else None for p, c in zip(numbers[row, column].tolist(), column)]
             rows[4] += [r if r > 0 else None for r in rank.tolist()]
         return rows
 
 
-def predictions(predictor, reader):
-    """The predictions for all rows of a Reader, in chunks as Predictor.of gives them."""
+def predictions(predictor: Predictor, reader: Reader) -> Iterator[Rows]:
+    """The predictions for all rows of a Reader, in chunks as `Predictor.of` returns them."""
     for identifiers, values in reader.chunks(predictor.count):
         rows = predictor.of(identifiers, values, reader.inputs)
         if rows[0]:
             yield rows
 
 
-def in_pieces(chunks):
-    """Chunks of predictions in pieces of PIECE_BYTES, about: each is to travel as one value."""
+def in_pieces(chunks: Iterable[Rows]) -> Iterator[Rows]:
+    """Chunks of predictions in pieces of about PIECE_BYTES: each piece travels as one value."""
     for rows in chunks:
         first, size = 0, 0
         for last, identifier in enumerate(rows[0], start=1):
@@ -82,21 +86,25 @@ def in_pieces(chunks):
 
 
 class Choice:
-    """Which classes of an example are kept, by pred_type (docs/contract/fit_evaluate_predict.md, section 3.2). Raises MopError."""
+    """The selection of an example's classes by pred_type (docs/contract/fit_evaluate_predict.md, section 3.2).
+
+    Raises MopError for an invalid pred_type.
+    """
 
     @classmethod
-    def for_model(cls, pred_type, model):
-        """That of a Model's outputs."""
+    def for_model(cls, pred_type: Any, model: Model) -> Choice:
+        """The selection for a Model's outputs."""
         choice = cls(pred_type)
         if model.regression:
             choice.all_in_order()
         return choice
 
-    def __init__(self, pred_type):
+    def __init__(self, pred_type: Any) -> None:
         self.pred_type = pred_type = "prob" if pred_type is None else pred_type
-        self.most = self.above = None
+        self.most: int | None = None
+        self.above: float | None = None
         if isinstance(pred_type, str) and NUMBER.fullmatch(pred_type):
-            pred_type = float(pred_type)  # (as drivers give it that send no types)
+            pred_type = float(pred_type)  # (drivers that send no types send numbers as text)
         if isinstance(pred_type, str):
             if pred_type not in ("prob", "response"):
                 raise MopError(
@@ -105,7 +113,7 @@ class Choice:
             if pred_type == "response":
                 self.most = 1
         elif isinstance(pred_type, int) or 1 <= pred_type < 2**31 and pred_type == int(pred_type):
-            pred_type = int(pred_type)  # (drivers give integers as other types)
+            pred_type = int(pred_type)  # (drivers send integers as other types)
             if pred_type < 1:
                 raise MopError(f"pred_type must be at least 1 as an integer, not {pred_type}")
             self.most = pred_type
@@ -115,17 +123,16 @@ class Choice:
             self.above = pred_type
         self.rank, self.sort = pred_type != "response", True
 
-    def all_in_order(self):
+    def all_in_order(self) -> None:
         """Keep every output of a regression model, ranked by its position. Raises MopError for a choice of classes."""
         if self.above is not None or self.most is not None and self.rank:
             raise MopError("pred_type must be 'prob' or 'response' for a regression model, which has no classes")
         self.most, self.sort = None, False
 
-    def of(self, probabilities, known):
+    def of(self, probabilities: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best.
 
-        Of an example that is not `known` (an array of booleans), which has no prediction, one entry is kept: of column
-        and rank -1.
+        An example that is not `known` (an array of booleans) has no prediction; its one entry has column and rank -1.
         """
         count, classes = probabilities.shape
         order = (
@@ -141,23 +148,18 @@ class Choice:
         return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
 
 
-def wires(inputs):
-    """SQL: the columns `inputs` (names) as Predictor.of takes them, a list."""
-    return [f"array_send({quote_identifier(c)}::real[])" for c in inputs]
-
-
 class Reader:
-    """Chunks of a table's rows: (ids as text, [[array in binary form, ...] for each input])."""
+    """Chunks of a table's rows: (ids as text, [[wire, ...] for each input])."""
 
-    def __init__(self, db, table, identifier, inputs):
-        """`table`: quoted; the other names are not."""
+    def __init__(self, db: Database, table: Any, identifier: str, inputs: Sequence[str], model: Model) -> None:
+        """`table`: quoted; the other names are not. `model`: decides the form of the wires."""
         self.db, self.table, self.inputs = db, table, inputs
         self.rows = 0  # read by now
-        columns = ", ".join(f"{wire} AS c{i}" for i, wire in enumerate(wires(inputs)))
+        columns = ", ".join(f"{wire} AS c{i}" for i, wire in enumerate(model.wires_sql(inputs)))
         self.sql = f"SELECT {quote_identifier(identifier)}::text AS id, {columns} FROM {table}"
 
-    def chunks(self, count):
-        """The chunks, of `count` rows, one after the other."""
+    def chunks(self, count: int) -> Iterator[tuple[list[str], list[list[Any]]]]:
+        """Chunks of `count` rows, one after the other."""
         cursor = self.db.plpy.cursor(self.sql)
         try:
             while rows := self._fetch(cursor, count):
@@ -166,7 +168,7 @@ class Reader:
         finally:
             cursor.close()
 
-    def _fetch(self, cursor, count):
+    def _fetch(self, cursor: Any, count: int) -> Any:
         self.db.check_cancel()
         try:
             return cursor.fetch(count)
@@ -175,15 +177,15 @@ class Reader:
             raise
 
 
-def check_range(db, error, table, inputs):
-    """Raises MopError where an error of SPI's is that a number is too large for type real."""
-    if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
+def check_range(db: Database, error: Exception, table: Any, inputs: Iterable[str]) -> None:
+    """Raises MopError where an error of SPI says that a number is too large for type real."""
+    if getattr(error, "sqlstate", None) == out_of_range.OUT_OF_RANGE:
         for name in inputs:
-            unfit.check(db, table, name, "real", detail="The model takes float32.")
+            out_of_range.check(db, table, name, "real", detail="The model takes float32.")
 
 
-def check_shapes(dims, inputs, shapes):
-    """The inputs (names) of any row, of which the array_dims are given, must have these shapes. Raises MopError."""
+def check_shapes(dims: Iterable[str | None], inputs: Iterable[str], shapes: Iterable[list[int]]) -> None:
+    """The inputs (names) of a row must have these shapes; `dims`: their array_dims. Raises MopError."""
     for text, name, shape in zip(dims, inputs, shapes):
         given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1 for d in (text or "").strip("[]").split("][") if d]
         if given != shape:

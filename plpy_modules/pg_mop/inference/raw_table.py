@@ -1,5 +1,8 @@
 """Tables of raw rows, one example a row, as predict reads them."""
 
+from __future__ import annotations
+
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, split_names
 from pg_mop.backend.sql_types import column_kind
@@ -8,13 +11,14 @@ HINT = "predict takes raw rows, one example a row, not a packed table."
 
 
 class RawTable:
-    """`text`: what the caller calls the table; `table`; `identifier` and `inputs`: names of its columns; `foreign`:
-    rows are in foreign tables, or in shards of Citus; `in_parts`: there are several; `id_type`: SQL."""
+    """A test table. `text`: its name as the caller writes it; `table`; `identifier` and `inputs`: names of its columns;
+    `id_type`: the identifier's SQL type; `foreign`: rows are in foreign tables, or in shards of Citus; `in_parts`: the
+    table has several partitions or shards."""
 
     outputs = ()
 
-    def __init__(self, db, text, id_col, independent_varname):
-        """Raises MopError where the table or one of the columns is none that the caller can predict from."""
+    def __init__(self, db: Database, text: str, id_col: str, independent_varname: str) -> None:
+        """Raises MopError where predictions cannot be made from the table or from one of the columns."""
         self.text, self.table = text, db.input_table(text, "test table", rows=False)
         columns = db.columns(self.table)
         self.identifier = id_col and db.find_column(columns, _unquoted(id_col.strip()))
@@ -59,14 +63,14 @@ class RawTable:
         )
 
     @property
-    def columns(self):
+    def columns(self) -> list[str]:
         return [self.identifier, *self.inputs]
 
-    def shape_columns(self):
+    def shape_columns(self) -> str:
         """SQL: the dimensions of the inputs, as text."""
         return ", ".join(f"array_dims({quote_identifier(c)}) AS c{i}" for i, c in enumerate(self.inputs))
 
 
-def _unquoted(name):
-    """A column name as it is, or without the quotes that SQL puts around it."""
+def _unquoted(name: str) -> str:
+    """A column name without the double quotes of SQL, if it has them."""
     return name[1:-1].replace('""', '"') if len(name) > 1 and name[0] == name[-1] == '"' else name

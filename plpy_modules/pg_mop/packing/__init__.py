@@ -1,1 +1,1 @@
-"""From source rows to packed, partitioned buffers: what the preprocessors do."""
+"""Packing: rows of the source become packed, partitioned buffers, by a transform."""

@@ -1,56 +1,74 @@
-"""Where the segments of a packed table, and copies of them, are made: here, or dealt out over other servers
-(pg_mop.servers, pg_mop.replicas)."""
+"""The segments of a packed table, and copies of them, as partitions on this server and on other servers (pg_mop.servers,
+pg_mop.replicas)."""
 
-import hashlib
-import re
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import MAX_NAME, quote_identifier, quote_literal
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections.links import Links
+from pg_mop.packing.partitions import (
+    PRIMARY_KEY,
+    columns_sql,
+    create_alone,
+    external_sql,
+    foreign_options,
+    mark,
+    partition_name,
+    quoted,
+    this_database,
+)
 
-HERE = "local"  # this server, in pg_mop.servers
-PRIMARY_KEY = 'PRIMARY KEY ("__dist_key__", "buffer_id")'
+LOCAL = "local"  # this server, in pg_mop.servers
+Columns = list[tuple[str, str]]  # (name, SQL type) of each
 
 
-class Places:
-    """The servers that segments are dealt out over: `servers`, the name of each segment's; `copies`: of its copy's,
-    None where it has none; `links`: to those that are not this one, empty where all are here; `keys`: the segments'
-    `__dist_key__`."""
+class ServerPlacement:
+    """The servers of the segments.
+
+    `servers`: the name of each segment's server; `copies`: the name of its copy's server, None where it has no copy;
+    `links`: to the servers other than this one, empty where all segments are on this server; `keys`: the segments'
+    `__dist_key__`.
+    """
 
     distributed = False  # by Citus
     rules = gpu_config = "all_segments"  # see packing/segments.py
     INSERT = "INSERT INTO {} VALUES ({})"  # a row: table, parameters
 
-    def __init__(self, db, names, segments, replicas=1):
-        """`names`: of postgres_fdw servers, `local` for this one; None: this one alone. `segments`: how many; None: as
-        many as there are GPUs or cores. `replicas`: 2: each segment of another server has a copy on yet another one,
-        or here if there is none. Raises MopError."""
+    def __init__(self, db: Database, names: Sequence[str] | None, segments: int | None, replicas: int = 1) -> None:
+        """`names`: of postgres_fdw servers, `local` for this one; None: this server alone. `segments`: their number; None:
+        the number of GPUs or cores. `replicas`: 2: each segment on another server has a copy on yet another server, or on
+        this one if there is no other. Raises MopError."""
         self.db, self.links, strengths = db, Links(db), {}
-        if replicas > len(names or [HERE]):
+        if replicas > len(names or [LOCAL]):
             raise MopError(
-                f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [HERE])} server",
+                f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [LOCAL])} server",
                 hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;",
             )
         for name in names or ():
-            if names.count(name) > 1:
+            if list(names or ()).count(name) > 1:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
-        self.links.reach(name for name in names or () if name != HERE)
-        for name in names or [HERE]:
-            strengths[name] = strength(None if name == HERE else self.links[name])
+        self.links.reach(name for name in names or () if name != LOCAL)
+        for name in names or [LOCAL]:
+            strengths[name] = strength(None if name == LOCAL else self.links[name])
         if replicas > 1:
             self._check_distinct()
         self.servers = deal(segments or sum(strengths.values()), strengths)
-        self.copies, self.keys = [None] * len(self.servers), range(len(self.servers))
-        for name in strengths.keys() - {HERE} if replicas > 1 else ():
-            own = [segment for segment, server in enumerate(self.servers) if server == name]
-            others = {other: strength for other, strength in strengths.items() if other not in (name, HERE)}
-            for segment, other in zip(own, deal(len(own), others or {HERE: 1})):
+        self.copies: list[str | None] = [None] * len(self.servers)
+        self.keys = range(len(self.servers))
+        for name in strengths.keys() - {LOCAL} if replicas > 1 else ():
+            on_server = [segment for segment, server in enumerate(self.servers) if server == name]
+            others = {other: strength for other, strength in strengths.items() if other not in (name, LOCAL)}
+            for segment, other in zip(on_server, deal(len(on_server), others or {LOCAL: 1})):
                 self.copies[segment] = other
 
-    def _check_distinct(self):
-        """Two names of one database are no two servers. Raises MopError."""
-        known = {this_database(self.db): HERE}
+    def _check_distinct(self) -> None:
+        """Raises MopError where two server names lead to one database: a copy on the same server protects nothing."""
+        known = {this_database(self.db): LOCAL}
         for name, link in self.links.items():
             if (first := known.setdefault(link.info["identity"], name)) != name:
                 raise MopError(
@@ -58,89 +76,96 @@ class Places:
                     hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;",
                 )
 
-    def create(self, target, columns, external):
-        """Create the packed table (quoted): (the tables to be filled with each segment, quoted, its partition first;
-        what the summary says of copies). `columns`: [(name, type), ...]; `external`: those that are to be stored
-        uncompressed."""
+    def create(self, target: str, columns: Columns, external: list[str]) -> tuple[list[list[str]], list[Any]]:
+        """Create the packed table (quoted).
+
+        Returns (for each segment the tables to fill, quoted, its partition first; the copies, for the summary). `columns`:
+        [(name, type), ...]; `external`: the columns that are stored uncompressed.
+        """
         db, (schema, name) = self.db, self.db.parse_name(target)
-        # a table with foreign partitions can have no key
+        # a table with foreign partitions cannot have a key
         key = "" if self.links else f", {PRIMARY_KEY}"
         db.execute(
             f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__"); '
             f"ALTER TABLE {target} {external_sql(external)}"
         )
-        filled, copies, segments = [], [], len(self.servers)
+        filled: list[list[str]] = []
+        copies: list[Any] = []
+        segments = len(self.servers)
         for segment in range(segments):
-            own = _quoted((schema, partition_name(name, segment, segments)))
-            if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):  # before anything is made elsewhere
+            table = quoted((schema, partition_name(name, segment, segments)))
+            if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [table]):  # before other servers make tables
                 raise MopError(
-                    f"table {own} already exists",
+                    f"table {table} already exists",
                     detail=f"It would be segment {segment} of {target}.",
-                    hint=f"DROP TABLE {own}; or choose another output table.",
+                    hint=f"DROP TABLE {table}; or choose another output table.",
                     sqlstate="42P07",
                 )
         for segment, copy_on in enumerate(self.copies):
-            own = schema, partition_name(name, segment, segments)
-            self.make(target, own, segment, columns)
-            filled.append([_quoted(own)])
+            partition = schema, partition_name(name, segment, segments)
+            self.make(target, partition, segment, columns)
+            filled.append([quoted(partition)])
             if copy_on is not None:
                 copy = schema, partition_name(f"{name}_copy", segment, segments)
                 filled[-1].append(self.make_copy(target, copy, segment, columns))
-                copies.append([segment, None if copy_on == HERE else copy_on, *copy])
+                copies.append([segment, None if copy_on == LOCAL else copy_on, *copy])
         return filled, copies
 
-    def make(self, target, partition, segment, columns):
-        """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
-        [(name, type), ...]. Raises MopError."""
-        db, table = self.db, _quoted(partition)
+    def make(self, target: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
+        """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name).
+
+        Raises MopError.
+        """
+        db, table = self.db, quoted(partition)
         name = self.servers[segment]
-        if name == HERE:
+        if name == LOCAL:
             db.execute(f"CREATE TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment})")
-            if self.links:  # which the parent cannot have then
+            if self.links:  # then the parent cannot have the key
                 db.execute(f"ALTER TABLE {table} ADD {PRIMARY_KEY}")
             return
-        self._make_there(name, f"segment {segment} of {target}", partition, segment, columns)
+        self._make_on(name, f"segment {segment} of {target}", partition, segment, columns)
         db.execute(
-            f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) {_foreign(name, partition)}"
+            f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) "
+            f"{foreign_options(name, partition)}"
         )
 
-    def make_copy(self, target, partition, segment, columns):
-        """Make the copy of a segment on its server, likewise; what it is filled by here (quoted)."""
-        name, table = self.copies[segment], _quoted(partition)
-        what = f"copy of segment {segment} of {target}"
-        if name == HERE:
-            mark = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
-            if mark == _marked(self.db, what):  # of a packed table that somebody has dropped
+    def make_copy(self, target: str, partition: tuple[str, str], segment: int, columns: Columns) -> str:
+        """Make the copy of a segment on its server, likewise; returns the table (quoted) that loading fills."""
+        name, table = self.copies[segment], quoted(partition)
+        subject = f"copy of segment {segment} of {target}"
+        if name is None or name == LOCAL:
+            comment = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
+            if comment == mark(self.db, subject):  # left from a packed table that was dropped
                 self.db.execute(f"DROP TABLE {table}")
             self.db.execute(
-                f"{_create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
-                f"{quote_literal(_marked(self.db, what))}"
+                f"{create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
+                f"{quote_literal(mark(self.db, subject))}"
             )
             return table
-        self._make_there(name, what, partition, segment, columns)
+        self._make_on(name, subject, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
-        self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {_foreign(name, partition)}")
+        self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {foreign_options(name, partition)}")
         return filled
 
-    def loaded(self, filled):
-        """All is packed: drop those of the tables `filled`, lists of quoted names, that served for that alone."""
+    def loaded(self, filled: list[list[str]]) -> None:
+        """All rows are packed: drop the foreign tables among `filled` (quoted) that were made for the loading alone."""
         for table in (table for _, *copies in filled for table in copies):
             if table.startswith("pg_temp."):
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
-    def _make_there(self, name, what, partition, segment, columns):
-        """Make a table on another server, which is told what it is."""
-        link, quoted, table = self.links[name], quote_identifier(name), _quoted(partition)
-        mark = _marked(self.db, what)
-        there = link.run(
+    def _make_on(self, name: str, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
+        """Make a table on another server, whose comment says that it is `subject`."""
+        link, server, table = self.links[name], quote_identifier(name), quoted(partition)
+        comment = mark(self.db, subject)
+        existing = link.run(
             f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
             f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
             f"{quote_literal(partition[1])}"
         )
-        if there and there[0][0] != mark:
+        if existing and existing[0][0] != comment:
             raise MopError(
-                f"table {table} already exists on server {quoted}",
-                detail=f"It would be {what}.",
+                f"table {table} already exists on server {server}",
+                detail=f"It would be {subject}.",
                 sqlstate="42P07",
                 hint=f"Drop it there (DROP TABLE {table};) or choose another output table.",
             )
@@ -149,94 +174,31 @@ class Places:
             f"has_schema_privilege(oid, 'CREATE')"
         ):
             raise MopError(
-                f'there is no schema "{partition[0]}" on server {quoted} in which role '
+                f'there is no schema "{partition[0]}" on server {server} in which role '
                 f"{quote_identifier(link.target.role)} may make tables",
                 sqlstate="3F000",
                 hint=f"There: CREATE SCHEMA IF NOT EXISTS {quote_identifier(partition[0])}; GRANT USAGE, "
                 f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
                 f"{quote_identifier(link.target.role)};",
             )
-        # one that nobody has any more is what a transaction that was rolled back has left
+        # an existing table with this comment is left from a transaction that was rolled back
         link.run(
-            f"DROP TABLE IF EXISTS {table}; {_create_alone(table, columns, segment)}; "
-            f"COMMENT ON TABLE {table} IS {quote_literal(mark)}"
+            f"DROP TABLE IF EXISTS {table}; {create_alone(table, columns, segment)}; "
+            f"COMMENT ON TABLE {table} IS {quote_literal(comment)}"
         )
 
 
-def partition_name(table, segment, segments):
-    """The name of one segment's partition. A long name is cut; then a hash of the whole keeps it unique."""
-
-    def fits(stem):
-        return len(f"{stem}_segment_{segments - 1}".encode()) <= MAX_NAME
-
-    stem = table
-    if not fits(stem):
-        mark = "_" + hashlib.sha256(table.encode()).hexdigest()[:8]
-        cut = table
-        while not fits(cut + mark):
-            cut = cut[:-1]
-        stem = cut + mark
-    return f"{stem}_segment_{segment}"
-
-
-def columns_sql(columns):
-    """SQL for columns: [(name, type), ...]."""
-    return ", ".join(f"{quote_identifier(name)} {kind}" for name, kind in columns)
-
-
-def external_sql(columns):
-    """SQL of ALTER TABLE: columns (names) are stored uncompressed."""
-    return ", ".join(f"ALTER {quote_identifier(name)} SET STORAGE EXTERNAL" for name in columns)
-
-
-def _quoted(table):
-    return ".".join(map(quote_identifier, table))
-
-
-def _create_alone(table, columns, segment):
-    """SQL that makes a table (quoted) that holds a segment alone, uncompressed."""
-    external = external_sql(name for name, kind in columns if kind == "bytea")
-    return (
-        f"CREATE TABLE {table} ({columns_sql(columns)}, {PRIMARY_KEY}, "
-        f'CHECK ("__dist_key__" = {segment})); ALTER TABLE {table} {external}'
-    )
-
-
-def _foreign(server, partition):
-    """SQL: what a foreign table is."""
-    return (
-        f"SERVER {quote_identifier(server)} OPTIONS (schema_name {quote_literal(partition[0])}, table_name "
-        f"{quote_literal(partition[1])})"
-    )
-
-
-def is_of(mark, db, table):
-    """True where a comment says that a preprocessor of this database has made what has it for the packed `table`."""
-    what = re.match(r"(copy of )?segment \d+", mark)
-    return what is not None and mark == _marked(db, f"{what[0]} of {table}")
-
-
-def _marked(db, what):
-    """The comment on a table that a preprocessor of this database has made."""
-    return f"{what}, packed by pg_mop of {this_database(db)}"
-
-
-def strength(link):
-    """How many segments suit a server: the GPUs or else cores of a Link's; None: this one's."""
+def strength(link: Any) -> int:
+    """How many segments suit the server of a Link (None: this server): its GPUs, or else its cores."""
     info = {"gpus": settings.gpus(), "cores": settings.cores()} if link is None else link.info
     return info["gpus"] or info["cores"]
 
 
-def this_database(db):
-    """Names this very database among all servers."""
-    return db.value(f"SELECT {db.extension}.mop_identity()")
+def deal(segments: int, strengths: dict[str, int]) -> list[str]:
+    """The server of each segment; `strengths`: {name of a server: the number of segments that suit it}.
 
-
-def deal(segments, strengths):
-    """So many segments over servers of these strengths ({name: number}): the name of each one's server.
-
-    Each gets the whole part of its share, those with the largest rests one more (Hamilton's method); neighbours are on
-    different servers as far as it goes.
+    Each server gets the whole part of its share; servers with the largest remainders get one more (Hamilton's method).
+    Neighboring segments are on different servers as far as possible.
     """
     total = sum(strengths.values())
     shares = {name: segments * strength / total for name, strength in strengths.items()}

@@ -1,43 +1,56 @@
-"""Segments in shards of Citus: where the source is distributed, what is packed of it is distributed, too."""
+"""Segments in shards of Citus: where the source is distributed, its packed table is distributed, too."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.connections.links import Links
 from pg_mop.engines import citus
-from pg_mop.packing.placement import PRIMARY_KEY, Places, columns_sql, external_sql, strength
-from pg_mop.packing.segments import Segments
+from pg_mop.packing.partitions import PRIMARY_KEY, columns_sql, external_sql
+from pg_mop.packing.placement import ServerPlacement, strength
+from pg_mop.packing.segments import SegmentPlacement
 
 
-def places_of(db, source, config, distribution_rules=None):
-    """Where what is packed of a Table is to be: Places or, where its rows are in shards of Citus, Shards; on Greenplum
-    Segments, which `distribution_rules` choose. `config`: the settings. Raises MopError."""
+def placement_of(
+    db: Database, source: Table, config: dict[str, Any], distribution_rules: str | None = None
+) -> ServerPlacement | ShardPlacement | SegmentPlacement:
+    """The placement of the packed rows of `source`: on servers; in shards where Citus distributes the source; on Greenplum
+    on the segments that `distribution_rules` select. `config`: the settings. Raises MopError."""
     if db.has_segments:
         for name in ("servers", "replicas"):
             if config[name] not in (None, 1):
                 db.check_engine(f"pg_mop.{name}")
-        return Segments(db, distribution_rules)
+        return SegmentPlacement(db, distribution_rules)
     if not citus.reads_shards(db, source):
-        return Places(db, config["servers"], config["segments"], config["replicas"])
+        return ServerPlacement(db, config["servers"], config["segments"], config["replicas"])
     if config["servers"]:
         raise MopError(
             f"pg_mop.servers is set, but rows of {source} are distributed by Citus",
-            detail="What is packed of them is distributed by Citus, too.",
+            detail="Their packed table is distributed by Citus, too.",
             hint="RESET pg_mop.servers;",
         )
-    return Shards(db, config["segments"], config["replicas"])
+    return ShardPlacement(db, config["segments"], config["replicas"])
 
 
-class Shards:
-    """A shard for each segment, which Citus puts on its nodes; as Places. `keys`: known once there is the table."""
+class ShardPlacement:
+    """One shard for each segment, which Citus places on its nodes; the interface is that of ServerPlacement.
+
+    `keys` are final once the table exists.
+    """
 
     distributed = True
     rules = gpu_config = "all_segments"
-    copies = ()  # Citus knows of them
-    # (of VALUES Citus makes text, which it parses and sends: four times as slow)
+    copies: tuple[()] = ()  # Citus itself knows the copies
+    # (Citus turns VALUES into text, and parses and sends that: four times as slow)
     INSERT = "INSERT INTO {} SELECT {} FROM generate_series(1, 1)"
 
-    def __init__(self, db, segments, replicas):
-        """`segments`: how many; None: as many as the nodes have GPUs or cores. `replicas`: placements of each. Raises
-        MopError, also where no server leads to a node: nobody could train there."""
+    def __init__(self, db: Database, segments: int | None, replicas: int) -> None:
+        """`segments`: their number; None: the number of GPUs or cores of the nodes. `replicas`: placements of each shard.
+
+        Raises MopError, also where no server leads to a node: no session could train on that node.
+        """
         self.db, self.replicas, nodes = db, replicas, citus.nodes(db)
         if replicas > len(nodes):
             raise MopError(
@@ -46,10 +59,12 @@ class Shards:
             )
         links, servers = Links(db), [node.server(db) for node in nodes]
         strengths = [strength(links[name] if name else None) for name in servers]
-        self.keys = range(segments or sum(strengths))
+        self.keys: Any = range(segments or sum(strengths))
 
-    def create(self, target, columns, external):
-        """Create the packed table, as Places does."""
+    def create(
+        self, target: str, columns: list[tuple[str, str]], external: list[str]
+    ) -> tuple[list[list[str]], list[Any]]:
+        """Create the packed table, as ServerPlacement does."""
         db, count = self.db, len(self.keys)
         db.execute(
             f"CREATE TABLE {target} ({columns_sql(columns)}, {PRIMARY_KEY}); "
@@ -63,7 +78,8 @@ class Shards:
             [target, count],
         )
         db.execute(f"SET LOCAL citus.shard_replication_factor = {before}")
-        found, tried = [], count
+        found: list[Any] = []
+        tried = count
         while len(found) < count:  # for each shard the smallest key that is in it
             tried *= 2
             found = db.execute(
@@ -75,5 +91,5 @@ class Shards:
         self.keys = [row["key"] for row in found]
         return [[target]] * count, []
 
-    def loaded(self, filled):
-        """Nothing served for the loading alone."""
+    def loaded(self, filled: list[list[str]]) -> None:
+        """No table was made for the loading alone."""

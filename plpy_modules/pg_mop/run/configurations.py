@@ -168,7 +168,7 @@ class Configurations:
                     f"{self.shapes}: they must be equal",
                     hint="Make it with validation_preprocessor_dl from the same training table.",
                 )
-            if difference := validation.differs(source.summary):
+            if difference := validation.differs(source):
                 raise MopError(
                     f'validation table "{validation.text}" was packed otherwise than "{source.text}": '
                     f"it has {difference}",

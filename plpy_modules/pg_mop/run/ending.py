@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg2
 
-from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import note_output
 from pg_mop.run.messages import listed
 from pg_mop.run.spec import RunResult

@@ -14,7 +14,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import RemoteCatalog
 from pg_mop.connections.sessions import SessionLost
-from pg_mop.packing.placement import this_database
+from pg_mop.packing.partitions import this_database
 from pg_mop.run.segments import Segments
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec

@@ -17,7 +17,8 @@ from typing import Any
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop.backend import object_table
-from pg_mop.backend.database import Database, extension_schema
+from pg_mop.backend.caller import extension_schema
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.queries import Query, as_text, by_spi, rows_of
 from pg_mop.backend.quoting import finite_json, quote_identifier
@@ -175,10 +176,10 @@ class _Work:
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():
-                lent = Model.from_told(told["model"], model["architecture"], b"".join(part for _, part in states))
+                lent = Model.from_json(told["model"], model["architecture"], b"".join(part for _, part in states))
                 lent.lend(trainer)
                 predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
-                reader = Reader(db, told["table"], told["identifier"], told["inputs"])
+                reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent)
                 for number, rows in enumerate(in_pieces(predictions(predictor, reader))):
                     yield put_state(
                         self.schema,

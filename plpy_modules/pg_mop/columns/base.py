@@ -1,0 +1,259 @@
+"""The base class of column types, and the values that a column type is fitted from."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.sql_types import Kind
+
+if TYPE_CHECKING:  # sessions that only train do not import numpy
+    import numpy
+
+WIRE_BYTES = {"real": 4, "smallint": 2, "double precision": 8}  # of an element; the keys are the SQL types of wires
+ARRAY_HEADER = 20  # bytes before the elements of a vector in binary form
+
+
+@dataclass
+class SourceColumn:
+    """A column of the table that is being packed: its name and its SQL type."""
+
+    db: Database
+    table: Table
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a preprocessor that concern one column; `width`: its element of num_classes."""
+
+    normalizing_const: float | None = None
+    dependent_dtype: str = "int16"
+    width: int | None = None
+
+
+class WantedOutput(NamedTuple):
+    """The output that a model needs for a dependent column: its width, and the word for its units in errors."""
+
+    width: int
+    kind: str
+
+
+@dataclass
+class Column(ABC):
+    """One column of a packed table: how it is packed, trained on, predicted with and exported.
+
+    `parameters` are JSON-able, and complete after `fit`: a session that reads them needs no source table. A value passes
+    through four forms: raw (SQL), wire (as the packing query returns it), packed (a row of a buffer), decoded.
+
+    A column type is a subclass in a file of its own, registered in ``columns/__init__.py``. This one packs positive numbers
+    as their logarithms. Its wires are plain numbers, so that the example needs no database:
+
+    >>> from dataclasses import dataclass
+    >>> import numpy
+    >>> @dataclass
+    ... class Log(Column):
+    ...     type_name = "log"
+    ...
+    ...     @classmethod
+    ...     def fit(cls, source, request):
+    ...         return cls(source.name, {"shape": [1]})
+    ...
+    ...     def wire_sql(self, value):
+    ...         return f"({value})::float8"
+    ...
+    ...     def encode(self, values):
+    ...         numbers = numpy.array(values, "f8").reshape(-1, 1)
+    ...         return numpy.log(numbers).astype(self.dtype) if (numbers > 0).all() else None
+    ...
+    ...     def decode(self, outputs):
+    ...         return self.labels(outputs.shape[1]), numpy.exp(outputs)
+    >>> price = Log("price", {"shape": [1]})
+    >>> price.wire_sql('q."price"')
+    '(q."price")::float8'
+    >>> packed = price.encode([1, 10, 100])
+    >>> packed.dtype.str, packed.shape
+    ('<f4', (3, 1))
+    >>> labels, numbers = price.decode(packed)
+    >>> labels, numbers.round(3).ravel().tolist()
+    ([None], [1.0, 10.0, 100.0])
+    >>> price.to_json()
+    {'type': 'log', 'name': 'price', 'parameters': {'shape': [1]}}
+    """
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    kind: Kind | None = field(default=None, repr=False, compare=False)  # the source's SQL type, while it is packed
+
+    type_name: ClassVar[str]  # in JSON
+    in_madlib: ClassVar[bool] = False  # whether MADlib's summary columns hold all parameters
+
+    @property
+    def dtype(self) -> str:
+        """numpy's dtype of a packed element: <f4 or <i2."""
+        return "<f4"
+
+    @property
+    def wire(self) -> str:
+        """The SQL type of a wire's elements, a key of WIRE_BYTES."""
+        return "real"
+
+    # --- fitting ---
+
+    @classmethod
+    def accepts(cls, kind: Kind, request: Request) -> bool:
+        """Whether a column of the SQL type `kind` becomes a column of this type; the first type that accepts is used."""
+        return True
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, source: SourceColumn, request: Request) -> Column:
+        """The fitted column. Raises MopError where the source's type or values do not suit."""
+
+    @classmethod
+    def fit_like(cls, source: SourceColumn, request: Request, trained: Column, summary: Table) -> Column:
+        """A column of validation rows, with the parameters of the training table's column, whose summary is `summary`.
+
+        Raises MopError where the two columns do not match.
+        """
+        if cls is not type(trained):
+            raise MopError(
+                f'column "{source.name}" would be packed as {cls.type_name}, '
+                f'but training column "{trained.name}" is packed as {trained.type_name}'
+            )
+        column = cls.fit(source, request)
+        column.parameters = dict(trained.parameters)
+        return column
+
+    # --- packing ---
+
+    @property
+    def shape(self) -> list[int]:
+        """The dimensions of one row."""
+        return list(self.parameters["shape"])
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of one packed row."""
+        return math.prod(self.shape) * int(self.dtype[2:])
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of one row as the packing query returns it."""
+        return ARRAY_HEADER + (4 + WIRE_BYTES[self.wire]) * math.prod(self.shape)
+
+    def raw_sql(self) -> str:
+        """SQL for the raw value in the source table."""
+        quoted = quote_identifier(self.name)
+        return quoted if self.kind is None else f"{quoted}::{self.kind.sql}"  # (a domain becomes its base type)
+
+    def lookup(self, db: Database, summary: str, value: str, alias: str) -> tuple[str, str]:
+        """SQL: (a join that the raw `value` needs under the name `alias`, or "", and the expression that replaces it)."""
+        return "", value
+
+    def lookup_in_place(self, db: Database, summary: str, value: str) -> str:
+        """SQL: the same expression without a join, as each shard of Citus computes it alone."""
+        return value
+
+    @abstractmethod
+    def wire_sql(self, value: str) -> str:
+        """SQL: a raw value, or the result of `lookup`, as `encode` takes it."""
+
+    def hash_sql(self, value: str, seed: int) -> str:
+        """SQL: a 64-bit hash of a raw value, which orders rows without a position."""
+        return f'hashtextextended({value}::text COLLATE pg_catalog."C", {seed})'
+
+    def segment_sql(self, value: str, schema: str) -> str:
+        """SQL: the packed bytes of a group of wires in the order of `n`, computed on a segment of Greenplum."""
+        raise MopError(f'columns of type {self.type_name} cannot be packed on Greenplum: column "{self.name}"')
+
+    @abstractmethod
+    def encode(self, values: list[Any]) -> numpy.ndarray | None:
+        """Wires -> packed rows of `dtype`, each with the elements of `shape`; None where a value cannot be packed."""
+
+    def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
+        """Raises the MopError that describes the values that `encode` refused; returns if no such value exists now.
+
+        `training`: the packed training table (quoted), where validation rows are packed.
+        """
+        raise MopError(f'column "{self.name}" of {source} has a value that cannot be packed as {self.type_name}')
+
+    # --- training and predicting ---
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether targets are numbers (or soft labels), not classes."""
+        return self.dtype == "<f4"
+
+    @property
+    def classes(self) -> list[str | None] | None:
+        """The class values as text, in the order of the model's units; None where there are no classes."""
+        return None
+
+    def wanted_output(self, width: int) -> WantedOutput:
+        """The output that a model needs for this column; `width`: of its packed rows."""
+        return WantedOutput(width, "numbers" if self.is_numbers else "classes")
+
+    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
+        """Wires -> float32 rows as the trained model takes them. NaN is allowed: its prediction is NULL."""
+        rows = self.encode(values)
+        if rows is None:
+            raise MopError(f'column "{self.name}" has a value that the model cannot take')
+        return rows.reshape(-1, *self.shape)
+
+    def labels(self, width: int) -> list[str | None]:
+        """The class value of each of a model's `width` units; a single number has none."""
+        # (as class 0, its value would read as a probability)
+        return [str(unit) for unit in range(width)] if width > 1 else [None]
+
+    def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
+        """A model's outputs [rows, units] -> (the class value of each unit, the values in the user's terms)."""
+        return self.labels(outputs.shape[1]), outputs
+
+    def to_keras(self) -> dict[str, Any] | None:
+        """The config of the Keras layer between raw values and the model; None: no layer is needed.
+
+        It is a plain dict, {"class_name", "config"}: Keras is not imported in a backend.
+        """
+        return None
+
+    # --- comparing and storing ---
+
+    @property
+    def sql_type(self) -> str | None:
+        """The SQL type of the source's column, where it is known."""
+        return self.parameters.get("sql_type")
+
+    def difference(self, other: Column) -> str | None:
+        """How two columns of one position differ, as an error says it; an unknown parameter is no difference."""
+        return None
+
+    def with_parameters(self, name: str, **parameters: Any) -> Column:
+        """The same column under another name, with more parameters."""
+        return replace(self, name=name, parameters={**self.parameters, **parameters})
+
+    def summary_sql(self) -> str | None:
+        """SQL for the class values in the summary of a packed table; None: NULL."""
+        return None
+
+    def class_type(self) -> str:
+        """The SQL type of a class value in the summary."""
+        return "text"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able value that `columns.from_json` reads."""
+        return {"type": self.type_name, "name": self.name, "parameters": self.parameters}
+
+
+def first_dimensions(source: SourceColumn) -> list[int]:
+    """The dimensions of the array in the first row. Raises MopError where that is NULL or empty."""
+    from pg_mop.columns import binary
+
+    wire = source.db.value(f"SELECT array_send({quote_identifier(source.name)}) AS a FROM {source.table} LIMIT 1")
+    return list(binary.dimensions(wire, source.name))

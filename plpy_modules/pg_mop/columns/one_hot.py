@@ -1,0 +1,258 @@
+"""Classes as one-hot vectors: dependent columns, with MADlib's class values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.sql_types import STRINGS, Kind, column_kind, equality, kind_of
+from pg_mop.columns.base import Column, Request, SourceColumn
+
+if TYPE_CHECKING:
+    import numpy
+
+MAX_WIDTH = 32_767  # classes of one column
+SHOWN = 5  # unknown classes in an error
+
+
+def class_column(name: str) -> str:
+    """The summary column with the class values of the dependent column `name`."""
+    return name + "_class_values"
+
+
+@dataclass
+class OneHot(Column):
+    """Parameters: `classes`, the class values as text, None for NULL.
+
+    A NULL label is a class: the first one. NULLs at the end fill the vectors up to the requested width. Packing compares
+    labels with class values in SQL, by their own type: the summary has them as an array of that type.
+    """
+
+    type_name = "one_hot"
+    in_madlib = True
+
+    class_kind: Kind | None = field(default=None, repr=False, compare=False)  # the SQL type of the class values
+    classes_sql: str | None = field(default=None, repr=False, compare=False)  # for the summary's array of class values
+
+    @classmethod
+    def fit(cls, source: SourceColumn, request: Request) -> OneHot:
+        db, kind, width = source.db, source.kind, request.width
+        _check_kind(source)
+        found = db.one(
+            f"SELECT cardinality(c.a) AS width, CASE WHEN cardinality(c.a) <= {MAX_WIDTH} THEN c.a::text END AS written, "
+            f"CASE WHEN cardinality(c.a) <= {MAX_WIDTH} THEN c.a::text[] END AS classes "
+            f"FROM (SELECT {_distinct(source, width)} AS a OFFSET 0) c"  # OFFSET 0: PostgreSQL computes the array once
+        )
+        assert found is not None  # an aggregate gives one row
+        if width is not None and found["width"] > width:
+            raise MopError(
+                f'num_classes value too small: {width} for column "{source.name}", which has {found["width"]} classes',
+                hint=f"Give {found['width']} or more, or NULL.",
+            )
+        if found["width"] > MAX_WIDTH:
+            raise MopError(
+                f'column "{source.name}" has {found["width"]} classes, more than {MAX_WIDTH}',
+                detail="Labels are encoded one-hot: every distinct value is a class.",
+            )
+        parameters = {"classes": found["classes"], "sql_type": kind.shown}
+        return cls(source.name, parameters, kind, kind, f"{quote_literal(found['written'])}::{kind.sql}[]")
+
+    @classmethod
+    def fit_like(cls, source: SourceColumn, request: Request, trained: Column, summary: Table) -> OneHot:
+        _check_kind(source)
+        if trained.classes is None:
+            raise no_such_vectors(source, source.kind.shown, trained)
+        trained_kind = kind_of_classes(source.db, summary, trained)
+        if not source.kind.like(trained_kind):
+            raise no_such_classes(source, trained, trained_kind)
+        column = quote_identifier(class_column(trained.name))
+        return cls(
+            source.name,
+            {"classes": trained.classes, "sql_type": source.kind.shown},
+            source.kind,
+            trained_kind,
+            f"(SELECT t.{column} FROM {summary} t WHERE t.{column} IS NOT NULL LIMIT 1)",
+        )
+
+    @property
+    def dtype(self) -> str:
+        return "<i2"
+
+    @property
+    def wire(self) -> str:
+        return "smallint"
+
+    @property
+    def classes(self) -> list[str | None]:
+        return self.parameters["classes"]
+
+    @property
+    def shape(self) -> list[int]:
+        return [len(self.classes)]
+
+    @property
+    def null_code(self) -> int:
+        """The code of NULL labels; -1: NULL is no class."""
+        return 0 if self.classes[0] is None else -1
+
+    # --- labels to codes, in SQL ---
+
+    def lookup(self, db: Database, summary: str, value: str, alias: str) -> tuple[str, str]:
+        join = f"LEFT JOIN {self._numbered(summary)} {alias} ON {self._equals(db, value, f'{alias}.v')}"
+        return join, f"CASE WHEN {value} IS NULL THEN {self.null_code} ELSE coalesce({alias}.code, -1) END"
+
+    def lookup_in_place(self, db: Database, summary: str, value: str) -> str:
+        assert self.kind is not None
+        common, collatable = self._common_type()
+        label = f"{value}::{self.kind.sql}::{common}" + (' COLLATE pg_catalog."C"' if collatable else "")
+        column = quote_identifier(class_column(self.name))
+        classes = quote_literal(db.value(f"SELECT {column}::text FROM {summary}"))
+        return (
+            f"CASE WHEN {value} IS NULL THEN {self.null_code} ELSE "
+            f"coalesce(array_position({classes}::{common}[], {label}) - 1, -1) END"
+        )
+
+    def wire_sql(self, value: str) -> str:
+        return value
+
+    def segment_sql(self, value: str, schema: str) -> str:
+        return f"{schema}.mop_one_hot(array_agg({value} ORDER BY n), {len(self.classes)})"
+
+    def _numbered(self, summary: str) -> str:
+        """SQL: the class values except NULL as `v`, with their codes."""
+        column = quote_identifier(class_column(self.name))
+        return (
+            f"(SELECT u.v, u.o::integer - 1 AS code FROM unnest((SELECT {column} FROM {summary})) "
+            "WITH ORDINALITY AS u(v, o) WHERE u.v IS NOT NULL)"
+        )
+
+    def _equals(self, db: Database, label: str, value: str) -> str:
+        """SQL: a label of the source equals a class value, independent of the operators in the caller's search path."""
+        assert self.kind is not None and self.class_kind is not None
+        equals = equality(db, self.kind) if self.kind.oid == self.class_kind.oid else "OPERATOR(pg_catalog.=)"
+        return f"{self.kind.collated(label)} {equals} {self.class_kind.collated(value)}"
+
+    def _common_type(self) -> tuple[str, bool]:
+        """SQL for the type of the comparison between labels and class values; whether that type is collatable."""
+        assert self.kind is not None and self.class_kind is not None
+        if self.kind.oid == self.class_kind.oid:
+            return self.kind.sql, self.kind.collatable
+        types = {self.kind.shown, self.class_kind.shown}
+        if types <= STRINGS:
+            return "text", True
+        return "double precision" if types & {"real", "double precision"} else "numeric", False
+
+    # --- codes to vectors ---
+
+    def encode(self, values: list[Any]) -> numpy.ndarray | None:
+        from pg_mop.columns import binary
+
+        codes = binary.np.array(values, binary.np.int64)
+        return binary.one_hot(codes, len(self.classes)) if codes.min() >= 0 else None
+
+    def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
+        if training is None:  # the classes were read from these very rows: the rows have changed
+            return
+        assert self.kind is not None
+        label = f"s.{quote_identifier(self.name)}::{self.kind.sql}"
+        null = "false" if self.null_code == 0 else f"{label} IS NULL"
+        rows = db.execute(
+            f"SELECT DISTINCT coalesce({label}::text, 'NULL') AS v FROM {source} s WHERE {null} OR ({label} IS NOT NULL "
+            f"AND NOT EXISTS (SELECT 1 FROM {self._numbered(summary)} c WHERE {self._equals(db, label, 'c.v')})) "
+            f"ORDER BY 1 LIMIT {SHOWN + 1}"
+        )
+        if rows:
+            values = [row["v"] for row in rows]
+            raise MopError(
+                f'the classes of column "{self.name}" are no subset of those of training',
+                detail=f"Training has no class {', '.join(values[:SHOWN])}{', ...' if len(values) > SHOWN else '.'}",
+            )
+
+    # --- predictions ---
+
+    def labels(self, width: int) -> list[str | None]:
+        if self.classes == [None]:  # MADlib's summary of a model whose labels were one-hot vectors already
+            return super().labels(width)
+        return (self.classes + [None] * width)[:width]
+
+    def to_keras(self) -> dict[str, Any] | None:
+        """A layer that turns the number of the most probable unit into its class value."""
+        classes = list(self.classes)
+        while len(classes) > 1 and classes[-1] is None:  # they fill up the width
+            classes.pop()
+        null = "NULL"
+        while null in classes:
+            null = f"[{null}]"
+        config: dict[str, Any] = {"vocabulary": classes, "mask_token": None, "num_oov_indices": 0, "invert": True}
+        if classes[0] is None:
+            config.update(vocabulary=classes[1:], mask_token=null)
+        return {"class_name": "StringLookup", "config": config}
+
+    def difference(self, other: Column) -> str | None:
+        if other.classes is None or self.classes == other.classes:
+            return None
+        return f'for "{self.name}" the classes {_some(self.classes)}, not {_some(other.classes)}'
+
+    def summary_sql(self) -> str | None:
+        return self.classes_sql
+
+    def class_type(self) -> str:
+        return "text" if self.class_kind is None else self.class_kind.sql
+
+
+def _check_kind(source: SourceColumn) -> None:
+    """Raises MopError where the values of the source's type cannot be compared and ordered."""
+    kind = source.kind
+    if kind.element is not None or kind.typtype not in "ber" or not kind.has_array or not equality(source.db, kind):
+        raise MopError(
+            f'invalid dependent_varname: column "{source.name}" has type {kind.shown}, '
+            "whose values cannot be ordered as classes",
+            hint=f'Cast it: SELECT ..., "{source.name}"::text FROM ...',
+        )
+
+
+def _distinct(source: SourceColumn, width: int | None) -> str:
+    """SQL for the distinct labels as an array: NULL first, ascending, padded with NULL up to `width`."""
+    kind = source.kind
+    value, ordered = kind.collated(f"s.{quote_identifier(source.name)}::{kind.sql}"), kind.collated("d.v")
+    classes = (
+        f"(SELECT array_agg(d.v ORDER BY {ordered} NULLS FIRST) AS a "
+        f"FROM (SELECT DISTINCT {value} AS v FROM {source.table} s) d)"
+    )
+    if width is None:
+        return f"(SELECT c.a::{kind.sql}[] FROM {classes} c)"
+    return (
+        f"(SELECT c.a::{kind.sql}[] || array_fill(NULL::{kind.sql}, ARRAY[greatest({int(width)} - "
+        f"cardinality(c.a), 0)]) FROM {classes} c)"
+    )
+
+
+def kind_of_classes(db: Database, summary: Table, trained: Column) -> Kind:
+    """The SQL type of a training column's class values."""
+    return kind_of(db, column_kind(db, summary, class_column(trained.name)).element_oid)
+
+
+def no_such_vectors(source: SourceColumn, found: str, trained: Column) -> MopError:
+    """The error for labels that do not match the vectors of the training column."""
+    return MopError(
+        f'the labels of column "{source.name}" ({found}) are no subset of those of training '
+        f'column "{trained.name}", which are vectors of {trained.shape[0]} ({trained.sql_type})'
+    )
+
+
+def no_such_classes(source: SourceColumn, trained: Column, trained_kind: Kind) -> MopError:
+    """The error for labels of a type that does not match the classes of the training column."""
+    return MopError(
+        f'the classes of column "{source.name}" ({source.kind.shown}) are no subset of those of '
+        f'training column "{trained.name}", which are of type {trained_kind.shown}',
+        hint=f"Cast the column to {trained_kind.shown}.",
+    )
+
+
+def _some(values: list[str | None]) -> str:
+    """The first class values, as an error shows them."""
+    shown = ", ".join("NULL" if v is None else v for v in values[:8])
+    return f"{{{shown}{', ...' if len(values) > 8 else ''}}}"

@@ -1,0 +1,86 @@
+"""Numeric arrays divided by a constant: independent columns, with MADlib's normalizing_const."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.backend.database import Table
+from pg_mop.backend.errors import MopError
+from pg_mop.columns.base import Column, Request, SourceColumn, first_dimensions
+from pg_mop.columns.numbers import Numbers
+
+if TYPE_CHECKING:
+    import numpy
+
+
+@dataclass
+class Scale(Numbers):
+    """Parameters: `constant` (None: not known, so 1), `shape`. All rows have arrays of the same dimensions."""
+
+    type_name = "scale"
+    in_madlib = True
+
+    @classmethod
+    def fit(cls, source: SourceColumn, request: Request) -> Scale:
+        if not source.kind.numeric_array:
+            raise MopError(
+                f'invalid independent_varname: column "{source.name}" has type {source.kind.shown}, '
+                "not an array of numbers",
+                hint="Give a column of type real[], integer[] or the like.",
+            )
+        return cls(source.name, {"constant": stored(request.normalizing_const), "shape": first_dimensions(source)})
+
+    @classmethod
+    def fit_like(cls, source: SourceColumn, request: Request, trained: Column, summary: Table) -> Scale:
+        from pg_mop.columns import binary
+
+        column = cls.fit(source, request)
+        if column.shape != trained.shape:
+            raise MopError(
+                f'column "{column.name}" has arrays of dimensions {binary.braces(column.shape)}, '
+                f'but those of training column "{trained.name}" have {binary.braces(trained.shape)}'
+            )
+        column.parameters["constant"] = stored(trained.parameters.get("constant"))
+        return column
+
+    @property
+    def constant(self) -> float | None:
+        """MADlib's normalizing_const."""
+        return self.parameters.get("constant")
+
+    @property
+    def factor(self) -> float | None:
+        from pg_mop.columns import binary
+
+        return binary.reciprocal(self.constant)
+
+    def hash_sql(self, value: str, seed: int) -> str:
+        return f"hash_array_extended({value}, {seed})"
+
+    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
+        """As MADlib's predict: it divides by the constant, where packing multiplies by the reciprocal."""
+        from pg_mop.columns import binary
+
+        rows = binary.read(values, self.shape, self.wire, self.name).reshape(-1, *self.shape)
+        constant = binary.np.float32(self.constant or 1)
+        return rows if constant == 1 else rows / constant
+
+    def to_keras(self) -> dict[str, Any] | None:
+        constant = self.constant or 1.0
+        if constant == 1.0:
+            return None
+        return {"class_name": "Rescaling", "config": {"scale": 1.0 / constant, "offset": 0.0}}
+
+    def difference(self, other: Column) -> str | None:
+        theirs = other.parameters.get("constant")
+        if self.constant is None or theirs is None or abs(self.constant - theirs) <= 1e-6 * abs(theirs):
+            return None
+        return f"normalizing_const {self.constant:g}, not {theirs:g}"
+
+
+def stored(constant: float | None) -> float | None:
+    """The constant as the summary of a packed table has it: 1 where nothing is scaled. Raises MopError."""
+    from pg_mop.columns import binary
+
+    return 1.0 if binary.reciprocal(constant) is None else constant
