@@ -204,7 +204,10 @@ class Selection:
 
 
 def write_models(result, model, info, previous):
-    """The model table and the info table (docs/contract/fit_multiple.md, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
+    """Write the model table and the info table (docs/contract/fit_multiple.md, sections 5.1 and 5.2).
+
+    `previous`: of a warm start, or None.
+    """
     db = result.db
     db.execute(
         f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "

@@ -21,8 +21,8 @@ Origin = tuple[int, StageNumber]  # (run, stage number) where a stage was traine
 class Stage:
     """One iteration of training.
 
-    `mst_key`: the trial that asked for the stage first (0: unknown). `trials`: the trials whose paths contain the stage; `ends`: the
-    number of paths that end with it; `evaluated_for`: the trials that want its metrics (None: no trial ever has);
+    `mst_key`: the trial that asked for the stage first (0: unknown). `trials`: the trials whose paths contain the stage;
+    `ends`: the number of paths that end with it; `evaluated_for`: the trials that want its metrics (None: no trial ever has);
     `origin`: where an earlier run trained it, or None. The board notes progress: `trained` on every segment, `scored`
     (all its metrics are known), `failed`.
     """
