@@ -298,7 +298,9 @@ def test_a_state_that_no_other_server_has_is_waited_for(servers):
     other = Client(servers.coordinator, "postgres")
     other.run(f"SET pg_mop.threads = 1; {REPLICAS}; SET pg_mop.server_timeout = '8s'")
     resumed = Calling(other, f"SELECT madlib.mop_resume({run_id})")
-    assert eventually(lambda: servers.db.value("SELECT epoch > 1 FROM madlib.mop_run WHERE run_id = %s", [run_id]), 30)
+    assert eventually(
+        lambda: servers.db.value("SELECT fencing_token > 1 FROM madlib.mop_run WHERE run_id = %s", [run_id]), 30
+    )
     servers.hang()
     time.sleep(4)
     servers.workers[0].kill()
