@@ -408,7 +408,7 @@ def test_a_submission_that_is_cancelled_leaves_no_job(db):
 def test_its_end_is_not_seen_in_a_transaction_that_sees_no_commits(db):
     number = submit(db, "SELECT 1")
     db.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    assert "does not see what others commit" in str(db.error("SELECT madlib.mop_wait(%s)", [number]))
+    assert "does not see commits of other sessions" in str(db.error("SELECT madlib.mop_wait(%s)", [number]))
     db.run("ROLLBACK")
     db.run("BEGIN")  # neither is it undone with the transaction that submitted it
     number = submit(db, "SELECT 1")
