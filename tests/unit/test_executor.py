@@ -196,7 +196,7 @@ class Sessions:
         relay.serves = session
         return relay
 
-    def pulse(self, target, anew=False):
+    def heartbeat(self, target, anew=False):
         return types.SimpleNamespace(look=lambda: 0, beats=True, close=lambda: None)
 
 

@@ -284,6 +284,3 @@ class Heartbeat:
         if self.session is not None:
             self.session.close()
             self.session = None
-
-
-Pulse = Heartbeat  # former name

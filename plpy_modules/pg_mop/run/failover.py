@@ -13,7 +13,7 @@ import psycopg2
 from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
-from pg_mop.connections.sessions import Pulse
+from pg_mop.connections.sessions import Heartbeat
 from pg_mop.connections.targets import Target
 from pg_mop.run.context import RunContext
 
@@ -39,7 +39,7 @@ class Failover:
         up; `resize()` opens sessions anew."""
         self.run, self.enabled, self.take_back, self.away = run, enabled, take_back, away
         self.leave, self.resize = leave, resize
-        self.given_up: dict[str, tuple[Pulse, float]] = {}  # server -> (its pulse, when to look at it)
+        self.given_up: dict[str, tuple[Heartbeat, float]] = {}  # server -> (its heartbeat, when to look at it)
         self.delays: dict[str, float] = {}  # server -> seconds until it is looked at, when it is given up again
 
     def begin(self, lost: int) -> None:
@@ -100,21 +100,21 @@ class Failover:
         """Look after a while whether a server answers again."""
         delay = self.delays.get(name, 0.0)
         self.delays[name] = min(BACK_SECONDS[1], max(BACK_SECONDS[0], 2 * delay))
-        self.given_up[name] = self.run.sessions.pulse(target, anew=True), time.monotonic() + delay
+        self.given_up[name] = self.run.sessions.heartbeat(target, anew=True), time.monotonic() + delay
 
     def look(self) -> None:
         """Take the servers back that answer again."""
         now = time.monotonic()
-        for name, (pulse, when) in list(self.given_up.items()):
+        for name, (heartbeat, when) in list(self.given_up.items()):
             if now < when:
                 continue
-            if pulse.look() > HANGING_SECONDS:
-                pulse.close()
-                pulse.asked = None
-            if pulse.beats:
-                self._take_back(name, pulse)
+            if heartbeat.look() > HANGING_SECONDS:
+                heartbeat.close()
+                heartbeat.asked = None
+            if heartbeat.beats:
+                self._take_back(name, heartbeat)
 
-    def _take_back(self, name: str, pulse: Pulse) -> None:
+    def _take_back(self, name: str, heartbeat: Heartbeat) -> None:
         run = self.run
         try:
             self.take_back(name)
@@ -126,7 +126,7 @@ class Failover:
             run.db.plpy.log(f"pg_mop: server {name} is not used again: {error}")
             delay = self.delays[name]
             self.delays[name] = min(BACK_SECONDS[1], 2 * delay)
-            self.given_up[name] = pulse, time.monotonic() + delay
+            self.given_up[name] = heartbeat, time.monotonic() + delay
             if isinstance(error, MopError) and error.sqlstate == SOURCE_CHANGED:
                 run.db.warning(f"run {run.run_id} goes on without server {name}: {error.message}")
                 del self.given_up[name]

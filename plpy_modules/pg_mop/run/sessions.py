@@ -16,7 +16,7 @@ from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.sessions import (
     ATTEMPTS,
     CONNECT_SECONDS,
-    Pulse,
+    Heartbeat,
     SessionLost,
     WorkerSession,
     open_session,
@@ -61,7 +61,7 @@ class Sessions:
         self.by_worker: dict[int, WorkerSession] = {}
         # (worker, name of a server) -> the session there that carries states for the worker
         self.relays: dict[tuple[int | str | None, str | None], WorkerSession] = {}
-        self.pulses: dict[str | None, Pulse] = {}  # name of another server -> its Pulse
+        self.heartbeats: dict[str | None, Heartbeat] = {}  # name of another server -> its Heartbeat
 
     # --- other servers ------------------------------------------------------------------------------
     def relay(self, session: WorkerSession | None, server: Server, source: str | None = None) -> WorkerSession:
@@ -76,17 +76,17 @@ class Sessions:
         relay.serves = session
         return relay
 
-    def pulse(self, target: Target, anew: bool = False) -> Pulse:
-        """The Pulse of a target's server; `anew`: a new one, which knows nothing of earlier silence."""
-        if anew and target.server in self.pulses:
-            self.pulses.pop(target.server).close()
-        if target.server not in self.pulses:
-            self.pulses[target.server] = Pulse(target, self.name)
-        return self.pulses[target.server]
+    def heartbeat(self, target: Target, anew: bool = False) -> Heartbeat:
+        """The Heartbeat of a target's server; `anew`: a new one, which knows nothing of earlier silence."""
+        if anew and target.server in self.heartbeats:
+            self.heartbeats.pop(target.server).close()
+        if target.server not in self.heartbeats:
+            self.heartbeats[target.server] = Heartbeat(target, self.name)
+        return self.heartbeats[target.server]
 
     def silence(self, server: Server) -> float:
         """For how many seconds another server has not answered."""
-        return self.pulse(server.target).look()
+        return self.heartbeat(server.target).look()
 
     # --- compiled models ----------------------------------------------------------------------------
     def affinity(self) -> dict[str, int]:
@@ -234,12 +234,12 @@ class Sessions:
         self._close_others()
 
     def _close_others(self) -> None:
-        """End relays and pulses."""
+        """End relays and heartbeats."""
         for relay in self.relays.values():
             relay.close()
-        for pulse in self.pulses.values():
-            pulse.close()
-        self.relays, self.pulses = {}, {}
+        for heartbeat in self.heartbeats.values():
+            heartbeat.close()
+        self.relays, self.heartbeats = {}, {}
 
     def abandon(self) -> list[int]:
         """Cancel all commands and end every session, within two seconds, without checking for interrupts: the process
