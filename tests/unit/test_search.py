@@ -376,7 +376,7 @@ def test_a_point_of_a_distribution_is_found_again():
         ("{'lr': [0.1]}", "'lr' is not accepted"),
         ("{'loss': [open('x')]}", "'open' is none of the sequences"),
         ("{'loss': [Constant(Constant.x)]}", "not a Python dictionary of literals"),
-        ("{'loss': [Constant(**{'v': 1})]}", "is no sequence in compile_params_grid"),
+        ("{'loss': [Constant(**{'v': 1})]}", "is not a sequence in compile_params_grid"),
         ("{'loss': [Constant(print(1))]}", "'print' is none of the sequences"),
         ("{'loss': [x.Constant(1)]}", "'x.Constant' is none of the sequences"),
         ("{'loss': [lambda: 1]}", "not a Python dictionary of literals"),

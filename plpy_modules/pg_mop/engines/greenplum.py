@@ -129,7 +129,7 @@ class Greenplum(PostgreSQL):
             if not machine(self.db, segment.host)["gpus"]:
                 raise MopError(
                     f"use_gpus is set, but host {quote_identifier(segment.host)} has no GPU, or its "
-                    "TensorFlow supports only CPUs",
+                    "TensorFlow is for CPUs only",
                     sqlstate="58000",
                     hint="Run make install FRAMEWORK=cuda on that host, or call with use_gpus := FALSE.",
                 )

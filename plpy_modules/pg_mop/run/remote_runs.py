@@ -63,7 +63,7 @@ class RemoteRuns:
                         if name is None
                         else MopError(
                             f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
-                            f"processors alone",
+                            f"CPUs only",
                             hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.",
                         )
                     )

@@ -164,7 +164,7 @@ def _check_sequence(node: ast.Call) -> None:
         else:
             _literal(argument)
     if not all(k.arg for k in node.keywords):
-        raise GridError(f"{ast.unparse(node)[:100]!r} is no sequence")
+        raise GridError(f"{ast.unparse(node)[:100]!r} is not a sequence")
 
 
 def check_distribution(key: str, choices: Sequence[Any]) -> None:
