@@ -272,6 +272,10 @@ ALTER TABLE @extschema@.mop_state_table RENAME COLUMN generation TO state_table;
 ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_pkey TO mop_state_table_pkey;
 ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_run_id_fkey TO mop_state_table_run_id_fkey;
 ALTER TABLE @extschema@.mop_run RENAME COLUMN epoch TO fencing_token;
+ALTER TABLE @extschema@.mop_configuration DROP CONSTRAINT mop_configuration_blame_check;
+UPDATE @extschema@.mop_configuration SET blame = 'infrastructure' WHERE blame = 'place';
+ALTER TABLE @extschema@.mop_configuration ADD CONSTRAINT mop_configuration_blame_check
+    CHECK (blame IN ('configuration', 'infrastructure'));
 DROP VIEW IF EXISTS @extschema@.mop_tickets;
 
 -- Functions of older versions without a successor, or with other arguments. (An update from 0.1.0 or 0.2.0 has a part of

@@ -70,7 +70,7 @@ CREATE TABLE @extschema@.mop_configuration (
     fit_params text,
     model_arch text NOT NULL,
     error text,                         -- the reason of its failure, if it failed
-    blame text CHECK (blame IN ('configuration', 'place')), -- place: the infrastructure failed, so a resume tries again
+    blame text CHECK (blame IN ('configuration', 'infrastructure')), -- infrastructure: a resumed run tries again
     weights_sql text,                   -- the source of its initial weights; NULL: drawn from the seed
     weights_md5 text,
     reason text,                        -- set if a rule or a user stopped it early

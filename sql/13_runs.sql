@@ -81,10 +81,10 @@ BEGIN
     -- the stages before the units' rows, as a unit locks them
     PERFORM @extschema@.mop_lock_stages_exclusive(run);
     -- (the coordinator may be lost for long, so the last unit's time counts)
-    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = (
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', decision = 'retried: the run was resumed', finished_at = (
         SELECT max(greatest(o.started_at, o.finished_at)) FROM @extschema@.mop_unit o WHERE o.run_id = run)
     WHERE u.run_id = run AND u.status = 'running';
-    UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
+    UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'infrastructure';
     UPDATE @extschema@.mop_job j SET runs = j.runs || run
     WHERE j.session_pid = lost.coordinator_pid AND j.session_start = lost.coordinator_start AND run <> ALL (j.runs);
     DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
@@ -111,7 +111,7 @@ BEGIN
         ended := coalesce((SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u
                            WHERE u.run_id = run), closed.started_at);
     END IF;
-    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = ended
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', decision = 'not retried: the run has ended', finished_at = ended
     WHERE u.run_id = run AND u.status = 'running';
     DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended

@@ -414,7 +414,7 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
     assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
     assert ann.value(reopen, [run_id]) == 2
     assert "taken over by another session" in str(ann.error(BEGIN.format(1, 2), [run_id]))
-    ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'place')", [run_id])
+    ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'infrastructure')", [run_id])
     assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
         {"segment": 0, "status": "finished"},
         {"segment": 1, "status": "cancelled"},

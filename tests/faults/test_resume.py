@@ -238,7 +238,7 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
         f"SELECT madlib.mop_take_states({run_id}, 1, '{{1}}', '{{3}}', true)",
         f"SELECT madlib.mop_take_states({run_id}, 1, '{{1}}', '{{3}}', false)",
         f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
-        f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
+        f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'infrastructure')",
         f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')",
     ]
     for sql in late:

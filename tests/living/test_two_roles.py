@@ -101,7 +101,7 @@ def test_neither_role_reaches_the_others_runs(db, two):
         f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
         f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
         f"mop_drop_state_tables({run_id}, ARRAY[1])",
-        f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
+        f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'infrastructure')",
         f"mop_take_states({run_id}, 1, '{{1}}', '{{3}}', true)",
         f"mop_move_states({run_id}, ARRAY[1], 1)",
         f"mop_put_weights({run_id}, ARRAY[1], 'x')",

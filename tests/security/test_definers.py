@@ -116,7 +116,7 @@ ACTS = {
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
     "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
-    "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
+    "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'infrastructure')",
     "new state_table": "madlib.mop_new_state_table({run}, 2)",
     "drop generations": "madlib.mop_drop_state_tables({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)",

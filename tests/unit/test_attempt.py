@@ -441,8 +441,8 @@ def test_counters(attempt, event, counters):
     "attempt, event, blame, message",
     [
         (one(State.RUNNING), ConfigurationFailed("NaN"), "configuration", "NaN"),
-        (one(State.RUNNING), MemoryExceeded("2 GB"), "place", "2 GB"),
-        (one(State.RUNNING, failures=2), TrainerLost("gone"), "place", "given up after 3 attempts: gone"),
+        (one(State.RUNNING), MemoryExceeded("2 GB"), "infrastructure", "2 GB"),
+        (one(State.RUNNING, failures=2), TrainerLost("gone"), "infrastructure", "given up after 3 attempts: gone"),
     ],
 )
 def test_who_is_to_blame(attempt, event, blame, message):
@@ -523,3 +523,12 @@ def test_a_unit_moves_to_another_server_once_and_has_all_its_attempts_there():
         attempt = attempt.next()
         attempt.state = State.RUNNING
     assert actions == ["retry"] * 2 + ["on another server"] + ["retry"] * 2 + ["give up"]
+
+
+def test_a_copy_waits_for_its_turn_and_only_a_failed_one_for_a_time():
+    """The next copy of a queue begins at once: nothing but a failure sets a time for it."""
+    attempt = one(State.RUNNING)
+    attempt.apply(decide(attempt, Finished(to_copy=True), POLICY), now=100.0)
+    assert attempt.state is State.COPYING and attempt.retry_at is None
+    attempt.apply(decide(attempt, CopyFailed("the line is down", 100.0), POLICY), now=100.0)
+    assert attempt.state is State.COPYING and attempt.retry_at > 100.0

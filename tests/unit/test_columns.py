@@ -9,8 +9,10 @@ import pytest
 
 from pg_mop import columns
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.sql_types import Kind
 from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, Transform, base, madlib
 from pg_mop.packing.buffers import Buffers
+from pg_mop.packing.source_columns import _type_like
 
 
 def wire(array, dtype=">f4"):
@@ -41,6 +43,12 @@ class Angle(Column):
     def decode(self, outputs):
         angles = np.arctan2(outputs[:, :1], outputs[:, 1:]) / (2 * np.pi) * self.parameters["turn"]
         return self.labels(1), angles % self.parameters["turn"]
+
+
+NUMBER = Kind(
+    {"oid": 23, "shown": "integer", "sql": "integer", "typtype": "b", "has_array": True, "collatable": False}
+    | {"element": None, "typelem": 0}
+)
 
 
 @pytest.fixture
@@ -93,6 +101,23 @@ def test_a_new_column_type_matches_validation_rows_to_those_of_training():
     assert Angle.fit_like(source, Request(), trained, None) == Angle("h", {"shape": [2], "turn": 400})
     with pytest.raises(MopError, match='"h" would be packed as angle, but training column "y" is packed as identity'):
         Angle.fit_like(source, Request(), Identity("y", {"dtype": "int16"}), None)
+
+
+def test_validation_rows_have_the_type_of_the_training_column_though_no_request_names_it(registered):
+    """The summary of the training table, not the arguments of the second preprocessor, tells the type."""
+
+    class OnRequest(Angle):
+        type_name = "on_request"
+
+        @classmethod
+        def accepts(cls, kind, request):
+            return request.dependent_dtype == "angle"
+
+    source, trained = SourceColumn(None, None, "h", NUMBER), OnRequest("heading", {"shape": [2], "turn": 400})
+    found = _type_like(trained, source, Request(), [OnRequest, *columns.DEPENDENT])
+    assert found is OnRequest and found.fit_like(source, Request(), trained, None).parameters["turn"] == 400
+    chosen_anew = _type_like(Identity("y", {}), source, Request(), [OneHot])
+    assert chosen_anew is OneHot, "of MADlib's types the source decides, and fit_like compares"
 
 
 @pytest.mark.parametrize(

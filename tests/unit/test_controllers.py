@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mop_udf import params
+from pg_mop.backend.errors import MopError
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.run.controllers import FixedController
@@ -143,3 +144,24 @@ def test_answers_reach_the_controller(answer):
         return got
 
     assert perform(steps(), lambda request: answer) == answer
+
+
+def test_an_error_of_a_request_reaches_the_controller():
+    """An added configuration that the catalog refuses is a warning, and the run goes on."""
+    run, refusal = Run([configuration(1)]), MopError("its weights have changed")
+    run.controller.messages.not_taken = lambda reason, error: run.warnings.append((reason, error))
+
+    def do(request):
+        if isinstance(request, Ask) and request.new:
+            raise refusal
+        return run.do(request)
+
+    people = [{"add": [1, "", "batch_size=8"], "iterations": 2, "by": "bob"}, {"stop": 1, "by": "ann"}]
+    assert perform(run.controller.control_requests(people), do) is False
+    assert run.warnings == [("added by bob", refusal)] and run.plan.path(1) == []
+
+    def steps():
+        yield Pin(1)
+
+    with pytest.raises(MopError, match="weights"):
+        perform(steps(), lambda request: (_ for _ in ()).throw(refusal))

@@ -350,7 +350,7 @@ def test_units_are_given_up_while_servers_come_and_go(seed):
 def test_without_retries_the_unit_is_given_up():
     world, loop, _ = run(1, {"trainer dies": 1}, retries=0)
     assert loop.failed.keys() == set(range(1, TRIALS + 1))
-    assert all("given up after 1 attempts: the trainer ended" in message for message in loop.failed.values())
+    assert all("given up after 1 attempt: the trainer ended" in message for message in loop.failed.values())
     assert {decision for *_, decision in world.noted} <= {
         "given up after 1 attempt: the trainer was lost",
         "retried alone in 0.001 s: in a unit batch, the trainer was lost",

@@ -240,7 +240,7 @@ SELECT * FROM gpus;
     ),
 }
 
-# functions for runs without their own help; README's table has the same texts
+# functions for runs without their own help; docs/reference.md has the same texts
 OF_RUNS = {
     "mop_resume": "Continues a run that was cancelled, failed or rolled back.",
     "mop_replay": "Repeats a finished run in its visit order, into new tables (not for searches).",
@@ -416,7 +416,7 @@ def _usage(db, name, schema):
         # row_to_json: pg_proc has no column prokind before PostgreSQL 11
         "SELECT row_to_json(p) ->> 'prokind' AS prokind, proretset, pg_get_function_arguments(oid) AS arguments "
         "FROM pg_proc p WHERE proname = $1 AND "
-        "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] "
+        "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames IS DISTINCT FROM ARRAY['message'] "
         "ORDER BY oid",
         ["text", "text"],
         [name, db.schema],

@@ -46,7 +46,7 @@ class Stages(CatalogSession):
         )
 
     def fail_configurations(self, run_id: int, mst_keys: Iterable[int], error: str, blame: str) -> None:
-        """Mark configurations as failed; `blame`: 'configuration' or 'place'."""
+        """Mark configurations as failed; `blame`: 'configuration' or 'infrastructure'."""
         self.call("mop_fail_configurations", run_id, self.fencing_token, list(mst_keys), error, blame)
 
     def withdraw(self, run_id: int, mst_key: int, iterations: int, reason: str | None) -> None:

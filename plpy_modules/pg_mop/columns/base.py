@@ -175,7 +175,8 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self, values: list[Any]) -> numpy.ndarray | None:
-        """Wires -> packed rows of `dtype`, each with the elements of `shape`; None where a value cannot be packed."""
+        """Wires -> packed rows, each with the elements of `shape`; None where a value cannot be packed. The array must have
+        the dtype `self.dtype`: the buffer has its bytes as they are."""
 
     def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
         """Raises the MopError that describes the values that `encode` refused; returns if no such value exists now.

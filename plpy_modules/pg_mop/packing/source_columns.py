@@ -50,7 +50,7 @@ class SourceNames:
                 )
             sources = [SourceColumn(db, source, name, column_kind(db, source, name)) for name in names]
             return [
-                type_of(column, request, types).fit_like(column, request, like, summary)
+                _type_like(like, column, request, types).fit_like(column, request, like, summary)
                 for column, like in zip(sources, columns)
             ]
 
@@ -75,6 +75,14 @@ class SourceNames:
                     f'column name "{name}" is longer than {MAX_NAME} bytes', hint="Rename the source column in a view."
                 )
         return packed
+
+
+def _type_like(trained: Column, column: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:
+    """The type of a column of validation rows: the training column's.
+
+    MADlib's types are chosen anew, since its summary does not name them: their fit_like compares the two columns.
+    """
+    return type_of(column, request, types) if trained.in_madlib else type(trained)
 
 
 def _names(db: Database, table: Table, text: str, argument: str) -> list[str]:

@@ -87,7 +87,8 @@ class Attempt:
         self.state = decision.state
         self.failures, self.moved = decision.failures, decision.moved
         self.waiting_since, self.delay = decision.waiting_since, decision.delay
-        self.retry_at = now + decision.delay if decision.state in (State.RESTING, State.COPYING) else None
+        retries = decision.state is State.RESTING or (decision.state is State.COPYING and decision.delay > 0)
+        self.retry_at = now + decision.delay if retries else None
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class MemoryExceeded(ConfigurationFailed):
     """The unit needs more memory than a limit allows; mop_resume tries it again."""
 
     cause = "the unit needs more memory than a limit allows"
-    blame = "place"
+    blame = "infrastructure"
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ class Decision:
     failures: int = 0
     moved: bool = False
     waiting_since: float | None = None
-    blame: str | None = None  # GIVE_UP: 'configuration', or 'place' (the worker: mop_resume tries again)
+    blame: str | None = None  # GIVE_UP: 'configuration', or 'infrastructure' (mop_resume tries again)
     message: str = ""  # GIVE_UP: the error of the configurations
     error: RunError | None = None  # END_RUN
 
@@ -403,8 +404,8 @@ def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
         State.GIVEN_UP,
         f"given up {after}: {event.cause}",
         failures=failures,
-        blame="place",
-        message=f"given up after {failures} attempts: {event.message}",
+        blame="infrastructure",
+        message=f"given up after {failures} attempt{'s' * (failures > 1)}: {event.message}",
     )
 
 

@@ -45,6 +45,7 @@ class Configurations:
         self.searches = searches
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
         self._unusable = unusable or _unusable
+        self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
         self.functions: str | None = None
         self.by_key: dict[int, Configuration] = {}
         self.misfits: dict[int, str] = {}
@@ -85,7 +86,7 @@ class Configurations:
         self.by_key, self.functions = {}, functions
         for c in configurations:
             self.put(c)
-        earlier, iterations = self.inputs.earlier, self.inputs.num_iterations
+        earlier, iterations = self.earlier, self.inputs.num_iterations
         if len(configurations) * iterations > MOST_STAGES and not self.searches:
             raise MopError(
                 f"{len(configurations)} configurations of {iterations} iterations are more than "
@@ -174,7 +175,7 @@ class Configurations:
                     f"it has {difference}",
                     hint="Make it with validation_preprocessor_dl from the same training table.",
                 )
-        before = self.inputs.earlier.failed if self.inputs.earlier is not None else {}
+        before = self.earlier.failed if self.earlier is not None else {}
         self.misfits = {}
         for c in self:
             if c["mst_key"] in before:

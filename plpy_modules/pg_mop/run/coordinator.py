@@ -146,6 +146,7 @@ class Coordinator:
         if earlier is not None:
             self._check_unchanged(earlier)
             self.options = options_of(earlier, self.options)
+            self.configurations.earlier = earlier
             if self.spec.search is not None:
                 self.configurations.check(
                     [{**c, "error": None} for c in earlier.configurations], self.configurations.functions
@@ -527,8 +528,17 @@ class Coordinator:
 
     def _failed(self, kind: Any, error: BaseException | None, _: Any) -> bool:
         """The run ends with an error: end its sessions and note why. The units that are committed stay."""
-        if error is None or self.run_id is None:
-            return False
+        if error is not None and self.run_id is not None:
+            self._close_failed(error)
+        if isinstance(error, psycopg2.Error):
+            run = "the run" if self.run_id is None else f"run {self.run_id}"
+            raise MopError(
+                f"a session of {run} failed: {str(error).strip()}", sqlstate=error.pgcode or "08006"
+            ) from None
+        return False
+
+    def _close_failed(self, error: BaseException) -> None:
+        """End the sessions, and note why the run has ended."""
         stuck = self.sessions.abandon() if self.sessions is not None else []
         self._note_costs()
         self.remote_runs.close(*ending.outcome_of(error))
@@ -539,11 +549,6 @@ class Coordinator:
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
         if self.spec.application is not None:
             self.drop()
-        if isinstance(error, psycopg2.Error):
-            raise MopError(
-                f"a session of run {self.run_id} failed: {str(error).strip()}", sqlstate=error.pgcode or "08006"
-            ) from None
-        return False
 
     def drop(self) -> None:
         """Leave nothing of the run."""

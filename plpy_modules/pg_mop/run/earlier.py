@@ -126,7 +126,9 @@ class Earlier:
     def failed(self) -> dict[int, str]:
         """{mst_key: message} of the configurations that failed by their own fault, and are not resumed."""
         failed = {
-            c["mst_key"]: c["error"] for c in self.configurations if c["error"] is not None and c["blame"] != "place"
+            c["mst_key"]: c["error"]
+            for c in self.configurations
+            if c["error"] is not None and c["blame"] != "infrastructure"
         }
         if self.averaging and failed:  # the model fails with any of its replicas
             return {c["mst_key"]: next(iter(failed.values())) for c in self.configurations}

@@ -105,7 +105,7 @@ class RequestHandler:
         self.run.catalog.withdraw(self.run.run_id, mst_key, len(before) - len(gone), reason)
         return gone
 
-    def give_up(self, keys: Iterable[int], message: str, blame: str = "place") -> None:
+    def give_up(self, keys: Iterable[int], message: str, blame: str = "infrastructure") -> None:
         """Note that configurations have failed."""
         keys = list(keys)
         self.failed.update(dict.fromkeys(keys, message))

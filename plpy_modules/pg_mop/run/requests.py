@@ -67,10 +67,14 @@ Steps = Generator[Request, Any, Any]
 
 def perform(steps: Steps, do: Callable[[Request], Any]) -> Any:
     """Carry out the requests of a controller's generator by `do(request)`, and return what the generator returns."""
-    answer = None
-    while True:
-        try:
-            request = steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = do(request)
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = do(request)
+            except BaseException as error:  # the controller may handle it
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value

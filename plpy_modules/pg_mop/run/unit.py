@@ -32,7 +32,7 @@ Part = tuple[int, bytes]  # (stage, a part of its state)
 def start_trainer(plpy: Any, options: str) -> None:
     """Start this session's trainer, which imports Keras while the coordinator still plans. `options`: as JSON."""
     holder, chosen = aggregate.session(plpy), json.loads(options)
-    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("place")).start(chosen, True))
+    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment")).start(chosen, True))
 
 
 def _schema(plpy: Any, holder: Any) -> str:
@@ -85,7 +85,11 @@ class _Work:
         self.plpy, self.holder, self.unit = plpy, holder, unit
         self.schema = _schema(plpy, holder)
         self.trainer = trainer_at(
-            holder, self.schema, unit["options"].get("place"), unit.get("places"), unit.get("object_table")
+            holder,
+            self.schema,
+            unit["options"].get("host_segment"),
+            unit.get("host_segments"),
+            unit.get("object_table"),
         )
         self.done: list[tuple[Any, ...]] = []  # (model, report, bytes of its state, seconds to read and to write)
         self.models: list[dict[str, Any]] = unit["models"]

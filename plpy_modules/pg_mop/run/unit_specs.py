@@ -41,7 +41,7 @@ class UnitSpecs:
         segment that the worker serves."""
         options, info = self.options, self.server(worker).info
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
-        there = {} if segment is None or segment.host_segment is None else {"place": segment.host_segment}
+        there = {} if segment is None or segment.host_segment is None else {"host_segment": segment.host_segment}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
         return {
@@ -65,17 +65,17 @@ class UnitSpecs:
         server, packed = self.server(worker), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
         aggregate = f"{server.schema}.mop_sub_epoch"
-        workers = (
+        trainers = (
             {}
             if segment.host_segment is None
             else {
-                "places": {
+                "host_segments": {
                     key: one.host_segment for (dataset, key), one in self.segments.items() if dataset == "training"
                 }
             }
         )
         return {
-            **workers,
+            **trainers,
             "options": self.trainer(worker, segment),
             "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None,
@@ -113,7 +113,7 @@ class UnitSpecs:
         """The costs of the unit's net in earlier runs, for the trainer's kernel autotuner; None if it needs none."""
         if unit.kind != "train" or self.options["kernel"] != "auto" or unit in self.kernels:
             return None
-        return self.cost_history.told(self.sharing.net(self.plan.stages[unit.stage]))
+        return self.cost_history.hints(self.sharing.net(self.plan.stages[unit.stage]))
 
     def replicas_of(self, unit: Unit) -> list[list[int]] | None:
         """Averaging: [[stage, rows], ...] of the replicas whose average the unit reads; else None.
