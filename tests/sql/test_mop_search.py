@@ -222,6 +222,28 @@ def test_people_stop_trials_and_add_some(db, data):
     other.close()
 
 
+def test_the_same_call_goes_on_with_a_search_in_which_a_trial_has_failed(db, data):
+    """A trial that cannot be trained ended for itself; it does not keep the search from going on."""
+    other = db.another()
+    other.run(
+        "DROP TABLE IF EXISTS onward, onward_info, onward_summary, onward_trials; SET pg_mop.lock_timeout = '60s'"
+    )
+    query = f"SELECT madlib.mop_search('flowers_packed', 'onward', 'arch', $s${SLOW}$s$, 'grid', 'iterations=2')"
+    with holding(db.another()):
+        call = Calling(other, query)
+        run_id = its_run(db, "onward")
+        db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)", [run_id, "loss='mse', optimizer='None'"])
+        failed = "SELECT error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL"
+        assert eventually(lambda: db.value(failed, [run_id]), 30)
+        db.run("SELECT pg_cancel_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
+    assert call.end().pgcode == "57014"
+    other.run(query)
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+    statuses = [t["status"] for t in db.run("SELECT status FROM onward_trials ORDER BY mst_key")]
+    assert statuses == ["finished"] * (len(statuses) - 1) + ["failed"] and len(statuses) > 1
+    other.close()
+
+
 def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
