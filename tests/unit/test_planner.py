@@ -19,6 +19,7 @@ OPTIONS = {
     "share_prefixes": True,
     "scheduler": "randomized",
     "sessions": None,
+    "threads": None,
     "trainers": None,
     "cache_mb": 1024,
 }
@@ -105,6 +106,17 @@ def test_averaging_trains_a_replica_for_each_segment_and_evaluates_the_first():
 )
 def test_there_is_a_session_for_each_segment_unless_fewer_are_asked_for_or_fit(asked, capacity, sessions):
     assert planned(workload(options={"sessions": asked}), [configuration(1)]).sessions(capacity) == sessions
+
+
+@pytest.mark.parametrize("servers,threads", [(None, 4), (["a", None, None, None], None)])
+def test_trainers_on_one_server_share_its_cores(servers, threads):
+    assert planned(workload(servers=servers), [configuration(1)]).threads(8, 2) == threads
+    assert planned(workload(servers=servers, options={"threads": 3}), [configuration(1)]).threads(8, 2) == 3
+
+
+def test_a_call_that_applies_a_model_has_no_more_sessions_than_the_servers_can_run():
+    planner = planned(workload(servers=["a", "a", "a", None]), [configuration(1)])
+    assert planner.sessions(None, {"a": 2, None: 8}) == 3 and planner.sessions(1, {"a": 2, None: 8}) == 1
 
 
 def measured(net, seconds):

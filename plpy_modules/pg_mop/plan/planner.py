@@ -7,6 +7,7 @@ board and the scheduler of a planned run. EXPLAIN needs no more than these and t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,11 +167,27 @@ class Planner:
         )
 
     # --- sessions and costs -------------------------------------------------------------------------
-    def sessions(self, capacity: int | None = None) -> int:
-        """How many worker sessions the run should have. `capacity`: trainers that a Ray cluster can hold."""
+    def sessions(self, capacity: int | None = None, most: Mapping[str | None, int] | None = None) -> int:
+        """How many worker sessions the run should have.
+
+        `capacity`: trainers that a Ray cluster can hold; `most`: {server: sessions that it can run at once}, for a call that
+        applies a model, whose sessions end with their segments.
+        """
         segments = len(self.workload.keys("training"))
         earlier = self.earlier.sessions if self.earlier is not None and not self.earlier.replay else None
-        return min(segments, self.workload.options["sessions"] or earlier or segments, capacity or segments)
+        wanted = min(segments, self.workload.options["sessions"] or earlier or segments, capacity or segments)
+        if most is None:
+            return wanted
+        servers = Counter(segment.at(most).server for segment in self.workload.segments.values())
+        return min(wanted, sum(min(count, most[name]) for name, count in servers.items()))
+
+    def threads(self, cores: int, sessions: int) -> int | None:
+        """Threads of a trainer, where all segments are on the coordinator's server; else None: each server's own cores
+        count. `cores`: of the coordinator's server."""
+        chosen = self.workload.options["threads"]
+        if {segment.server for segment in self.workload.segments.values()} == {None}:
+            return chosen or max(1, cores // sessions)
+        return chosen
 
     def unit_seconds(self, stage: Stage) -> float:
         """Seconds of one training unit of a stage, measured by earlier runs; 0.0 if unknown."""

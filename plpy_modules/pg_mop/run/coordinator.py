@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import secrets
 from collections.abc import Sequence
@@ -255,17 +254,15 @@ class Coordinator:
             use_gpus=inputs.use_gpus,
         )
         self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
-        self.wanted = self.planner.sessions(inputs.capacity)
+        most = None
+        if spec.application is not None:
+            most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
+        self.wanted = self.planner.sessions(inputs.capacity, most)
+        options["threads"] = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         if spec.search is None:
             self.planner.ask_for_all(self.configurations, self.configurations.misfits)
         else:
             self.planner.ask_for_all((), self.configurations.misfits)
-        if spec.application is not None:
-            at = collections.Counter(segment.at(self.servers).server for segment in self.segments.values())
-            most = {name: max(self.servers[name].info["cores"], self.servers[name].info["gpus"]) for name in at}
-            self.wanted = min(self.wanted, sum(min(count, most[name]) for name, count in at.items()))
-        if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
-            options["threads"] = options["threads"] or max(1, self.servers[None].info["cores"] // self.wanted)
 
     def _shape(self) -> str:
         """The shape of a row as text, such as '28 x 28 -> 10'; '' where nothing is trained, and no cost is noted."""
