@@ -60,9 +60,9 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
     from mop_udf.kernels.framework import framework
 
     device_error = framework.begin(threads)
-    from mop_udf.trainer_server import Server
+    from mop_udf.trainer_server import TrainerServer
 
-    server = Server(channel, threads, cache_mb, memory_mb, model_mb, device_error)
+    server = TrainerServer(channel, threads, cache_mb, memory_mb, model_mb, device_error)
     try:
         server.serve(idle_ms / 1000 if idle_ms else None)
     except ChannelClosed:

@@ -29,7 +29,7 @@ from mop_udf.unit_training import UnitTraining, replica_states
 EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
 
 
-class Server:
+class TrainerServer:
     """Answers the requests of one backend."""
 
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):

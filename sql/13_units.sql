@@ -1,7 +1,8 @@
 -- Units: how sessions record failures and results. A unit begins with mop_begin_units and mop_take_states, which are in
 -- the directories postgresql and greenplum.
 
--- The coordinator records that an attempt failed, and the decision about it (`reason`); it inserts the attempt's row if the lost session did not.
+-- The coordinator records that an attempt failed, and the decision about it (`reason`); it inserts the attempt's row if
+-- the lost session did not.
 CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_fencing_token integer, stage integer, iteration integer,
     segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text,
     reason text DEFAULT NULL, token text DEFAULT @extschema@.mop_token())

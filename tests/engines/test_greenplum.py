@@ -753,7 +753,7 @@ def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
 
 
 def test_segments_on_a_host_have_one_fork_server_and_one_place_for_what_is_compiled(trained, ann):
-    fit(trained, "flowers_packed", "of_nursery", "mst")
+    fit(trained, "flowers_packed", "of_fork_server", "mst")
     hosts = {}
     for row in trained.run(
         "SELECT hostname, datadir FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 ORDER BY content"
@@ -999,7 +999,7 @@ def test_users_run_nothing_as_the_owner_on_segments(db, ann):
         db.run("DROP SCHEMA evil CASCADE")
 
 
-def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
+def test_a_token_is_of_no_use_in_a_later_transaction(ann):
     """Also not to the process that has seen it."""
     run_id = open_run(ann)
     ann.run("BEGIN")

@@ -107,18 +107,18 @@ ACTS = {
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
     "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tokens",
-    "seal": "madlib.mop_output_token({run})",
+    "output token": "madlib.mop_output_token({run})",
     "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
     "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')",
     "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
-    "wish": "madlib.mop_add_control_request({run}, json_build_object('stop', 1, 'by', 'x'))",
-    "take wishes": "madlib.mop_take_control_requests({run}, 1, false)",
+    "add control request": "madlib.mop_add_control_request({run}, json_build_object('stop', 1, 'by', 'x'))",
+    "take control requests": "madlib.mop_take_control_requests({run}, 1, false)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
     "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'infrastructure')",
     "new state_table": "madlib.mop_new_state_table({run}, 2)",
-    "drop generations": "madlib.mop_drop_state_tables({run}, '{{1}}')",
+    "drop state tables": "madlib.mop_drop_state_tables({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)",
     "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
     "take": "madlib.mop_take_states({run}, 1, '{{1}}', '{{1}}', true)",
@@ -275,7 +275,7 @@ def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, ro
     db.run("DELETE FROM madlib.mop_run WHERE owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'mallory')")
 
 
-def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(db, roles):
+def test_a_token_is_good_for_its_role_in_its_transaction_of_its_session_alone(db, roles):
     mallory, victor = roles
     has = "SELECT madlib.mop_has_output(%s, %s)"
     other = db.another("victor")
@@ -310,7 +310,7 @@ def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(d
     other.close()
 
 
-def test_nobody_reads_what_tickets_are_made_with(db, roles):
+def test_nobody_reads_what_tokens_are_made_with(db, roles):
     db.run("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user, pg_read_all_data TO reader")
     reader = db.another("reader")
     assert reader.value("SELECT count(*) FROM madlib.mop_runs") == 0
@@ -417,7 +417,7 @@ def test_a_stranger_who_drops_nothing_ends_no_session(db, roles):
     db.run("DROP ROLE stranger2")
 
 
-def test_generations_are_made_one_after_the_other_and_not_without_end(roles):
+def test_state_tables_are_made_one_after_the_other_and_not_without_end(roles):
     mallory, _ = roles
     run_id = own_run(mallory)
     assert "cannot have a state_table 7" in str(mallory.error("SELECT madlib.mop_new_state_table(%s, 7)", [run_id]))

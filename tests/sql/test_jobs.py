@@ -347,7 +347,7 @@ def test_a_submitter_holds_no_lock_that_the_job_needs(db):
     db.run("ROLLBACK")
 
 
-def test_a_job_ends_with_its_keeper_and_its_session(db):
+def test_a_job_ends_with_its_supervisor_and_its_session(db):
     number = submit(db, "SELECT pg_sleep(100)")
     os.kill(supervisor_of(db, number), signal.SIGKILL)
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"

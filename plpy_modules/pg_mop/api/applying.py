@@ -58,8 +58,8 @@ class OnSegments:
 
 
 def on_segments(db, table, function, model, use_gpus, application, compares=False, copies=False, **parameters):
-    """The call that applies `model` to a table on all segments at once; None if that is not worth its while or not
-    possible: then the caller is told.
+    """The call that applies `model` to a table on all segments at once. None if that is impossible or does not pay; a
+    NOTICE tells the caller if an error is the reason.
 
     `table`: a PackedTable or a RawTable; `application(inputs)`: the spec's Application; `compares`: worker sessions must
     see the rows that the caller sees on this server; `copies`: copies of segments are of use; `parameters`:

@@ -18,7 +18,7 @@ class ClassWeights:
         self.packed, self.engine = packed, engine
 
     def __call__(self, weights):
-        if len(self.packed.outputs) > 1:  # api/checks.py refuses it with the architecture
+        if len(self.packed.outputs) > 1:  # run/configurations.py refuses it with the architecture
             return weights if isinstance(weights, dict) else {}
         if weights == "balanced":
             return dict(self._balanced)

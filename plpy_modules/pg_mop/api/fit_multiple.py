@@ -62,7 +62,7 @@ def train(db, arguments, earlier=None):
         output = previous.names
     else:
         output = db.output_table(a["model_output_table"], "_info", "_summary")
-    selection = Selection.of_run(db, earlier) if earlier is not None else Selection.read(db, a["model_selection_table"])
+    selection = SelectionTable.of_run(db, earlier) if earlier is not None else SelectionTable.read(db, a["model_selection_table"])
     configurations = Configurations(
         inputs, ClassWeights(inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
     )
@@ -102,7 +102,7 @@ def train(db, arguments, earlier=None):
     warn_of_failures(db, result.failed, len(configurations), "configurations", info)
 
 
-class Selection:
+class SelectionTable:
     """A model selection table: which configurations there are, and the tables that it refers to."""
 
     def __init__(self, db, text, arch_table_name, object_table_name):

@@ -72,7 +72,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     if first is None:
         raise MopError(f'test table "{test.text}" is empty')
     check_shapes(first, test.inputs, model.input_shapes)
-    output = Output(db, table, test, choice)
+    output = PredictionTable(db, table, test, choice)
     if call is not None:
         done = call.run(table, output_table, output.gather) is not None
     else:
@@ -110,7 +110,7 @@ def _on_segments(db, test, model, choice, output, use_gpus):
     return problem is None
 
 
-class Output:
+class PredictionTable:
     """The table with the predictions; it is created immediately."""
 
     def __init__(self, db, table, test, choice):

@@ -270,7 +270,7 @@ class SearchCall:
         options = self.inputs.options
         if procedure.name == "population" and not (options["sharing"] and options["same_start"]):
             raise MopError(
-                "population-based training goes on from what others have trained, which "
+                "population-based training copies stages of other trials, which "
                 "pg_mop.sharing = off and pg_mop.same_start = off forbid",
                 hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RemoteCatalog(Catalog):
-    """The catalog of another server, for a remote run (sql/postgresql/13_servers.sql).
+    """The catalog of another server, for a remote run (sql/postgresql/14_servers.sql).
 
     Waiting for that server reacts to cancels, and ends with an error after SECONDS.
     """

@@ -85,8 +85,6 @@ class CostHistory:
             self._hints[net] = self._compute_hints(net)
         return self._hints[net]
 
-    told = hints  # the name that run/ calls
-
     def batch_seconds(self, net: Net) -> float | None:
         """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown."""
         best: dict[Where, float] = {}

@@ -35,7 +35,5 @@ class Watch:
                 )
         return None
 
-    told = tell  # the name that run/ and api/ call
-
     def _is_better(self, value: float, other: float, by: float = 0.0) -> bool:
         return value < other - by if self.goal == "min" else value > other + by

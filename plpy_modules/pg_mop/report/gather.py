@@ -47,7 +47,7 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     if run is None:
         return None
     if run["finished_at"] is None and run["status"] != "running":  # the run was interrupted
-        # (a query of its own: as a part of the query above, it costs so much that PostgreSQL compiles that each time)
+        # (a separate query: joined to the one above, its cost would trigger JIT each time)
         run["seconds"] = db.value(
             f"SELECT coalesce(extract(epoch FROM max(greatest(started_at, finished_at)) - "
             f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",

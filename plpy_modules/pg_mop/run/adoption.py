@@ -20,7 +20,10 @@ Row = dict[str, Any]
 
 
 class Adoption:
-    """Of one run. `controller`: the run's, once there is one, whose watches know the metrics by now."""
+    """Takes over stages for one run.
+
+    `controller`: set once the run has a controller; its watches know the metrics by now.
+    """
 
     controller: RunController | None = None
 
@@ -51,14 +54,14 @@ class Adoption:
             stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
         if not self._told:
             self.spec.inputs.db.info(
-                f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)"
+                f"stages that run {found[0][1].run} has trained are not trained again (SET pg_mop.reuse = off;)"
             )
         self._told = True
         return [stage for stage, _, state in found if state]
 
     def _needed_of(self, found: Sequence[tuple[Stage, Known, bool]]) -> set[int]:
-        """Of stages to be taken over (as plan.reuse gives them): the numbers of those whose states may be written,
-        since a configuration may stop before its last iteration or keep its best state."""
+        """Numbers of the stages in `found` whose states the output may need, since a configuration may stop before its
+        last iteration or keep its best state. `found`: stages to be taken over, as plan.reuse gives them."""
         known = {stage.number: of for stage, of, _ in found}
         asking = {key for stage, *_ in found for key in stage.trials}
         early = [c for c in self.spec.configurations if c["mst_key"] in asking and self.spec.may_end_early(c)]
@@ -85,7 +88,7 @@ class Adoption:
         watch, seen = self._watch_of(c)
         untold = [stage for stage in path if taken and stage.iteration < taken[0].iteration]
         if watch is None or any(stage.iteration > seen and stage.number not in known for stage in untold):
-            return {stage.number for stage in taken}  # results that are still to come, or of others, decide
+            return {stage.number for stage in taken}  # later results, or other trials, decide where it stops
         metric, dataset, _ = c["rule"]
         numbers, ends = {stage.iteration: stage.number for stage in taken}, set()
         for position, stage in enumerate(taken):
@@ -93,7 +96,7 @@ class Adoption:
             if row is None:
                 ends |= {later.number for later in taken[position:]}
                 break
-            if watch.told(stage.iteration, metric_of(row, metric)) is not None:
+            if watch.tell(stage.iteration, metric_of(row, metric)) is not None:
                 ends.add(stage.number)
                 break
         if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] in numbers:

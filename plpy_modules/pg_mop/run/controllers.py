@@ -26,8 +26,8 @@ class RunController:
     evaluated; `failed(mst_keys)`; and `control_requests(list)` for requests by people (mop_stop_trial, mop_add_trial).
     The run goes on until the board and the controller are `done`.
 
-    A subclass has `begin`, `ended` and `failed`, and carries out decisions of people and rules: `stop(mst_key, reason,
-    at)`, after an iteration if a rule says so; `add(added, iterations, reason)`.
+    A subclass has `begin`, `ended` and `failed`. Its `stop()` and `add()` carry out requests of users and stop rules; a
+    stop rule names the iteration `at` after which it stops a configuration.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RunController:
             row = self.row(stage, dataset) if stage.evaluated else None
             if row is None:
                 continue
-            reason = watch.told(stage.iteration, metric_of(row, metric))
+            reason = watch.tell(stage.iteration, metric_of(row, metric))
             if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] == stage.iteration:
                 yield Pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
@@ -144,8 +144,8 @@ class RunController:
         return False
 
     def withdraw(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
-        """Train a configuration no further than the iteration that it is in, or than `at`, and evaluate it after that
-        iteration, whose state will be written. Returns the stages that the configuration gives up."""
+        """End a configuration after its present iteration, or after `at`, and evaluate it there. Returns the stages that
+        the configuration gives up."""
         self.stopped.add(mst_key)
         gone = yield Withdraw(mst_key, reason, at)
         path = self.plan.path(mst_key)

@@ -30,7 +30,7 @@ from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.unit_batches import UnitBatches
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
-GROWTH = 1000, 4  # PostgreSQL's planner hears first of so many units or stages; then of so many times as many
+GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
 
 
 class Controller(Protocol):
@@ -93,7 +93,7 @@ class Executor:
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
         self.scheduler, self.controller = scheduler, controller
         self.begun_before = attempts
-        # of states, for later runs
+        # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
         self.unit_batches = UnitBatches(
             board,
@@ -106,7 +106,7 @@ class Executor:
             self.run, self.transfers, wanted, lambda server, why: self.failover.do_without(server, why)
         )
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
-        self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._count, self._give_up)
+        self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
         self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
         self.looked = time.monotonic()
@@ -134,7 +134,7 @@ class Executor:
             answers = wait(busy, run.sessions.check_interrupts)
             if ended := self._ended(answers):
                 self.requests.perform(self.controller.ended(ended))
-            # (an idle loop must not dispatch: random choices shall not depend on how long things take)
+            # (an idle loop must not dispatch, or random choices would depend on timing)
             if self.recovery.wake() + self._look() + self.workers.come_back() + len(answers):
                 self._dispatch()
         self._bring_results_home()
@@ -317,10 +317,10 @@ class Executor:
             attempt.seconds = (time.monotonic() - attempt.begun) / len(work)
         for attempt, report in zip(work, reports):
             if attempt.server in self.run.servers:  # (else it was given up meanwhile)
-                ended += self._count(attempt, report)
+                ended += self._settle(attempt, report)
         return ended
 
-    def _count(self, attempt: Attempt, report: Any) -> list[Stage]:
+    def _settle(self, attempt: Attempt, report: Any) -> list[Stage]:
         """An attempt has been committed, with another server's report or none: it counts once it is registered and,
         where states have copies, copied. The stages that have ended by it."""
         to_copy = bool(report) and self.failover.enabled and attempt.unit.kind == "train"
@@ -332,7 +332,7 @@ class Executor:
             return []
         if report:
             self.run.catalog.register(self.run.run_id, report)
-        return self._counts(attempt)
+        return self._mark_done(attempt)
 
     def _settle_copy(self, attempt: Attempt, event: Event) -> list[Stage]:
         """An attempt's state has been copied, or could not be: the stages that have ended by it."""
@@ -341,9 +341,9 @@ class Executor:
             return []
         assert isinstance(event, Copied)
         attempt.apply(decide(attempt, event, self.run.policy), time.monotonic())
-        return self._counts(attempt, copied=True)
+        return self._mark_done(attempt, copied=True)
 
-    def _counts(self, attempt: Attempt, copied: bool = False) -> list[Stage]:
+    def _mark_done(self, attempt: Attempt, copied: bool = False) -> list[Stage]:
         """A unit counts now, and its attempt is done; `copied`: the coordinator's server has its state, too. The stages
         that have ended by it."""
         run, unit = self.run, attempt.unit

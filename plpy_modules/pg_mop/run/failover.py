@@ -1,4 +1,4 @@
-"""A run goes on without a server: other servers have copies of its segments, and the coordinator's of its states.
+"""A run goes on without a server: other servers have copies of its segments, and the coordinator's server has copies of its states.
 
 A server that is away is given up: the coordinator forgets that server's remote run, durably, before it begins any unit
 anew on copies. Units that the remote run has committed, but that do not count yet, will therefore never count, and every
@@ -34,7 +34,7 @@ class Failover:
         resize: Callable[[], None],
     ) -> None:
         """`enabled`: states have copies (pg_mop.replicas > 1). `take_back(name)` reopens a server that answers again,
-        with a new remote run, and puts it into `run.servers` (api/remote_runs.py). `away`: {name: (target, why)} of the
+        with a new remote run, and puts it into `run.servers` (run/remote_runs.py). `away`: {name: (target, why)} of the
         servers that were away when the call began. `leave(name, why)` withdraws all work from a server that is given
         up; `resize()` opens sessions anew."""
         self.run, self.enabled, self.take_back, self.away = run, enabled, take_back, away

@@ -34,7 +34,7 @@ class NeededStates:
 
     # --- readers ------------------------------------------------------------------------------------
     def wait_for(self, stages: Iterable[Stage]) -> None:
-        """Those of the stages that have not begun will read their parents' states."""
+        """Note the stages that have not begun: each will read its parent's state."""
         for stage in stages:
             if (
                 stage.parent is not None
@@ -127,6 +127,6 @@ class NeededStates:
         """True where the stage's state will not be read any more, except by its child `but_for`."""
         if self._is_read(stage, but_for):
             return False
-        # another run may begin where paths part, or where a search has stopped once
+        # a later run may branch off where paths part, or where a search may have stopped a trial
         may_begin = len(stage.children) > 1 or stage.evaluated and self.run.board.searched
         return not (may_begin and self.run.states.live < self.kept_bytes)

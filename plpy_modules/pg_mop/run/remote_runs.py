@@ -1,4 +1,4 @@
-"""The other servers of a run. On each of them the run has a run of its own, its remote run (sql/postgresql/13_servers.sql)."""
+"""The other servers of a run. On each of them the run has a run of its own, its remote run (sql/postgresql/14_servers.sql)."""
 
 from __future__ import annotations
 

@@ -79,9 +79,12 @@ class RequestHandler:
         run.board.add(stages)
 
     def _shareable(self, stages: list[Stage], evaluated: Collection[int], keeps: bool = False) -> int:
-        """How many of `stages` (as plan.foresee gives them) a path may share: all, if it finds the states that it needs
-        to end there or to go on, and the metrics of the iterations `evaluated`; otherwise up to the last stage with a
-        state. `keeps`: it needs the states of all these iterations, as it may end with any of them, or keep it."""
+        """Returns how many of `stages` a path may share: all, if the states and metrics that the path needs exist; else
+        those up to the last stage with a state.
+
+        `stages`: as plan.foresee gives them; `evaluated`: the iterations whose metrics the path needs; `keeps`: the path
+        also needs the states of these iterations, because it may end with any of them, or keep it.
+        """
         going, shared = self.run.released_under_way(), 0
         for i, stage in enumerate(stages):
             if not stage.trained:

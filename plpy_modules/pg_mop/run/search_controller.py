@@ -100,7 +100,7 @@ class SearchController(RunController):
                 )
             self.taken += c is not None and not trial.outside
         for key, why in self.procedure.stopped().items():
-            # the procedure has been told of trials that failed through no fault of their own: they are not tried again
+            # the log already reports these trials as failed, so they are not retried
             failed = key in self.configurations and trials[key].state == "failed"
             if failed and key not in self.configurations.misfits:
                 if self.plan.path(key):
@@ -225,7 +225,7 @@ class SearchController(RunController):
         for stage in self.plan.path(key)[self.heard.get(key, 0) :]:
             if not stage.ended:
                 return
-            # its own rule first: a trial that its rule stops takes no place among those that go on
+            # apply the trial's own rule first: a stopped trial is not promoted
             verdict = (yield from self.judge(key, stage.iteration)) if key in self.watches else None
             if stage.iteration in wanted:
                 self._tell(key, stage.iteration, self.row(stage, self.search.dataset), verdict and verdict[0])

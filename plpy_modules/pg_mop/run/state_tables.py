@@ -43,7 +43,7 @@ class StateTables:
         self.filled: Counter[int] = Counter()  # state table -> bytes written there, about
         self.present: set[int] = catalog.state_tables(run_id)
         self.newest = max(self.present)
-        self.untouched = False  # nothing has been written to the newest, nor can have been
+        self.untouched = False  # True: the newest table is empty, and nothing writes to it
         self.targets: dict[int, int] = {}  # stage -> the state table that its running unit will write to
         self.expected: Counter[int] = Counter()  # state table -> states on their way there
         for stage, state in catalog.models(run_id).items():

@@ -154,8 +154,8 @@ class PriorityScheduler(Scheduler):
         )
 
     def _or_evaluate(self, worker: Worker, unit: Unit | None) -> Unit | None:
-        """The training unit, or in its place an evaluation that is not awaited: one of an earlier iteration, or any one
-        where units are long, because then reading rows once for several evaluations saves little."""
+        """Returns the training unit, or an evaluation of an earlier iteration. Any evaluation may come first without a
+        training unit, or if units are long: then reading rows once for several evaluations saves little."""
         late = self.evaluation(worker)
         return (
             late

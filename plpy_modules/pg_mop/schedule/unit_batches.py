@@ -24,8 +24,8 @@ class UnitBatches:
     The stages of a batch wait for one another, and other workers may run out of stages. So a batch takes at most about
     an equal share of the trainable stages, one share for each worker and one for the first worker to become idle. The
     share shrinks with the work that is left, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans.
-    Comput. C-36(12), 1987). A batch also takes hardly longer than its number of average units, so that a batch of long
-    units does not delay the other stages.
+    Comput. C-36(12), 1987). A batch also takes at most about as long as that many average units, so that a batch of
+    long units does not delay the other stages.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class UnitBatches:
 
     def finished(self, unit: Unit, seconds: float) -> None:
         """Take the seconds of a unit, after the board has marked it as finished: the mean of its batch."""
-        # (the mean is split by expected shares, so that a long unit does not pass for a short one; 0 means unknown)
+        # (the mean is split by expected shares, so that a long unit is not recorded as short; 0 means unknown)
         seconds = max(1e-6, seconds * self.shares.pop(unit, 1.0))
         self.scheduler.finished(unit, seconds)
         if unit.kind == "train":
