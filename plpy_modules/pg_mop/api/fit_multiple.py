@@ -62,7 +62,11 @@ def train(db, arguments, earlier=None):
         output = previous.names
     else:
         output = db.output_table(a["model_output_table"], "_info", "_summary")
-    selection = SelectionTable.of_run(db, earlier) if earlier is not None else SelectionTable.read(db, a["model_selection_table"])
+    selection = (
+        SelectionTable.of_run(db, earlier)
+        if earlier is not None
+        else SelectionTable.read(db, a["model_selection_table"])
+    )
     configurations = Configurations(
         inputs, ClassWeights(inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
     )

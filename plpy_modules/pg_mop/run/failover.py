@@ -1,4 +1,6 @@
-"""A run goes on without a server: other servers have copies of its segments, and the coordinator's server has copies of its states.
+"""A run goes on without a server.
+
+Other servers have copies of its segments, and the coordinator's server has copies of its states.
 
 A server that is away is given up: the coordinator forgets that server's remote run, durably, before it begins any unit
 anew on copies. Units that the remote run has committed, but that do not count yet, will therefore never count, and every
