@@ -187,17 +187,17 @@ ARCHITECTURES = {
     "code as an initializer": (
         "naive",
         lambda m: sequential(dense(kernel_initializer=code(m))),
-        "is none of keras.initializers' own",
+        "is not in keras.initializers",
     ),
     "code as a regularizer": (
         "naive",
         lambda m: sequential(dense(activity_regularizer=code(m))),
-        "is none of keras.regularizers' own",
+        "is not in keras.regularizers",
     ),
     "code as a constraint": (
         "naive",
         lambda m: sequential(dense(bias_constraint=code(m))),
-        "is none of keras.constraints' own",
+        "is not in keras.constraints",
     ),
     "code as an argument of a call": (
         "naive",
@@ -263,7 +263,7 @@ ARCHITECTURES = {
     "eval as an initializer": (
         "naive",
         lambda m: sequential(dense(kernel_initializer=call("builtins", "eval", touch(m)))),
-        "is none of keras.initializers' own",
+        "is not in keras.initializers",
     ),
     "subprocess.Popen as a layer": (
         "naive",

@@ -174,10 +174,7 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
     "compile_params,text",
     [
         ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "use 'categorical_crossentropy'"),
-        (
-            "loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']",
-            "which it is 'categorical_accuracy'",
-        ),
+        ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "use 'categorical_accuracy'"),
     ],
 )
 def test_what_is_for_numbers_of_classes_has_a_name_for_one_hot_labels(db, data, compile_params, text):

@@ -404,8 +404,8 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
             ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
             ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
             ("mop_stop_trial(%s, 9)", "no mst_key 9"),
-            ("mop_add_control_request(%s, '1')", "no request"),
-            ("mop_add_control_request(%s, '{}')", "no request"),
+            ("mop_add_control_request(%s, '1')", "invalid control request"),
+            ("mop_add_control_request(%s, '{}')", "invalid control request"),
         ):
             assert problem in str(db.error(f"SELECT madlib.{control_request}", [run_id]))
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
