@@ -1,6 +1,6 @@
-"""The import graphs: of pg_mop's rooms, and of mop_udf's modules. Read from the sources, function-level imports included.
+"""The import graphs: of pg_mop's rooms, and of mop_udf's modules.
 
-Names that only annotations need (`if TYPE_CHECKING:`) are no dependency: such a module is never imported at run time.
+They are read from the sources: imports within functions, and imports for annotations alone, count too.
 """
 
 import ast
@@ -36,20 +36,11 @@ def modules(folder):
     return found
 
 
-def nodes(tree):
-    """The nodes of a syntax tree, without those that only a type checker reads."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from nodes(node)
-
-
 def imports(name, path, known):
     """The modules of `known` that a module imports, anywhere in its source."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()
-    for node in nodes(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

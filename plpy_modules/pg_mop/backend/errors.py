@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pg_mop.connections.targets import Target
+from typing import Any
 
 
 class MopError(Exception):
     """An error for the caller: a message of one sentence, facts in `detail`, the command that helps in `hint`."""
 
-    unreachable: Target | None = None  # a server that did not answer, or that is starting up or shutting down
+    unreachable: Any = (
+        None  # the connection target of a server that did not answer, or that is starting up or shutting down
+    )
 
     def __init__(
         self, message: str, detail: str | None = None, hint: str | None = None, sqlstate: str = "22023"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pg_mop.backend.quoting import quote_identifier
-
-if TYPE_CHECKING:
-    from pg_mop.connections.targets import Target
 
 # Every session that a call opens has these settings: the settings of its role or database must not change the meaning
 # and the results of our SQL.
@@ -32,7 +29,7 @@ def options_without(lacks: Collection[str], text: str) -> str:
     return re.sub(r"-c (\w+)=\S+ ?", lambda found: "" if found[1] in lacks else found[0], text)
 
 
-def first_sql(target: Target) -> str:
+def first_sql(target: Any) -> str:
     """The SQL, ending in a semicolon, that a new session runs first.
 
     It sets the role: the login may have set another. It also sets a setting that SESSION_OPTIONS cannot:

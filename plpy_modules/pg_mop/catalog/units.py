@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.schedule.board import Unit
 
-if TYPE_CHECKING:
-    from pg_mop.run.states import Move
-
 ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A stage's state, at a version, is carried from one server to a state table on another (names of servers)."""
+
+    stage: int
+    version: int
+    source: str | None
+    to: str | None
+    state_table: int
 
 
 class Units(CatalogSession):

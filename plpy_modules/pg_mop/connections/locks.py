@@ -16,7 +16,6 @@ from pg_mop.connections.blocking import connect
 if TYPE_CHECKING:
     from pg_mop.backend.database import Database
     from pg_mop.connections.targets import Target
-    from pg_mop.packing.packed_table import PackedTable
 
 SLICE = 200  # milliseconds of waiting for a lock between two checks for interrupts
 
@@ -32,7 +31,7 @@ class Locks:
         self.db, self.target, self.lock_timeout = db, target, lock_timeout
         self._session: Any = None
         self.output: str | None = None
-        self.shared: list[PackedTable] = []
+        self.shared: list[Any] = []
         if db.commits:
             self._open()
             db.while_waiting.append(self._check_session)
@@ -57,7 +56,7 @@ class Locks:
                 sqlstate="55006",
             )
 
-    def share(self, packed: PackedTable) -> None:
+    def share(self, packed: Any) -> None:
         """Lock a packed table against writers, if the caller has the privilege: otherwise fingerprints detect changes.
 
         Raises MopError.
@@ -101,7 +100,7 @@ class Locks:
         finally:
             db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
-    def _share(self, packed: PackedTable) -> None:
+    def _share(self, packed: Any) -> None:
         """Lock a table in the separate session. It waits in slices: psycopg2 does not check for interrupts."""
         deadline = time.monotonic() + self.lock_timeout / 1000
         while True:
@@ -148,7 +147,7 @@ class Locks:
             return row and row[0]
 
 
-def is_locked(packed: PackedTable) -> MopError:
+def is_locked(packed: Any) -> MopError:
     """The MopError for a source that could not be locked or read within lock_timeout."""
     return MopError(
         f'"{packed.text}" is locked by another transaction',

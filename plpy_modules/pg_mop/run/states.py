@@ -2,25 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.catalog.units import Move
 from pg_mop.run.servers import Server
 from pg_mop.run.state_tables import Sizes, StateTables
-
-
-@dataclass(frozen=True)
-class Move:
-    """A stage's state, at a version, is carried from one server to a state table on another (names of servers)."""
-
-    stage: int
-    version: int
-    source: str | None
-    to: str | None
-    state_table: int
 
 
 class States:

@@ -8,11 +8,11 @@ from typing import Any
 import psycopg2
 
 from pg_mop.backend.errors import MopError
+from pg_mop.catalog.units import Move
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, run, wait
 from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext
 from pg_mop.run.needed_states import NeededStates
-from pg_mop.run.states import Move
 from pg_mop.schedule.board import Unit
 
 DIRECT_SECONDS = 20  # for a state to come directly from another server, and one more for each MB
