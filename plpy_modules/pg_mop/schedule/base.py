@@ -6,7 +6,7 @@ from random import Random
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import CompiledModel, Segment, Unit, Worker
+from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
 SHORT = 0.2  # seconds of a unit; the fixed costs around a longer unit hardly matter
 
@@ -69,7 +69,7 @@ class Scheduler(ABC):
         """The unit that `choose` would return now, if it can wait for the worker; else None."""
         return None
 
-    def next_in_batch(self, worker: Worker, segment: Segment) -> Unit | None:
+    def next_in_batch(self, worker: Worker, segment: SegmentNumber) -> Unit | None:
         """The next training unit on the same segment for the worker's unit batch; None where another unit comes
         first."""
         unit = self.choose(worker)

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
+from pg_mop.schedule.assignment import Assignment
 from pg_mop.schedule.passes import PassCounter
-from pg_mop.schedule.unit import Dataset, DatasetSegment, Kind, Segment, Server, Unit, Worker
-from pg_mop.schedule.watcher import Watcher
-from pg_mop.schedule.workers import Workers
+from pg_mop.schedule.unit import Dataset, DatasetSegment, Kind, SegmentNumber, Server, Unit, Worker
+from pg_mop.schedule.watcher import BoardWatcher
 
 
 class StageWork:
@@ -21,7 +21,7 @@ class StageWork:
 
     __slots__ = ("stage", "todo", "training", "due", "evaluating", "open")
 
-    def __init__(self, stage: Stage, todo: set[Segment]) -> None:
+    def __init__(self, stage: Stage, todo: set[SegmentNumber]) -> None:
         self.stage = stage
         self.todo = todo  # segments that the stage has not visited
         self.training: Unit | None = None  # the training unit that runs
@@ -30,7 +30,7 @@ class StageWork:
         self.open: Kind | None = None  # the kind of units that may start now
 
 
-class Board(Workers):
+class Board(Assignment):
     """The state of a run's units."""
 
     shares_states = False  # a unit reads the states of other stages
@@ -39,15 +39,15 @@ class Board(Workers):
     def __init__(
         self,
         plan: Plan,
-        segments: Sequence[Segment],
-        validation_segments: Sequence[Segment] = (),
+        segments: Sequence[SegmentNumber],
+        validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
     ) -> None:
         """`plan`: the search plan, whose wanted stages are to be run; the board sets `trained`, `scored` and `failed` of
-        its stages. The other arguments are those of Workers."""
+        its stages. The other arguments are those of Assignment."""
         self.plan = plan
-        self._watchers: list[Watcher] = []
+        self._watchers: list[BoardWatcher] = []
         super().__init__(segments, validation_segments, servers, others)
         # The worker that evaluates the last segment of a dataset must know the results of the other servers.
         self.last_alone = len(self._all) > 1
@@ -147,7 +147,7 @@ class Board(Workers):
         """True when no wanted stage is left."""
         return not self.left
 
-    def unit(self, stage_number: StageNumber, kind: Kind, dataset: Dataset, segment: Segment) -> Unit:
+    def unit(self, stage_number: StageNumber, kind: Kind, dataset: Dataset, segment: SegmentNumber) -> Unit:
         """The unit of a stage on a segment."""
         return Unit(self.plan.stages[stage_number].iteration, stage_number, kind, dataset, segment)
 
@@ -161,12 +161,12 @@ class Board(Workers):
         work = self._works.get(stage_number)
         return work is not None and work.open == "train"
 
-    def may_train(self, stage_number: StageNumber, segment: Segment) -> bool:
+    def may_train(self, stage_number: StageNumber, segment: SegmentNumber) -> bool:
         """True where the stage may visit the segment as soon as it is idle."""
         work = self._works.get(stage_number)
         return work is not None and work.open == "train" and segment in work.todo
 
-    def may_evaluate(self, stage_number: StageNumber, dataset: Dataset, segment: Segment) -> bool:
+    def may_evaluate(self, stage_number: StageNumber, dataset: Dataset, segment: SegmentNumber) -> bool:
         """True where the evaluation may start."""
         return stage_number in self._due[dataset, segment]
 
@@ -198,7 +198,7 @@ class Board(Workers):
                 units.append(self.unit(number, "evaluate", unit.dataset, unit.segment))
         return units
 
-    def watch(self, watcher: Watcher) -> None:
+    def watch(self, watcher: BoardWatcher) -> None:
         """Tell a watcher the present state, and every change from now on."""
         self._watchers.append(watcher)
         watcher.added(sorted(self.left.values(), key=lambda stage: stage.number))
@@ -326,7 +326,7 @@ class Board(Workers):
         """True once the stage has been trained on all segments and, where a trial wants its metrics, evaluated."""
         return self.plan.stages[stage_number].ended
 
-    def visits_left(self, stage_number: StageNumber, segment: Segment | None = None) -> int:
+    def visits_left(self, stage_number: StageNumber, segment: SegmentNumber | None = None) -> int:
         """How many training units of a stage have not ended, on one segment or on all (None); running ones count."""
         stage, work = self.plan.stages[stage_number], self._works.get(stage_number)
         if stage.trained or stage.failed or not stage.trials:
@@ -337,7 +337,7 @@ class Board(Workers):
             return len(work.todo) + (work.training is not None)
         return int(segment in work.todo or (work.training is not None and work.training.segment == segment))
 
-    def passes_left(self, key: Hashable, segment: Segment) -> int:
+    def passes_left(self, key: Hashable, segment: SegmentNumber) -> int:
         """How many passes over a training segment are left: of the stages with this key, or of all stages (None).
 
         See `count_by` for keys and passes. O(1).
@@ -366,11 +366,11 @@ class Board(Workers):
             self._passes.add(stage, self._unfinished(stage))
 
     # --- the life of a stage --------------------------------------------------------------------------------------
-    def _visits(self, stage: Stage) -> Sequence[Segment]:
+    def _visits(self, stage: Stage) -> Sequence[SegmentNumber]:
         """The segments that a stage is trained on."""
         return self.segments
 
-    def _unfinished(self, stage: Stage) -> Collection[Segment]:
+    def _unfinished(self, stage: Stage) -> Collection[SegmentNumber]:
         """The segments of training units that have not ended, running ones included, whether wanted or not."""
         work = self._works.get(stage.number)
         if work is None:
@@ -457,14 +457,14 @@ class Board(Workers):
         stage.scored = not work.due
 
     # --- messages to watchers -------------------------------------------------------------------------------------
-    def _visits_now(self, work: StageWork) -> list[Segment]:
+    def _visits_now(self, work: StageWork) -> list[SegmentNumber]:
         """The segments that a stage may visit next."""
         return [segment for segment in self._visits(work.stage) if segment in work.todo]
 
     def _visited(self, work: StageWork) -> None:
         """A stage has visited a segment. A subclass announces the visits that are allowed by that."""
 
-    def _offer(self, work: StageWork, segments: Sequence[Segment]) -> None:
+    def _offer(self, work: StageWork, segments: Sequence[SegmentNumber]) -> None:
         for watcher in self._watchers:
             watcher.may_train(work.stage, segments)
 

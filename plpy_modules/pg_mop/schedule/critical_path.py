@@ -7,7 +7,7 @@ from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.cost import Costs
 from pg_mop.schedule.priority import PriorityScheduler
-from pg_mop.schedule.unit import CompiledModel, Segment, Unit, Worker
+from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
 
 class CriticalPathScheduler(PriorityScheduler):
@@ -39,7 +39,7 @@ class CriticalPathScheduler(PriorityScheduler):
     def changed(self) -> None:
         self.costs.news = True
 
-    def may_train(self, stage: Stage, segments: Sequence[Segment]) -> None:
+    def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
         self.costs.opened(stage)
         self.wait(stage)
         super().may_train(stage, segments)

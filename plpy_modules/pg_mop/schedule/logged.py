@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import Plan, StageNumber
 from pg_mop.schedule.board import Board, StageWork
-from pg_mop.schedule.unit import DatasetSegment, Segment, Server
+from pg_mop.schedule.unit import DatasetSegment, SegmentNumber, Server
 
 
 class Logged(Board):
@@ -13,21 +13,21 @@ class Logged(Board):
     def __init__(
         self,
         plan: Plan,
-        segments: Sequence[Segment],
-        validation_segments: Sequence[Segment] = (),
+        segments: Sequence[SegmentNumber],
+        validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
         *,
-        order: Mapping[StageNumber, Sequence[Segment]],
+        order: Mapping[StageNumber, Sequence[SegmentNumber]],
     ) -> None:
         """`order`: the segments of a stage in the order of their visits (the view mop_visit_order)."""
         self.order = order
         super().__init__(plan, segments, validation_segments, servers, others)
 
-    def may_train(self, stage_number: StageNumber, segment: Segment) -> bool:
+    def may_train(self, stage_number: StageNumber, segment: SegmentNumber) -> bool:
         return super().may_train(stage_number, segment) and self._visits_now(self._works[stage_number]) == [segment]
 
-    def _visits_now(self, work: StageWork) -> list[Segment]:
+    def _visits_now(self, work: StageWork) -> list[SegmentNumber]:
         return next(([segment] for segment in self.order[work.stage.number] if segment in work.todo), [])
 
     def _visited(self, work: StageWork) -> None:

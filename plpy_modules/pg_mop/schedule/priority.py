@@ -8,11 +8,13 @@ from typing import Any
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT, Scheduler
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import CompiledModel, Dataset, DatasetSegment, Segment, Unit, Worker
+from pg_mop.schedule.unit import CompiledModel, Dataset, DatasetSegment, SegmentNumber, Unit, Worker
 
 Entry = tuple[Any, float, StageNumber]  # (rank when it was queued, random tie breaker, stage number)
-Queue = tuple[Segment, str, Hashable]  # (segment, "affinity", worker or None) or (segment, "model", compiled model)
-EvaluationQueue = tuple[Dataset, Segment, Worker | None]  # the last one: the worker with affinity
+Queue = tuple[
+    SegmentNumber, str, Hashable
+]  # (segment, "affinity", worker or None) or (segment, "model", compiled model)
+EvaluationQueue = tuple[Dataset, SegmentNumber, Worker | None]  # the last one: the worker with affinity
 
 
 class PriorityScheduler(Scheduler):
@@ -69,7 +71,7 @@ class PriorityScheduler(Scheduler):
     def changed(self) -> None:
         """The work that is left has changed for another reason than the end of a unit."""
 
-    def may_train(self, stage: Stage, segments: Sequence[Segment]) -> None:
+    def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
         """The stage may be trained on these segments from now on, whenever it is idle."""
         rank = self.rank(stage)
         model = self.model_of(stage.number) if self.QUEUES_BY_MODEL or self.affinity else None
@@ -238,7 +240,7 @@ class PriorityScheduler(Scheduler):
         )
 
     def _least_with_affinity(
-        self, worker: Worker, segments: Sequence[Segment], owners: Sequence[Worker | None]
+        self, worker: Worker, segments: Sequence[SegmentNumber], owners: Sequence[Worker | None]
     ) -> Unit | None:
         """The training unit of least rank of models with affinity for these workers (None: for no worker yet)."""
         return self.least(worker, [(segment, "affinity", owner) for segment in segments for owner in owners])
@@ -247,7 +249,7 @@ class PriorityScheduler(Scheduler):
         """True unless a stage's compiled model has affinity for another worker."""
         return self.affinity.get(self.model_of(number), worker) == worker
 
-    def next_in_batch(self, worker: Worker, segment: Segment) -> Unit | None:
+    def next_in_batch(self, worker: Worker, segment: SegmentNumber) -> Unit | None:
         best = self._best(worker)
         if (
             best is not None
@@ -279,8 +281,8 @@ class PriorityScheduler(Scheduler):
 
     def least(self, worker: Worker, queues: Sequence[Queue]) -> Unit | None:
         """The training unit of least rank in some queues; stages that are reserved for other workers come last."""
-        free: tuple[Entry, Segment] | None = None
-        reserved: tuple[Entry, Segment] | None = None
+        free: tuple[Entry, SegmentNumber] | None = None
+        reserved: tuple[Entry, SegmentNumber] | None = None
         for queue in queues:
             segment = queue[0]
             heap, skipped = self.queues.get(queue, []), []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import DatasetSegment, Segment, Server
+from pg_mop.schedule.unit import DatasetSegment, SegmentNumber, Server
 
 
 class Replicas(Board):
@@ -20,8 +20,8 @@ class Replicas(Board):
     def __init__(
         self,
         plan: Plan,
-        segments: Sequence[Segment],
-        validation_segments: Sequence[Segment] = (),
+        segments: Sequence[SegmentNumber],
+        validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
     ) -> None:
@@ -40,7 +40,7 @@ class Replicas(Board):
         """Fail all replicas, because the configuration has failed with one of them."""
         return set().union(*(super(Replicas, self).fail(stage.number) for stage in list(self.plan.stages.values())))
 
-    def _visits(self, stage: Stage) -> Sequence[Segment]:
+    def _visits(self, stage: Stage) -> Sequence[SegmentNumber]:
         return [self.segments[self._replica[stage.number] - 1]]
 
     def _trained(self, stage: Stage, ended: list[Stage]) -> None:

@@ -6,7 +6,7 @@ from random import Random
 from pg_mop.plan.stages import Iteration, Stage, StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import CompiledModel, Segment, Unit, Worker
+from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
 
 class RoundRobin(Scheduler):
@@ -42,7 +42,7 @@ class RoundRobin(Scheduler):
             return next((u for u in units if u.kind == "evaluate"), None)
         return next((u for u in units if u.kind == "train" and (u.stage, u.segment) in pairs), None)
 
-    def _current_round(self, iteration: Iteration) -> set[tuple[StageNumber, Segment]] | None:
+    def _current_round(self, iteration: Iteration) -> set[tuple[StageNumber, SegmentNumber]] | None:
         """The (stage number, segment) pairs that are left of the current round; None after the last round."""
         board = self.board
         slots: list[StageNumber | None] = list(self._slots(iteration))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pg_mop.plan.stages import Iteration, StageNumber
 
-Segment = int  # key of a horizontal part of a packed table
+SegmentNumber = int  # key of a horizontal part of a packed table
 Dataset = str  # 'training' | 'validation'
 Kind = str  # 'train' | 'evaluate'
-DatasetSegment = tuple[Dataset, Segment]
+DatasetSegment = tuple[Dataset, SegmentNumber]
 Worker = int  # number of a worker session
 Server = str | None  # name of the database server that holds a segment; None: the only one
 CompiledModel = Hashable  # equal for stages that share a compiled model
@@ -22,4 +22,4 @@ class Unit:
     stage: StageNumber
     kind: Kind
     dataset: Dataset
-    segment: Segment
+    segment: SegmentNumber

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.base import SHORT, Scheduler
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import Segment, Unit, Worker
+from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 SECONDS = SHORT  # of a training batch, about: fixed costs hardly matter beside it, and no stage waits long for others
 MOST = 16  # units of a training batch
@@ -39,7 +39,7 @@ class UnitBatches:
         of the state that it begins with."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.single: set[Unit] = set()  # units that run alone, because a unit of their batch was at fault
-        self.seconds: dict[tuple[Hashable, Segment], float] = {}  # estimate of a training unit
+        self.seconds: dict[tuple[Hashable, SegmentNumber], float] = {}  # estimate of a training unit
         self.shares: dict[Unit, float] = {}  # running training unit -> its expected share of its batch, 1 for the mean
         self.ended, self.total = 0, 0.0  # training units, and the sum of their seconds
         self.slowdown: float | None = None  # least ratio of measured seconds to those expected from earlier runs

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pg_mop.plan.stages import Stage
-from pg_mop.schedule.unit import DatasetSegment, Segment, Worker
+from pg_mop.schedule.unit import DatasetSegment, SegmentNumber, Worker
 
 
-class Watcher(Protocol):
+class BoardWatcher(Protocol):
     """An object that follows the work of a board: see Board.watch."""
 
     def added(self, stages: Sequence[Stage]) -> None:
@@ -16,7 +16,7 @@ class Watcher(Protocol):
     def changed(self) -> None:
         """The work that is left has changed for another reason than the end of a unit."""
 
-    def may_train(self, stage: Stage, segments: Sequence[Segment]) -> None:
+    def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
         """The stage may be trained on these segments from now on, whenever it is idle."""
 
     def may_evaluate(self, stage: Stage, keys: Sequence[DatasetSegment]) -> None:

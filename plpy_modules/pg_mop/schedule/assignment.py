@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import StageNumber
-from pg_mop.schedule.unit import Dataset, DatasetSegment, Segment, Server, Worker
+from pg_mop.schedule.unit import Dataset, DatasetSegment, SegmentNumber, Server, Worker
 
 
-class Workers:
+class Assignment:
     """Deals the segments out to workers, each of which does segments of its own server only."""
 
     anywhere = False  # every worker does all training segments of its server (set it before `serve`)
 
     def __init__(
         self,
-        segments: Iterable[Segment],
-        validation_segments: Iterable[Segment] = (),
+        segments: Iterable[SegmentNumber],
+        validation_segments: Iterable[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
     ) -> None:
@@ -24,7 +24,7 @@ class Workers:
         `servers`: the server that holds a segment; None for one that is not listed. `others`: servers that may get
         segments later (`relocate`).
         """
-        self.segments: list[Segment] = list(segments)
+        self.segments: list[SegmentNumber] = list(segments)
         self.datasets: list[DatasetSegment] = [("training", s) for s in self.segments]
         self.datasets += [("validation", s) for s in validation_segments]
         self.server_of: dict[DatasetSegment, Server] = {key: (servers or {}).get(key) for key in self.datasets}
@@ -76,7 +76,7 @@ class Workers:
         """The (dataset, segment) keys that a worker does."""
         return self._serves.get(worker, ())
 
-    def served_segments(self, worker: Worker, dataset: Dataset) -> list[Segment]:
+    def served_segments(self, worker: Worker, dataset: Dataset) -> list[SegmentNumber]:
         """The segments of one dataset that a worker does."""
         return [segment for of, segment in self.served(worker) if of == dataset]
 
