@@ -121,6 +121,22 @@ def test_the_settings_are_listed_as_they_are_in_force(db):
     client.close()
 
 
+def test_a_setting_counts_under_its_former_name_too(db):
+    """A role's or a script's pg_mop.nursery_idle_timeout goes on working; the present name comes first."""
+    client = db.another()
+    shown = "SELECT value FROM madlib.mop_settings() WHERE name = 'pg_mop.fork_server_idle_timeout'"
+    assert client.value(shown) == "10min"
+    client.run("SET pg_mop.nursery_idle_timeout = '2min'")
+    assert client.value(shown) == "2min"
+    client.run("SET pg_mop.fork_server_idle_timeout = '3min'")
+    assert client.value(shown) == "3min"
+    client.run("RESET pg_mop.fork_server_idle_timeout")
+    assert client.value(shown) == "2min"
+    client.run("SET pg_mop.nursery_idle_timeout = 'soon'")
+    assert "fork_server_idle_timeout" in str(client.error("SELECT * FROM madlib.mop_settings()"))
+    client.close()
+
+
 def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_reference_says(db):
     listed = {r["name"]: r for r in db.run("SELECT * FROM madlib.mop_functions()")}
     for name in NAMES:

@@ -217,9 +217,10 @@ def given(db):
 
 
 def _by_present_names(texts):
-    """{name: text} without unset settings; a former name counts if the present name is unset."""
-    found = {ALIASES[name]: texts[name] for name in ALIASES if texts.get(name) is not None}
-    return found | {name: text for name, text in texts.items() if text is not None and name in KNOWN}
+    """{name: text} without unset settings; a former name counts if the present name is unset or empty."""
+    former = {ALIASES[name]: texts[name] for name in ALIASES if texts.get(name)}
+    present = {name: text for name, text in texts.items() if text is not None and name in KNOWN}
+    return present | {name: text for name, text in former.items() if not present.get(name)}
 
 
 def parsed(texts):
