@@ -41,7 +41,7 @@ def check(architecture: dict[str, Any], make_optimizer: Callable[[], Any] | None
     variables = _variables(text)
     weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
     _compare(weights, 0)  # first, since an optimizer for too large weights may itself fail
-    # users get float32 weights, whatever the dtype
+    # users get float32 weights, even of a model with another dtype
     stored = 4 * sum(math.prod(map(int, shape)) for shape, _, _ in variables)
     if stored + len(text) + OTHERS > MOST_ROW:
         raise TooLarge(f"the model has {stored:,} bytes of weights, more than a value of PostgreSQL may have (1 GB)")

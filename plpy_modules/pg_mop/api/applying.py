@@ -35,7 +35,7 @@ class OnSegments:
         does the work itself. Raises errors of `gather`.
 
         `output`: the output table, quoted; `output_name`: as the caller writes it; `gather(servers, segments)`: writes
-        what the units have left on their servers.
+        the results that the units have left on their servers.
         """
         db, gathering = self.spec.inputs.db, []
 

@@ -106,9 +106,9 @@ def train(db, arguments, earlier=None):
             "metrics_elapsed_time": None,
             "all_metrics": None,
             **{
-                f"{dataset}_{what}": None
+                f"{dataset}_{column}": None
                 for dataset in ("training", "validation")
-                for what in ("metrics_final", "loss_final", "metrics", "loss")
+                for column in ("metrics_final", "loss_final", "metrics", "loss")
             },
         }
         metrics.update({k: v for k, (_, v) in result.metric_columns(1, None, result.kept.get(1)).items()})

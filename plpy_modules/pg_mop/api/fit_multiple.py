@@ -196,8 +196,9 @@ class SelectionTable:
         )
 
     def _start(self, c, arch, previous):
-        """Add to a configuration the weights from which it starts (docs/contract/fit_multiple.md, section 2.1). Returns
-        why it cannot start, or None."""
+        """Give a configuration its initial weights (docs/contract/fit_multiple.md, section 2.1).
+
+        Returns the reason if it cannot start, else None."""
         if not c["has_model"]:
             return f'model_id {c["model_id"]} is not in architecture table "{self.arch_table_name}"'
         if previous is not None:

@@ -55,8 +55,10 @@ def write_summary(db, source, table, values, after=()):
 
 
 def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
-    """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `write_summary`) and
-    `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
+    """The summary `table` (quoted) of the models of a run: the columns of every such summary, then `own` and `after`.
+
+    `own` and `after`: further columns of the calling function (triples, as in `write_summary`); `a`: the function's
+    arguments, a dict; `ended`: the SQL type of the column of the end time."""
     db, source = result.db, result.source
     write_summary(
         db,

@@ -84,8 +84,11 @@ def train(db, arguments, earlier=None):
 
 
 def write_trials(result, table):
-    """Write what became of each trial, and its metric after each iteration that was evaluated; `iterations` and
-    `metric_final` are of the state that is written. Returns the mst_key of the best of these states, or None."""
+    """Write the status of each trial, and its metric after each iteration that was evaluated.
+
+    The columns `iterations` and `metric_final` describe the state that the model table holds. Returns the mst_key of the best
+    of these states, or None.
+    """
     db, search = result.db, result.spec.search
     db.execute(
         f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
@@ -339,8 +342,9 @@ class SearchCall:
                     raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 
     def _known(self, run_id):
-        """What an earlier run found: [(configuration, {iteration: value})]. If no seed is set, the earlier run's is
-        taken, so that its states can be used."""
+        """The trials of an earlier run and their metrics: [(configuration, {iteration: value})].
+
+        If no seed is set, the seed of the earlier run is used, so that its states can be reused."""
         with open_catalog(self.db) as catalog:
             run = own_run(self.db, catalog, run_id, "function")
             if self.inputs.options["seed"] is None:

@@ -179,7 +179,7 @@ class CallerSession:
         return self.relation("pg_catalog.pg_dist_partition") is not None
 
     def check_engine(self, what: str) -> None:
-        """Raises MopError on Greenplum, whose segments are separate processes: `what` does not work there yet."""
+        """Raises MopError on Greenplum. `what`: the name of a feature that does not work there yet."""
         if self.has_segments:
             raise MopError(
                 f"{what} is not supported on Greenplum yet", sqlstate="0A000", hint="Call it on a PostgreSQL server."

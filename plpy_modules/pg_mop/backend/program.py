@@ -12,8 +12,8 @@ SECONDS = 120
 def run(module, *arguments, stdin=b"", what, hint=None):
     """Run `python -m module arguments` in the packages' virtual environment, and return its output (bytes).
 
-    The process has a minimal environment and no connection to the database. Raises MopError with the message `what`, and
-    the end of the program's error output as DETAIL.
+    The process has a minimal environment and no connection to the database. If the program
+    fails, raises MopError: `what` is the message, the end of the program's error output is the DETAIL.
     """
     try:
         done = subprocess.run(

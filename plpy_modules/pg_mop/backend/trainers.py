@@ -224,7 +224,7 @@ class SegmentTrainer:
         )
 
     def states(self, run_id, versions, token, taken):
-        """The location of each state, from which it goes to the trainer directly."""
+        """The location of each state. The trainer fetches the state from there directly."""
         own = [
             stage
             for stage, version in versions

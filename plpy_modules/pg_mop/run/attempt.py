@@ -251,6 +251,16 @@ MEETS: dict[State, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
+class RunError:
+    """The error that ends the run."""
+
+    message: str
+    sqlstate: str
+    detail: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
 class Policy:
     """The limits that a run sets its attempts."""
 
@@ -260,6 +270,10 @@ class Policy:
     first_delay: float = 0.5  # seconds before a unit's second attempt; it doubles each time
     longest_delay: float = 60.0
     longest_wait: float = 5.0  # seconds between two attempts that wait for a server
+
+    def waited_in_vain(self, message: str, until: str = "all servers are back", detail: str | None = None) -> RunError:
+        """The error that ends a run that has waited for a server for server_timeout."""
+        return RunError(message, "08006", detail, f"{self.resume} once {until}.")
 
 
 class Action(Enum):
@@ -273,16 +287,6 @@ class Action(Enum):
     ON_ANOTHER_SERVER = "on another server"  # give the attempt's server up, and do its units on the others
     GIVE_UP = "give up"  # the unit; `blame` says why its configurations failed
     END_RUN = "end run"  # with `error`
-
-
-@dataclass(frozen=True)
-class RunError:
-    """The error that ends the run."""
-
-    message: str
-    sqlstate: str
-    detail: str | None = None
-    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -362,13 +366,6 @@ def _end(attempt: Attempt, cause: str, error: RunError) -> Decision:
     return _decision(attempt, Action.END_RUN, State.GIVEN_UP, f"the run ended: {cause}", error=error)
 
 
-def _in_vain(
-    attempt: Attempt, cause: str, message: str, policy: Policy, until: str = "all servers are back"
-) -> Decision:
-    """The run ends, as it has waited for a server for server_timeout."""
-    return _end(attempt, cause, RunError(message, "08006", hint=f"{policy.resume} once {until}."))
-
-
 def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
     """A worker failed: the unit is retried after a delay that doubles, then once on another server, then given up.
 
@@ -418,7 +415,7 @@ def _wait(attempt: Attempt, event: StateNotCarried, policy: Policy) -> Decision:
             return _decision(
                 attempt, Action.ON_ANOTHER_SERVER, State.WAITING, f"retried on another server: {event.cause}"
             )
-        return _in_vain(attempt, event.cause, event.message, policy)
+        return _end(attempt, event.cause, policy.waited_in_vain(event.message))
     delay = min(policy.longest_wait, max(policy.first_delay, waited))
     reason = f"retried in {delay:.3g} s: {event.cause}"
     return _decision(attempt, Action.WAIT_FOR_SERVER, State.RESTING, reason, delay=delay, waiting_since=since)
@@ -432,7 +429,7 @@ def _ask_again(attempt: Attempt, event: ServerUnreachable, policy: Policy) -> De
         return _decision(attempt, Action.WAIT_FOR_SERVER, State.UNKNOWN, event.cause, waiting_since=event.at)
     if event.at - (attempt.waiting_since or 0.0) > policy.server_timeout:
         message = f"server {event.server} cannot be asked: {event.message}"
-        return _in_vain(attempt, event.cause, message, policy, "it is back")
+        return _end(attempt, event.cause, policy.waited_in_vain(message, "it is back"))
     return _decision(attempt, Action.WAIT_FOR_SERVER, State.UNKNOWN, event.cause)
 
 
@@ -446,6 +443,7 @@ def _copy_again(attempt: Attempt, event: CopyFailed, policy: Policy) -> Decision
     if event.replaceable and (lost_again or in_vain):
         return _decision(attempt, Action.ON_ANOTHER_SERVER, State.WAITING, f"retried on another server: {event.cause}")
     if in_vain:
-        return _in_vain(attempt, event.cause, f"a model state could not be copied: {event.message}", policy)
+        error = policy.waited_in_vain(f"a model state could not be copied: {event.message}")
+        return _end(attempt, event.cause, error)
     delay = min(policy.longest_delay, 2 * attempt.delay) if attempt.delay else policy.first_delay
     return _decision(attempt, Action.RETRY, State.COPYING, event.cause, delay=delay, waiting_since=since)

@@ -1,6 +1,6 @@
 """The values that all parts of a run's event loop share."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pg_mop.backend.errors import MopError
@@ -44,4 +44,4 @@ class RunContext:
 
     def waited_in_vain(self, message: str, until: str = "all servers are back", detail: str | None = None) -> MopError:
         """The error for a server that has been away for server_timeout."""
-        return MopError(message, detail=detail, sqlstate="08006", hint=f"{self.policy.resume} once {until}.")
+        return MopError(**asdict(self.policy.waited_in_vain(message, until, detail)))
