@@ -98,6 +98,7 @@ class Trainer:
         # an answer is pending (Greenplum may interrupt Python between a request and its answer)
         self._answer_pending = False
         self.datasets = set()  # keys of the segments in the trainer's cache
+        self.lent: Any = None  # the model that the trainer predicts with
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {

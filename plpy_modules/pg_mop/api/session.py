@@ -45,9 +45,10 @@ class trainer_of:
             raise MopError(str(error), sqlstate="22000") from None
 
 
-def trainer_options(db, use_gpus):
-    """Options for a trainer of the calling session. Raises MopError: no GPU, bad settings."""
-    options = settings.load(db)
+def trainer_options(db, use_gpus, check_names=True):
+    """Options for a trainer of the calling session. Raises MopError: no GPU, bad settings (`check_names`: as of
+    settings.load)."""
+    options = settings.load(db, check_names)
     settings.check_installed(options["keras_backend"])
     gpus = settings.gpus(options["keras_backend"]) if use_gpus else 0
     if use_gpus and not gpus and options["trainers"]:

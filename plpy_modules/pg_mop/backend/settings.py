@@ -189,18 +189,18 @@ KNOWN = {
 ALIASES = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # former name -> present name
 
 
-def load(db):
-    """All settings as a dict; raises MopError for a bad value or an unknown `pg_mop.*` name."""
-    return parsed(given(db))
+def load(db, check_names=True):
+    """All settings as a dict; raises MopError for a bad value or, with `check_names`, an unknown `pg_mop.*` name."""
+    return parsed(given(db, check_names))
 
 
-def given(db):
-    """{name: text} of the session's settings.
+def given(db, check_names=True):
+    """{name: text} of the session's settings. `check_names`: look for unknown names, which takes up to 50 ms.
 
     '' stands for a setting that was emptied or reset: it counts as unset, but hides the value of the role or the
     database. Raises MopError for an unknown `pg_mop.*` name.
     """
-    unknown = sorted(_names_that_are_set(db) - set(KNOWN) - set(ALIASES))
+    unknown = sorted(_names_that_are_set(db) - set(KNOWN) - set(ALIASES)) if check_names else ()
     if unknown:
         raise MopError(
             f'unrecognized setting "pg_mop.{unknown[0]}"',

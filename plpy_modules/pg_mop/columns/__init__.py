@@ -11,13 +11,17 @@ from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.columns.base import Column, Request, SourceColumn
+from pg_mop.columns.features_column import Features
 from pg_mop.columns.identity import Identity
 from pg_mop.columns.one_hot import OneHot
 from pg_mop.columns.scale import Scale
+from pg_mop.columns.target_number import TargetNumber
 from pg_mop.columns.transform import Transform
+from pg_mop.columns.words import Words
 
 INDEPENDENT: list[type[Column]] = [Scale]
 DEPENDENT: list[type[Column]] = [Identity, OneHot]
+OF_TABLES: list[type[Column]] = [Features, Words, TargetNumber]  # which mop_pack makes (columns/fitting.py)
 
 
 def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:
@@ -30,7 +34,7 @@ def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -
 
 def from_json(data: dict[str, Any]) -> Column:
     """The column that `Column.to_json` describes. Raises MopError for an unknown type."""
-    for column_type in (*INDEPENDENT, *DEPENDENT):
+    for column_type in (*INDEPENDENT, *DEPENDENT, *OF_TABLES):
         if column_type.type_name == data["type"]:
             return column_type(data["name"], data["parameters"])
     raise MopError(f'there is no column type "{data["type"]}"')

@@ -153,6 +153,23 @@ class Column(ABC):
         quoted = quote_identifier(self.name)
         return quoted if self.kind is None else f"{quoted}::{self.kind.sql}"  # (a domain becomes its base type)
 
+    def raw_parts(self) -> list[str]:
+        """SQL: what the packing query reads of a row of the source, one value or several. (Most types: the raw value.)"""
+        return [self.raw_sql()]
+
+    def wire_parts(self, values: list[str]) -> list[str]:
+        """SQL: the parts, which are columns `values` now, as `encode` takes them, one argument each."""
+        return [self.wire_sql(value) for value in values]
+
+    def values_of(self, parts: list[list[Any]]) -> list[Any]:
+        """The argument of `encode`, from the wires of each part."""
+        return parts[0] if len(parts) == 1 else parts
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns of the source that the packed column is made of."""
+        return [self.name]
+
     def lookup(self, db: Database, summary: str, value: str, alias: str) -> tuple[str, str]:
         """SQL: (a join that the raw `value` needs under the name `alias`, or "", and the expression that replaces it)."""
         return "", value
@@ -175,8 +192,9 @@ class Column(ABC):
 
     @abstractmethod
     def encode(self, values: list[Any]) -> numpy.ndarray | None:
-        """Wires -> packed rows, each with the elements of `shape`; None where a value cannot be packed. The array must have
-        the dtype `self.dtype`: the buffer has its bytes as they are."""
+        """Wires -> packed rows, each with the elements of `shape`; None where a value cannot be packed. `values`: a wire of
+        each row or, where `wire_parts` are several, a list of them for each part. The array must have the dtype
+        `self.dtype`: the buffer has its bytes as they are."""
 
     def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
         """Raises the MopError that describes the values that `encode` refused; returns if no such value exists now.

@@ -75,6 +75,7 @@ class Model:
             raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
         self.outputs = [width for (width,) in shapes]
         self.check_classes()
+        trainer.lent = self
 
     def check_classes(self) -> None:
         """Raises MopError where the caller's class values are not as many as the model's outputs, as far as known."""

@@ -41,7 +41,7 @@ def steady_scans(db: Database) -> Iterator[None]:
 def scan(
     db: Database, source: Table, summary: str, transform: Transform, seed: int | None, distributed: bool = False
 ) -> str:
-    """SQL for the rows to pack, in order; v0, v1, ... are the wires of the transform's columns.
+    """SQL for the rows to pack, in order; v<i>_<j> is wire j of column i of the transform.
 
     `seed` shuffles the rows; None: as they are scanned. `distributed`: rows of `source` are in shards of Citus.
     """
@@ -50,11 +50,15 @@ def scan(
     raw = ["row_number() OVER () AS n"]
     ordered, sent, joins = [], [], []
     for i, column in enumerate(transform.columns):
-        raw.append(f"{column.raw_sql()} AS v{i}")
-        join, value = column.lookup(db, summary, f"s.v{i}", f"c{i}")
-        joins += [join] if join else []
-        ordered.append(f"{value} AS v{i}")
-        sent.append(f"{column.wire_sql(f'q.v{i}')} AS v{i}")
+        parts = column.raw_parts()
+        raw += [f"{part} AS v{i}_{j}" for j, part in enumerate(parts)]
+        values = [f"s.v{i}_{j}" for j in range(len(parts))]
+        if len(parts) == 1:
+            join, values[0] = column.lookup(db, summary, values[0], f"c{i}")
+            joins += [join] if join else []
+        ordered += [f"{value} AS v{i}_{j}" for j, value in enumerate(values)]
+        wires = column.wire_parts([f"q.v{i}_{j}" for j in range(len(parts))])
+        sent += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(wires)]
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"
@@ -75,9 +79,13 @@ def _scan_shards(db: Database, source: Table, summary: str, transform: Transform
     if source.kind != "v":  # (a view has no such columns)
         hashes.append(f"hashtextextended(concat_ws('/', s.tableoid, s.ctid), {int(seed or 0)})")
     for i, column in enumerate(transform.columns):
-        value = f"s.{quote_identifier(column.name)}"
-        sent.append(f"{column.wire_sql(column.lookup_in_place(db, summary, value))} AS v{i}")
-        hashes.append(column.hash_sql(value, int(seed or 0)))
+        values = column.raw_parts()
+        if column.in_madlib:
+            values = [f"s.{quote_identifier(column.name)}"]
+        hashes += [column.hash_sql(value, int(seed or 0)) for value in values]
+        if len(values) == 1:
+            values = [column.lookup_in_place(db, summary, values[0])]
+        sent += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(column.wire_parts(values))]
     order = f"ORDER BY {', '.join(hashes)}" if seed is not None else ""
     return f"SELECT {', '.join(sent)} FROM {source} s {order}"
 

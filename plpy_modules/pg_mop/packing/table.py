@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from pg_mop.backend.database import Database, Table
@@ -48,7 +49,7 @@ def pack(
     if isinstance(placement, SegmentPlacement):
         written = placement.load(source, target, summary, transform, size, seed, training)
     else:
-        written = _load(db, source, summary, transform, size, placement, filled, types, seed, training)
+        written = _load(db, source, summary, transform, size, placement, filled, types, seed, training, count)
     if written != count:
         rows.changed(source)
     complete(db, summary, size, num_classes, copies)
@@ -68,6 +69,7 @@ def _load(
     types: list[str],
     seed: int | None,
     training: str | None,
+    count: int,
 ) -> int:
     """Fill the tables of the segments, `filled`, by one scan; returns the number of rows.
 
@@ -93,6 +95,8 @@ def _load(
 
     gathered = buffers.Buffers(size, len(columns))
     cursor = db.plpy.cursor(rows.scan(db, source, summary, transform, seed, placement.distributed))
+    counts = [len(column.raw_parts()) for column in columns]
+    progress = Progress(db, count)
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(column.wire_bytes for column in columns)))
     while True:
         db.check_cancel()
@@ -106,10 +110,12 @@ def _load(
             break
         arrays = []
         for i, column in enumerate(columns):
-            array = column.encode([row[f"v{i}"] for row in fetched])
+            parts = [[row[f"v{i}_{j}"] for row in fetched] for j in range(counts[i])]
+            array = column.encode(column.values_of(parts))
             if array is None:
                 rows.refuse(db, source, summary, column, training)
             arrays.append(array)
+        progress.add(len(fetched))
         del fetched
         for buffer in gathered.add(arrays):
             write(*buffer)
@@ -117,3 +123,22 @@ def _load(
     if gathered.rows:
         write(*gathered.take())
     return written
+
+
+class Progress:
+    """Tells the caller every few seconds how many rows are packed, and how long the others will take."""
+
+    SECONDS = 10.0
+
+    def __init__(self, db: Database, count: int) -> None:
+        self.db, self.count, self.done = db, count, 0
+        self.began = self.told = time.monotonic()
+
+    def add(self, rows: int) -> None:
+        """So many more rows are read and encoded."""
+        self.done += rows
+        now = time.monotonic()
+        if now - self.told >= self.SECONDS and self.done < self.count:
+            self.told = now
+            left = (now - self.began) / self.done * (self.count - self.done)
+            self.db.info(f"packed {self.done} of {self.count} rows, about {left:.0f} s left")

@@ -1,0 +1,97 @@
+"""mop_predict: answers of a named model for rows of ordinary tables. Nothing is written, so a standby answers, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers
+
+
+@with_trainer
+def mop_predict_row(db, session, model, row, version):
+    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
+    if row is None:
+        return [(None, None, None)]
+    if not row.lstrip().startswith("{"):
+        raise MopError(
+            "a row must have columns with names", hint="mop_predict('model', t) with t a table or subquery of FROM."
+        )
+    found = NamedModel.find(db, model, version)
+    rows = session.query(found.row_query(), ("jsonb",), (row,))
+    with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
+        found.lent_to(db, trainer)
+        (answer,) = answers(found, found.outputs_of(trainer, found.encode(rows)))
+    return [_as_tuple(answer)]
+
+
+@with_trainer
+def mop_predict_table(db, session, model, source, keep, version):
+    """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found, split_names(keep))
+    kept = ", ".join(f"{quote_literal(name)}, {quote_identifier(name)}" for name in reader.keep)
+    extra = [f"jsonb_build_object({kept})::text"] if reader.keep else []
+    reader.keep = []
+    rows: list[Any] = []
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        for chunk, made in _answered(db, found, trainer, reader, extra):
+            rows += [(row["e0"] if extra else None, *_as_tuple(answer)) for row, answer in zip(chunk, made)]
+    return rows
+
+
+@with_trainer
+def mop_predict_into(db, session, model, source, output, keep, version):
+    """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found, split_names(keep))
+    table = db.output_table(output)
+    for name in reader.keep:
+        if name in ("prediction", "probability", "probabilities"):
+            raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
+    names = [quote_identifier(name) for name in reader.keep]
+    types = [reader.columns[name] for name in reader.keep]
+    answer_types = [found.prediction_type, "double precision", "jsonb"]
+    columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
+    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
+    db.identify_by_all(table)
+    casts = ", ".join(f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns))
+    insert = db.plpy.prepare(
+        f"INSERT INTO {table} SELECT {casts} FROM unnest({', '.join(f'${i + 1}' for i in range(len(columns)))}) "
+        f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
+        [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
+    )
+    extra, reader.keep = [f"{name}::text" for name in names], []
+    count = 0
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        for chunk, made in _answered(db, found, trainer, reader, extra):
+            given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
+            db.plpy.execute(insert, [*given, *map(list, zip(*map(_as_tuple, made)))])
+            count += len(chunk)
+    return count
+
+
+def _answered(
+    db: Any, model: NamedModel, trainer: Any, reader: RowReader, extra: list[str]
+) -> Iterator[tuple[list[Any], list[Answer]]]:
+    """(rows, their answers) in chunks; then the caller is told what the rows lack."""
+    model.lent_to(db, trainer)
+    unseen: dict[str, list[str]] = {}
+    for rows in reader.chunks(extra):
+        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows)))
+        for name, values in model.unseen(rows).items():
+            unseen.setdefault(name, values)
+    reader.tell_missing()
+    reader.tell_unseen(unseen)
+
+
+def _as_tuple(answer: Answer) -> tuple[Any, ...]:
+    return (
+        answer.prediction,
+        answer.probability,
+        None if answer.probabilities is None else json.dumps(answer.probabilities),
+    )

@@ -1,0 +1,246 @@
+"""mop_pack: any table, view or query with ordinary columns becomes a packed table (docs/tables.md)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from pg_mop.backend import settings
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, split_names
+from pg_mop.backend.sql_types import NUMBERS, column_kind
+from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, fitting
+from pg_mop.columns.features import choice
+from pg_mop.columns.features.base import ON_NULL
+from pg_mop.packing import summary, table
+from pg_mop.packing.row_source import columns_named, rows_of
+from pg_mop.packing.rows import steady_scans
+from pg_mop.packing.shards import placement_of
+from pg_mop.packing.source_columns import SourceNames
+from pg_mop.packing.training import Training
+
+KINDS = ("classification", "regression")
+FEW_VALUES = 10  # an integer target with so many values has classes
+MAX_COUNTED = 40_000  # values of a target that are counted
+FEW_ROWS = 20
+
+
+@sql_function
+def mop_pack(db, source, output, target, id, exclude, kind, transform, fitted_on, max_categories, on_null, buffer_size):
+    """Pack the rows of `source` with the transform fitted on them, or with that of the packed table `fitted_on`."""
+    if buffer_size is not None and buffer_size <= 0:
+        raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
+    options = Options.read(kind, transform, max_categories, on_null)
+    db.check_engine("mop_pack")
+    config = settings.load(db)
+    packed, summary_table = db.output_table(output, "_summary")
+    with steady_scans(db):
+        training = None if fitted_on is None else Training(db, fitted_on)
+        if training is not None and target is None:
+            target = ", ".join(quote_identifier(column.name) for column in training.transform.outputs)
+        with rows_of(db, source, known=_single(target)) as rows:
+            if training is not None:
+                columns = like_training(db, rows, training, _targets(db, rows, target))
+            else:
+                columns = fit(db, rows, target, id, exclude, options)
+            if rows.name.startswith("mop_rows_") and not source.strip().lower().startswith(("select", "with", "(")):
+                _tell_unknown(db, source, target)
+            names = SourceNames([c.name for c in columns.inputs], [c.name for c in columns.outputs]).packed_names()
+            placement = placement_of(db, rows, config)
+            summary.write(db, summary_table, source, output, columns, placement)
+            seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
+            table.pack(
+                db,
+                rows,
+                packed,
+                summary_table,
+                columns,
+                names,
+                buffer_size,
+                placement,
+                [column.shape[0] for column in columns.outputs],
+                seed if training is None else None,
+                training and training.packed,
+            )
+
+
+class Options:
+    """The arguments of mop_pack that decide about features."""
+
+    def __init__(self, kind: str | None, transform: dict[str, Any], max_categories: int | None, on_null: str) -> None:
+        self.kind, self.transform, self.max_categories, self.on_null = kind, transform, max_categories, on_null
+
+    @classmethod
+    def read(cls, kind: Any, transform: Any, max_categories: Any, on_null: Any) -> Options:
+        """Raises MopError."""
+        kind = kind and kind.strip().lower()
+        if kind is not None and kind not in KINDS:
+            raise MopError(f"kind must be 'classification' or 'regression', not {kind!r}")
+        on_null = (on_null or "indicator").strip().lower()
+        if on_null not in ON_NULL:
+            raise MopError(f"on_null must be one of {', '.join(ON_NULL)}, not {on_null!r}")
+        if max_categories is not None and (max_categories < 1 or max_categories != int(max_categories)):
+            raise MopError(f"max_categories must be an integer of at least 1, not {max_categories:g}")
+        return cls(
+            kind, choice.read_transform(transform), None if max_categories is None else int(max_categories), on_null
+        )
+
+
+def fit(
+    db: Database, rows: Table, target: str | None, id: str | None, exclude: str | None, options: Options
+) -> Transform:
+    """The transform of a table, fitted on its rows. Tells the caller what is left out. Raises MopError."""
+    targets = _targets(db, rows, target)
+    ids = columns_named(db, rows, id, "id", split_names(id))
+    excluded = columns_named(db, rows, exclude, "exclude", split_names(exclude))
+    outputs = [fit_target(db, rows, name, options.kind) for name in targets]
+    columns = db.columns(rows)
+    sources = choice.sources(columns, {*targets, *ids, *excluded}, options.transform, options.on_null)
+    db.check_readable(rows, [*targets, *(source.column for source in sources)])
+    found = fitting.fit(
+        db,
+        rows,
+        sources,
+        options.max_categories,
+        targets[0],
+        isinstance(outputs[0], TargetNumber),
+        [*targets, "__dist_key__", "buffer_id"],
+    )
+    for text, hint in found.warnings:
+        db.warning(text, hint=hint)
+    if found.left_out:
+        db.notice(
+            f"{len(found.left_out)} column{'s are' if len(found.left_out) > 1 else ' is'} left out",
+            detail="; ".join(f"{name}: {reason}" for name, reason in found.left_out.items()) + ".",
+            hint="""To pack one, name it: transform => '{"%s": "one_hot"}'.""" % next(iter(found.left_out)),
+        )
+    if not found.inputs:
+        raise MopError(
+            "no column is left to predict from",
+            detail="; ".join(f"{name}: {reason}" for name, reason in found.left_out.items()) or None,
+            hint="A table needs a column besides target, id and excluded columns.",
+        )
+    return Transform(found.inputs, outputs)
+
+
+def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column:
+    """The column type of a target: classes or numbers. Raises MopError for a target that cannot be learnt."""
+    sql_kind = column_kind(db, rows, name)
+    source, quoted = SourceColumn(db, rows, name, sql_kind), quote_identifier(name)
+    known = db.value(f"SELECT count({quoted}) FROM {rows}")
+    if not known:
+        raise MopError(f'target "{name}" is NULL in all rows', sqlstate="22004")
+    is_number = sql_kind.shown in NUMBERS
+    comparable = f"{quoted}::text" if sql_kind.shown in ("json", "point", "xml") else quoted
+    values = db.value(
+        f"SELECT count(*) FROM (SELECT DISTINCT {comparable} FROM {rows} WHERE {quoted} IS NOT NULL LIMIT {MAX_COUNTED}) d"
+    )
+    if values == 1:
+        raise MopError(
+            f'target "{name}" has the same value in all {known} rows',
+            hint="There is nothing to learn: choose another target.",
+        )
+    chosen = kind
+    if chosen is None:
+        whole = sql_kind.shown in ("smallint", "integer", "bigint")
+        chosen = "regression" if is_number and not (whole and values <= FEW_VALUES) else "classification"
+        if is_number:
+            other = "classification" if chosen == "regression" else "regression"
+            db.notice(
+                f'target "{name}" ({sql_kind.shown}, {values} values) is taken as '
+                + ("numbers: regression" if chosen == "regression" else "classes: classification"),
+                hint=f"For {other}: kind => '{other}'.",
+            )
+    if chosen == "regression":
+        return TargetNumber.fit(source, Request())
+    if values == known >= FEW_ROWS:
+        raise MopError(
+            f'target "{name}" has another value in each of {known} rows',
+            hint="It is an identifier, not a class. "
+            + ("To predict numbers: kind => 'regression'." if is_number else "Choose another target."),
+        )
+    column = OneHot.fit(source, Request())
+    if is_number and values > 100:
+        db.warning(
+            f'target "{name}" has {values} values, and each becomes a class',
+            hint="To predict numbers: kind => 'regression'.",
+        )
+    return column
+
+
+def like_training(db: Database, rows: Table, training: Training, targets: list[str]) -> Transform:
+    """The transform of a training table for other rows, which need the same columns. Raises MopError."""
+    inputs = training.transform.inputs
+    check_columns(db, rows, inputs)
+    if len(targets) != len(training.transform.outputs):
+        raise MopError(
+            f"{len(targets)} targets are named, but training has {len(training.transform.outputs)}",
+            detail="Those of training are " + ", ".join(c.name for c in training.transform.outputs) + ".",
+        )
+    outputs = []
+    for name, trained in zip(targets, training.transform.outputs):
+        source = SourceColumn(db, rows, name, column_kind(db, rows, name))
+        outputs.append(type(trained).fit_like(source, training.request, trained, training.summary))
+    return Transform(inputs, outputs)
+
+
+def check_columns(db: Database, rows: Table, inputs: Any) -> None:
+    """Raises MopError where rows lack columns of the inputs, or have them with types that do not suit."""
+    existing = db.columns(rows)
+    for column in inputs:
+        missing = [name for name in column.sources if name not in existing]
+        if missing:
+            raise MopError(
+                f'column "{missing[0]}" of the training rows does not exist in {rows}',
+                hint="Add it in a view: SELECT *, NULL::... AS " + quote_identifier(missing[0]) + " FROM ...",
+                sqlstate="42703",
+            )
+        wanted = {
+            feature.column: feature.sql_type
+            for feature in getattr(column, "features", ())
+            if not feature.parameters.get("path")
+        }
+        for name, sql_type in wanted.items():
+            if _family(existing[name]) != _family(sql_type):
+                raise MopError(
+                    f'column "{name}" has type {existing[name]}, but training had {sql_type}',
+                    hint=f"Cast it in a view: {quote_identifier(name)}::{sql_type}.",
+                    sqlstate="42804",
+                )
+        db.check_readable(rows, column.sources)
+
+
+def _family(sql_type: str) -> str:
+    """Types of one family are interchangeable after training."""
+    if sql_type in NUMBERS:
+        return "number"
+    if sql_type in choice.TEXTS:
+        return "text"
+    if sql_type.startswith("timestamp") or sql_type == "date":
+        return "moment"
+    return sql_type
+
+
+def _targets(db: Database, rows: Table, target: str | None) -> list[str]:
+    names = split_names(target)
+    if not names:
+        raise MopError(
+            "no target is named", hint="target => 'column', the column to predict; several with commas between."
+        )
+    found = columns_named(db, rows, target, "target", names)
+    for name in found:
+        if found.count(name) > 1:
+            raise MopError(f'target "{name}" is named twice')
+    return found
+
+
+def _single(target: str | None) -> str | None:
+    names = split_names(target)
+    return names[0] if len(names) == 1 else None
+
+
+def _tell_unknown(db: Database, source: str, target: str | None) -> None:
+    name = quote_identifier(split_names(target)[0])
+    db.notice(f"rows without a value of target {name} are left out", hint="They can be predicted later.")

@@ -1,0 +1,296 @@
+"""Reports about a named model on rows with known targets: measures, tables and curves (docs/tables.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.columns import Column, Words
+from pg_mop.columns.features import Feature
+from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.moment import Moment
+from pg_mop.columns.features.number import Boolean, Number
+from pg_mop.columns.features_column import Features
+from pg_mop.inference import scores
+from pg_mop.inference.named_model import NamedModel, RowReader
+from pg_mop.packing.training import Training
+
+MOST_ROWS = 10_000  # rows that mop_importance permutes
+MOST_POINTS = 200  # of a curve
+REPEATS = 5
+
+
+class Measured:
+    """The truth and the outputs of a model for rows with a known target.
+
+    `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units.
+    """
+
+    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int) -> None:
+        self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
+
+    def measures(self, regression: bool) -> dict[str, float]:
+        """The measures, by name."""
+        if regression:
+            return scores.regression(self.truth, self.outputs[:, 0])
+        return scores.classification(self.truth, self.outputs)
+
+
+def measure(db: Database, session: Any, model: NamedModel, source: str | None) -> Measured:
+    """Predict for the rows of a source with a known target. Raises MopError."""
+    reader = RowReader(db, source, model)
+    truth: list[Any] = []
+    outputs = []
+    unknown = 0
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        model.lent_to(db, trainer)
+        for rows in reader.chunks([target_sql(reader, model)]):
+            known = [row for row in rows if row["e0"] is not None]
+            if known:
+                outputs.append(model.outputs_of(trainer, model.encode(known)))
+                truth += [row["e0"] for row in known]
+    if not truth:
+        raise MopError(
+            f'no row has a value of target "{model.target}"', hint="A report needs rows whose target is known."
+        )
+    reader.tell_missing()
+    together = np.concatenate(outputs)
+    if model.regression:
+        return Measured(np.array(truth, "f8"), together, [], 0)
+    labels = model.labels(together.shape[1])
+    numbers = {label: k for k, label in enumerate(labels)}
+    codes = np.array([numbers.get(value, -1) for value in truth])
+    if unknown := int((codes < 0).sum()):
+        strange = sorted({value for value in truth if value not in numbers})[:5]
+        db.warning(
+            f"{unknown} rows have a class that training rows did not have: they are left out",
+            detail=f"For instance {', '.join(strange)}.",
+        )
+        if unknown == len(codes):
+            raise MopError(f'no row has a class of target "{model.target}" that training rows had')
+    return Measured(codes[codes >= 0], together[codes >= 0], labels, unknown)
+
+
+def target_sql(reader: RowReader, model: NamedModel) -> str:
+    """SQL: the target of a row. Raises MopError where the rows do not have it."""
+    if model.target not in reader.columns:
+        raise MopError(
+            f'the rows have no column "{model.target}", the target', hint="A report needs rows whose target is known."
+        )
+    return f"{quote_identifier(model.target)}::{'double precision' if model.regression else 'text'}"
+
+
+@with_trainer
+def mop_evaluate(db, session, model, source, version):
+    """Measures of the model on rows with known targets: [(name, value)]."""
+    found = NamedModel.find(db, model, version)
+    measured = measure(db, session, found, source)
+    values = {"rows": float(len(measured.truth)), **measured.measures(found.regression)}
+    return [(name, None if math.isnan(value) else value) for name, value in values.items()]
+
+
+def _classes(db: Database, session: Any, model: Any, source: Any, version: Any) -> Measured:
+    found = NamedModel.find(db, model, version)
+    if found.regression:
+        raise MopError(
+            f'model "{model}" predicts numbers: it has no classes',
+            hint=f"SELECT * FROM {db.extension}.mop_evaluate('{model}', ...);",
+        )
+    return measure(db, session, found, source)
+
+
+@with_trainer
+def mop_confusion_matrix(db, session, model, source, version):
+    """[(true class, predicted class, rows)]."""
+    m = _classes(db, session, model, source, version)
+    table = scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels))
+    return [(m.labels[i], m.labels[j], int(table[i, j])) for i in range(len(table)) for j in range(len(table))]
+
+
+@with_trainer
+def mop_class_report(db, session, model, source, version):
+    """[(class, precision, recall, f1, support)]."""
+    m = _classes(db, session, model, source, version)
+    report = scores.class_report(scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels)))
+    return [
+        (label, row["precision"], row["recall"], row["f1"], int(row["support"])) for label, row in zip(m.labels, report)
+    ]
+
+
+def _positive(m: Measured, label: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """(whether each row is of the class, its probability); by default of the second class. Raises MopError."""
+    chosen = m.labels[min(1, len(m.labels) - 1)] if label is None else label
+    if chosen not in m.labels:
+        raise MopError(f'there is no class "{chosen}"', hint="The classes are " + ", ".join(m.labels) + ".")
+    k = m.labels.index(chosen)
+    return m.truth == k, m.outputs[:, k]
+
+
+@with_trainer
+def mop_roc_curve(db, session, model, source, label, version):
+    """[(threshold, false positive rate, true positive rate)], thinned to MOST_POINTS."""
+    m = _classes(db, session, model, source, version)
+    points = scores.roc_curve(*_positive(m, label))
+    step = max(1, math.ceil(len(points) / MOST_POINTS))
+    kept = points[::step]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+@with_trainer
+def mop_calibration(db, session, model, source, label, version):
+    """[(mean probability, share of the class, rows)] in ten bins."""
+    m = _classes(db, session, model, source, version)
+    return scores.calibration(*_positive(m, label))
+
+
+@with_trainer
+def mop_importance(db, session, model, source, version, seed):
+    """What the model's main measure loses where one column is permuted: [(column, loss, deviation)], largest first."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found)
+    truth: list[Any] = []
+    chunks = []
+    random = np.random.default_rng(0 if seed is None else int(seed))
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        found.lent_to(db, trainer)
+        for rows in reader.chunks([target_sql(reader, found)]):
+            known = [row for row in rows if row["e0"] is not None][: MOST_ROWS - len(truth)]
+            if known:
+                chunks.append(found.encode(known))
+                truth += [row["e0"] for row in known]
+            if len(truth) >= MOST_ROWS:
+                break
+        if not truth:
+            raise MopError(f'no row has a value of target "{found.target}"')
+        arrays = [np.concatenate(own) for own in zip(*chunks)]
+        real = np.array(truth, "f8") if found.regression else np.array(truth, object)
+        base = _main_measure(found, real, found.outputs_of(trainer, arrays))
+        losses = []
+        for name, places in _elements(found.inputs):
+            own = []
+            for _ in range(REPEATS):
+                order = random.permutation(len(truth))
+                changed = list(arrays)
+                for i, columns in places:
+                    changed[i] = changed[i].copy()
+                    changed[i][..., columns] = changed[i][order][..., columns]
+                own.append(base - _main_measure(found, real, found.outputs_of(trainer, changed)))
+            losses.append((name, float(np.mean(own)), float(np.std(own))))
+    return sorted(losses, key=lambda loss: -loss[1])
+
+
+def _main_measure(model: NamedModel, truth: np.ndarray, outputs: np.ndarray) -> float:
+    """Accuracy, or R2."""
+    if model.regression:
+        return scores.regression(truth, outputs[:, 0])["r2"]
+    labels = np.array(model.labels(outputs.shape[1]), object)
+    return float((labels[outputs.argmax(1)] == truth).mean())
+
+
+def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
+    """(column of the source, [(input, its elements)]) of each."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for i, column in enumerate(inputs):
+        if isinstance(column, Features):
+            start = 0
+            for feature in column.features:
+                end = start + len(feature.elements)
+                found.setdefault(feature.name, []).append((i, slice(start, end)))
+                start = end
+        else:
+            found.setdefault(column.name, []).append((i, slice(None)))
+    return list(found.items())
+
+
+@sql_function
+def mop_feature_info(db, model, version):
+    """What became of each column: of a named model, or of a packed table."""
+    table = db.find_table(model) if model and model.strip() else None
+    if table is not None and "buffer_id" in db.columns(table):
+        inputs = Training(db, model).transform.inputs
+    else:
+        inputs = NamedModel.find(db, model, version).inputs
+    rows: list[Any] = []
+    for column in inputs:
+        if isinstance(column, Features):
+            rows += [_described(feature) for feature in column.features]
+        else:
+            known = column.parameters
+            what = f"{column.tokens} words" if isinstance(column, Words) else f"array of {known['shape']}"
+            nulls = known.get("nulls")
+            share = nulls / known["rows"] if nulls is not None and known.get("rows") else None
+            rows.append((column.name, known.get("sql_type"), what, None, share, None, None, None, None, None))
+    return rows
+
+
+def _described(feature: Feature) -> tuple[Any, ...]:
+    p = feature.parameters
+    values = None
+    if isinstance(feature, Category):
+        values = json.dumps(dict(zip(p["values"][:20], p["counts"][:20])))
+    numbers = [p.get(name) for name in ("mean", "deviation", "least", "most")]
+    return (
+        feature.name,
+        feature.sql_type,
+        feature.described(),
+        len(feature.elements),
+        p["nulls"] / p["rows"] if p["rows"] else None,
+        *numbers,
+        values,
+    )
+
+
+@sql_function
+def mop_drift(db, model, source, version):
+    """How far the rows' columns are from those of training: [(column, stability index, NULL share then, now)]."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found)
+    numbers: dict[str, list[np.ndarray]] = {}
+    codes: dict[str, np.ndarray] = {}
+    nulls: dict[str, int] = {}
+    count = 0
+    features = {f.name: f for column in found.inputs if isinstance(column, Features) for f in column.features}
+    for rows in reader.chunks():
+        count += len(rows)
+        first = 0
+        for column, parts in zip(found.inputs, found.wire_counts()):
+            wires = [[row[f"w{i}"] for row in rows] for i in range(first, first + parts)]
+            first += parts
+            if not isinstance(column, Features):
+                continue
+            for name, own in column.wires(column.values_of(wires)).items():
+                feature = features[name]
+                if isinstance(feature, Category):
+                    counts = np.bincount(feature.numbers(own), minlength=len(feature.classes))
+                    codes[name] = codes.get(name, 0) + counts
+                    nulls[name] = nulls.get(name, 0) + sum(value is None for value in own)
+                else:
+                    numbers.setdefault(name, []).append(np.array(own))
+                    nulls[name] = nulls.get(name, 0) + int(np.isnan(own).sum())
+    if not count:
+        raise MopError("there are no rows")
+    reader.tell_missing()
+    result = []
+    for name, feature in features.items():
+        p = feature.parameters
+        if isinstance(feature, Category):
+            then = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
+            index = scores.stability([n / max(1, sum(then)) for n in then], (codes[name] / codes[name].sum()).tolist())
+        elif isinstance(feature, (Number, Moment)):
+            index = scores.stability(p["shares"], scores.shares(p["edges"], np.concatenate(numbers[name])))
+        elif isinstance(feature, Boolean):
+            values = np.concatenate(numbers[name])
+            now = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+            index = scores.stability([p["share"], 1 - p["share"]], [now, 1 - now])
+        else:
+            continue
+        verdict = "stable" if index < 0.1 else "changed" if index < 0.25 else "drifted"
+        result.append((name, index, p["nulls"] / max(1, p["rows"]), nulls[name] / count, verdict))
+    return sorted(result, key=lambda row: -row[1])

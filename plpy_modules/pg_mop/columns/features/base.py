@@ -1,0 +1,171 @@
+"""The base class of features: what one column of an ordinary table becomes in a packed column."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+
+if TYPE_CHECKING:
+    import numpy
+
+ON_NULL = ("indicator", "fill", "refuse")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A column of the source, or a field of a JSON column.
+
+    `name`: the feature's name; `column`: the column's name; `path`: keys within the JSON value; `sql_type`: the column's
+    type as format_type prints it, without the domain; `options`: the user's choices for this feature.
+    """
+
+    name: str
+    column: str
+    sql_type: str
+    path: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the training rows say about one column. The fields that its feature does not need are empty.
+
+    `rows`: all training rows; `nulls`: those without a value; `mean`, `deviation`, `least`, `most`: of the numbers, after
+    the logarithm where the feature takes it; `values`: (text, rows) of the most frequent values; `distinct`: the number of
+    different values; `sample`: values of evenly spaced rows, numbers (NaN: no value) or texts (None: no value).
+    """
+
+    rows: int = 0
+    nulls: int = 0
+    mean: float | None = None
+    deviation: float | None = None
+    least: float | None = None
+    most: float | None = None
+    values: tuple[tuple[str, int], ...] = ()
+    distinct: int = 0
+    sample: Any = ()
+
+
+@dataclass
+class Feature(ABC):
+    """One column of the source within a packed column (:class:`~pg_mop.columns.features_column.Features`).
+
+    `parameters` are JSON-able and complete after `fit`. SQL turns a raw value into a wire, a number or a text; `encode`
+    turns wires into elements. Elements never depend on other rows.
+    """
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    type_name: ClassVar[str]  # in JSON
+    wire: ClassVar[str] = "number"  # or "text"
+    is_code: ClassVar[bool] = False  # whether the element is a code for an embedding
+
+    # --- fitting ---
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, source: Source, statistics: Statistics) -> Feature:
+        """The fitted feature. Pure. Raises MopError."""
+
+    @classmethod
+    def stored(cls, source: Source, statistics: Statistics, **parameters: Any) -> Feature:
+        """The feature with the parameters that all features have, besides its own."""
+        if statistics.nulls and source.options.get("on_null") == "refuse":
+            raise MopError(
+                f'column "{source.name}" is NULL in {statistics.nulls} of {statistics.rows} rows',
+                detail="on_null is 'refuse'.",
+                hint=f'Leave such rows out: SELECT ... WHERE "{source.column}" IS NOT NULL. Or call with '
+                "on_null => 'indicator'.",
+                sqlstate="22004",
+            )
+        common: dict[str, Any] = {"column": source.column, "sql_type": source.sql_type}
+        if source.path:
+            common["path"] = list(source.path)
+        return cls(source.name, {**common, **parameters, "rows": statistics.rows, "nulls": statistics.nulls})
+
+    # --- SQL ---
+
+    @property
+    def column(self) -> str:
+        """The column of the source."""
+        return self.parameters["column"]
+
+    @property
+    def sql_type(self) -> str:
+        return self.parameters["sql_type"]
+
+    def raw_sql(self) -> str:
+        """SQL: the raw value in the source's row; a field of a JSON column as text."""
+        return raw_sql(self.column, self.parameters.get("path"))
+
+    @abstractmethod
+    def wire_sql(self) -> str:
+        """SQL: the value as a double precision number, or as a text; NULL where there is none."""
+
+    # --- elements ---
+
+    @property
+    @abstractmethod
+    def elements(self) -> list[str]:
+        """The names of the elements that a value becomes."""
+
+    @abstractmethod
+    def encode(self, wires: Any) -> numpy.ndarray:
+        """Wires -> elements [rows, len(elements)], float32. `wires`: float64 numbers (NaN: NULL), or a list of texts."""
+
+    def unseen(self, wires: Any) -> list[str]:
+        """Values that training rows did not have, of categories."""
+        return []
+
+    def described(self) -> str:
+        """What becomes of the column, in a few words."""
+        return self.type_name
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type_name, "name": self.name, "parameters": self.parameters}
+
+
+def raw_sql(column: str, path: Any = None) -> str:
+    """SQL: a column, or a field of a JSON column as text."""
+    value = quote_identifier(column)
+    if not path:
+        return value
+    keys = ", ".join(quote_literal(key) for key in path)
+    return f"({value}::jsonb #>> ARRAY[{keys}]::text[])"
+
+
+def number_sql(raw: str, sql_type: str, is_field: bool = False) -> str:
+    """SQL: a raw number as double precision; NULL for NaN, infinity where double precision ends.
+
+    A field of a JSON column that is no number is NULL.
+    """
+    if is_field:
+        number = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?\s*$"
+        raw, sql_type = f"(CASE WHEN {raw} ~ {quote_literal(number)} THEN {raw}::numeric END)", "numeric"
+    if sql_type == "numeric":
+        return (
+            f"(CASE WHEN {raw} = 'NaN' THEN NULL WHEN abs({raw}) < 1e300 THEN {raw}::double precision "
+            f"WHEN {raw} IS NOT NULL THEN sign({raw}) * double precision 'Infinity' END)"
+        )
+    if sql_type in ("real", "double precision"):
+        return f"nullif({raw}::double precision, 'NaN')"
+    return f"{raw}::double precision"
+
+
+def with_indicator(wires: numpy.ndarray, elements: numpy.ndarray, indicator: bool) -> numpy.ndarray:
+    """Elements [rows, n], with one more that is 1 where the wire is NULL."""
+    import numpy as np
+
+    if not indicator:
+        return elements
+    return np.concatenate([elements, np.isnan(wires).reshape(-1, 1).astype("<f4")], 1)
+
+
+def wants_indicator(source: Source, statistics: Statistics) -> bool:
+    """Whether the feature tells the net which values are NULL."""
+    return bool(statistics.nulls) and source.options.get("on_null", "indicator") == "indicator"

@@ -1,0 +1,137 @@
+"""Numbers and booleans as elements of a packed column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.backend.errors import MopError
+from pg_mop.columns.features.base import Feature, Source, Statistics, number_sql, wants_indicator, with_indicator
+
+if TYPE_CHECKING:
+    import numpy
+
+SCALES = ("standard", "minmax", "robust", "log", "none")
+MOST = 1e30  # the largest number that is packed: float32 ends at 3.4e38, and its square must be a double
+CLIP = 30.0  # scaled numbers are kept within this distance of 0: one wild value must not decide a prediction
+BINS = 10  # of the distribution that is kept for mop_drift
+
+
+@dataclass
+class Number(Feature):
+    """Parameters: `scale` (one of SCALES), `center` and `factor` (element = (value - center) * factor), `fill` (the value of
+    NULL), `indicator`; and statistics: `mean`, `deviation`, `least`, `most`, `edges` (of BINS bins), `shares` (of the
+    sample's rows in each bin)."""
+
+    type_name = "number"
+
+    @classmethod
+    def fit(cls, source: Source, statistics: Statistics) -> Number:
+        scale = source.options.get("scale", "standard")
+        if scale not in SCALES:
+            raise MopError(f'the scale of column "{source.name}" must be one of {", ".join(SCALES)}, not {scale!r}')
+        center, factor = _scaling(scale, statistics)
+        fill = statistics.mean or 0.0
+        if scale == "log":
+            fill = math.copysign(math.expm1(abs(fill)), fill)
+        parameters = {
+            "scale": scale,
+            "center": center,
+            "factor": factor,
+            "fill": fill,
+            "indicator": wants_indicator(source, statistics),
+            "mean": statistics.mean,
+            "deviation": statistics.deviation,
+            "least": statistics.least,
+            "most": statistics.most,
+            **distribution(statistics.sample),
+        }
+        return cls.stored(source, statistics, **parameters)  # type: ignore[return-value]
+
+    def wire_sql(self) -> str:
+        return number_sql(self.raw_sql(), self.sql_type, bool(self.parameters.get("path")))
+
+    @property
+    def elements(self) -> list[str]:
+        return [self.name, *[f"{self.name} IS NULL"] * self.parameters["indicator"]]
+
+    def encode(self, wires: Any) -> numpy.ndarray:
+        import numpy as np
+
+        p = self.parameters
+        values = np.where(np.isnan(wires), p["fill"], wires)
+        if p["scale"] == "log":
+            values = np.sign(values) * np.log1p(np.abs(values))
+        with np.errstate(over="ignore"):
+            scaled = (values - p["center"]) * p["factor"]
+        limit = MOST if p["scale"] == "none" else CLIP
+        return with_indicator(wires, np.clip(scaled, -limit, limit).astype("<f4").reshape(-1, 1), p["indicator"])
+
+    def described(self) -> str:
+        return f"number, {self.parameters['scale']}" + ", NULL indicator" * self.parameters["indicator"]
+
+
+def _scaling(scale: str, statistics: Statistics) -> tuple[float, float]:
+    """(center, factor) of a scale."""
+    import numpy as np
+
+    least, most = statistics.least or 0.0, statistics.most or 0.0
+    center, width = 0.0, 1.0
+    if scale in ("standard", "log"):
+        center, width = statistics.mean or 0.0, statistics.deviation or 0.0
+    elif scale == "minmax":
+        center, width = least, most - least
+    elif scale == "robust":
+        sample = np.asarray(statistics.sample, "f8")
+        sample = sample[np.isfinite(sample)]
+        low, center, high = (float(v) for v in np.percentile(sample, [25, 50, 75])) if len(sample) else (0.0, 0.0, 0.0)
+        width = (high - low) or (statistics.deviation or 0.0)
+    return center, 1.0 / width if width else 1.0
+
+
+def distribution(sample: Any) -> dict[str, Any]:
+    """The bins of a sample of numbers (NaN: NULL), at its deciles: {"edges", "shares"}; NULL has no share."""
+    import numpy as np
+
+    values = np.asarray(sample, "f8")
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {"edges": [], "shares": []}
+    edges = sorted({float(v) for v in np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])})
+    counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
+    return {"edges": edges, "shares": (counts / len(values)).tolist()}
+
+
+@dataclass
+class Boolean(Feature):
+    """Parameters: `fill` (the share of true, for NULL), `indicator`, `share`."""
+
+    type_name = "boolean"
+
+    @classmethod
+    def fit(cls, source: Source, statistics: Statistics) -> Boolean:
+        share = statistics.mean or 0.0
+        return cls.stored(  # type: ignore[return-value]
+            source, statistics, fill=share, share=share, indicator=wants_indicator(source, statistics)
+        )
+
+    def wire_sql(self) -> str:
+        return boolean_sql(self.raw_sql(), bool(self.parameters.get("path")))
+
+    @property
+    def elements(self) -> list[str]:
+        return [self.name, *[f"{self.name} IS NULL"] * self.parameters["indicator"]]
+
+    def encode(self, wires: Any) -> numpy.ndarray:
+        import numpy as np
+
+        values = np.where(np.isnan(wires), self.parameters["fill"], wires).astype("<f4").reshape(-1, 1)
+        return with_indicator(wires, values, self.parameters["indicator"])
+
+
+def boolean_sql(raw: str, is_field: bool = False) -> str:
+    """SQL: a boolean as 0 or 1. A field of a JSON column that is no boolean is NULL."""
+    if is_field:
+        return f"(CASE {raw} WHEN 'true' THEN 1.0 WHEN 'false' THEN 0.0 END)::double precision"
+    return f"{raw}::integer::double precision"

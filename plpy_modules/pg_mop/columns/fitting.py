@@ -1,0 +1,321 @@
+"""Fitting the features of a table: the statistics of its columns, read by few scans, and the columns to pack.
+
+Scans: one computes the statistics of all numbers; one reads a sample of evenly spaced rows; one counts the values of all
+categories; one reads the words of texts, where there are texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.sql_types import column_kind
+from pg_mop.columns import words
+from pg_mop.columns.base import Column, Request, SourceColumn
+from pg_mop.columns.features import CodedCategory, Feature, Source, Statistics, choice
+from pg_mop.columns.features.base import number_sql, raw_sql
+from pg_mop.columns.features.moment import moment_sql
+from pg_mop.columns.features.number import MOST, boolean_sql
+from pg_mop.columns.features_column import Features
+from pg_mop.columns.scale import Scale
+from pg_mop.columns.words import Words
+
+SAMPLE = 10_000  # rows of the sample
+AT_ONCE = 150  # columns whose statistics one statement computes: PostgreSQL's select lists end at 1664 entries
+MAX_COUNTED = 20_000  # values of a category that are read
+CHUNK = 5_000  # texts read at a time
+FEATURES, CODES = "features", "codes"  # packed columns
+
+
+@dataclass
+class Fitted:
+    """The columns to pack, and what the user should know: `left_out` {column: reason}, `warnings` [(text, hint)]."""
+
+    inputs: list[Column] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    warnings: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@dataclass
+class _Candidate:
+    """A column that may become a feature."""
+
+    source: Source
+    kind: str
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in ("number", "boolean", "time")
+
+    def wire_sql(self) -> str:
+        """SQL: the value as a feature of this kind reads it."""
+        source = self.source
+        raw = raw_sql(source.column, source.path)
+        if self.kind == "boolean":
+            return boolean_sql(raw, bool(source.path))
+        if self.kind == "number":
+            return number_sql(raw, source.sql_type, bool(source.path))
+        if self.kind == "time":
+            return moment_sql(raw, source.sql_type)
+        return f"rtrim({raw}::text, ' ')" if source.sql_type == "character" else f"{raw}::text"
+
+    def spread_sql(self) -> str:
+        """SQL: the number whose mean and deviation count."""
+        wire = self.wire_sql()
+        return f"(sign({wire}) * ln(1 + abs({wire})))" if self.source.options.get("scale") == "log" else wire
+
+
+def fit(
+    db: Database,
+    table: Table,
+    sources: Sequence[Source],
+    max_categories: int | None,
+    target: str | None = None,
+    regression: bool = False,
+    reserved: Sequence[str] = (),
+) -> Fitted:
+    """Fit the features of `table`. `target`: its column, for warnings of leaks; `reserved`: names of other packed columns.
+
+    Raises MopError.
+    """
+    fitted = Fitted()
+    candidates, arrays = _candidates(db, table, sources, fitted)
+    _read_numbers(db, table, candidates)
+    targets = _read_sample(db, table, candidates, target, regression)
+    for c in candidates:
+        if c.kind == "category" and c.source.options.get("kind") is None and choice.is_text(c.statistics):
+            c.kind = "text"
+    _read_values(db, table, [c for c in candidates if c.kind in ("category", "one_hot", "embedding")])
+    features: list[Feature] = []
+    texts: list[_Candidate] = []
+    for c in candidates:
+        _check_magnitude(c)
+        reason = None
+        if c.source.options.get("kind") is None and "scale" not in c.source.options:
+            reason = choice.why_left_out("category" if c.kind == "category" else c.kind, c.source, c.statistics)
+        if reason:
+            fitted.left_out[c.source.name] = reason
+        elif c.kind == "text":
+            texts.append(c)
+        else:
+            features.append(choice.feature_of(c.kind, c.source, c.statistics, max_categories))
+            _warn(fitted, c, targets, regression)
+    names = _Names(reserved)
+    fitted.inputs = [*_feature_columns(features, names), *_read_words(db, table, texts, names)]
+    for source in arrays:
+        column = Scale.fit(
+            SourceColumn(db, table, source.column, column_kind(db, table, source.column)),
+            Request(normalizing_const=source.options.get("constant", 1.0)),
+        )
+        fitted.inputs.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
+    return fitted
+
+
+class _Names:
+    """Names of packed columns, which must differ."""
+
+    def __init__(self, reserved: Sequence[str]) -> None:
+        self.taken = set(reserved)
+
+    def take(self, name: str) -> str:
+        if name in self.taken:
+            raise MopError(
+                f'the packed table would have two columns "{name}"', hint="Rename the source column in a view."
+            )
+        self.taken.add(name)
+        return name
+
+    def free(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        return self.take(name)
+
+
+def _candidates(
+    db: Database, table: Table, sources: Sequence[Source], fitted: Fitted
+) -> tuple[list[_Candidate], list[Source]]:
+    candidates, arrays = [], []
+    for source in sources:
+        kind = column_kind(db, table, source.column)
+        chosen = choice.kind_of(source, kind.numeric_array, kind.typtype == "e")
+        if chosen is None:
+            hint = " (name its fields in transform)" if source.sql_type in ("json", "jsonb") else ""
+            if not any(other.column == source.column and other.path for other in sources):
+                fitted.left_out[source.name] = f"type {source.sql_type} has no features{hint}"
+        elif chosen == "array":
+            arrays.append(source)
+        elif chosen != "ignore":
+            candidates.append(_Candidate(source, chosen))
+    return candidates, arrays
+
+
+def _read_numbers(db: Database, table: Table, candidates: Sequence[_Candidate]) -> None:
+    """The number of rows and of NULLs of all columns, and the statistics of numbers."""
+    for first in range(0, max(1, len(candidates)), AT_ONCE):
+        group = candidates[first : first + AT_ONCE]
+        wires, aggregates = [], ["count(*) AS n"]
+        for i, c in enumerate(group):
+            wires.append(f"{c.wire_sql()} AS w{i}")
+            aggregates.append(f"count(w{i}) AS known{i}")
+            if c.is_number:
+                wires.append(f"{c.spread_sql()} AS s{i}")
+                fits = f"FILTER (WHERE abs(w{i}) <= {MOST})"
+                aggregates += [
+                    f"min(w{i}) AS least{i}",
+                    f"max(w{i}) AS most{i}",
+                    f"avg(s{i}) {fits} AS mean{i}",
+                    f"stddev_pop(s{i}) {fits} AS deviation{i}",
+                ]
+        row = db.one(f"SELECT {', '.join(aggregates)} FROM (SELECT {', '.join(wires) or '1'} FROM {table}) t")
+        assert row is not None
+        for i, c in enumerate(group):
+            c.statistics = Statistics(
+                rows=row["n"],
+                nulls=row["n"] - row[f"known{i}"],
+                mean=row.get(f"mean{i}"),
+                deviation=row.get(f"deviation{i}"),
+                least=row.get(f"least{i}"),
+                most=row.get(f"most{i}"),
+            )
+
+
+def _check_magnitude(c: _Candidate) -> None:
+    """Raises MopError where a column has numbers that cannot be packed."""
+    s = c.statistics
+    if c.kind != "number" or s.least is None or s.most is None or max(-s.least, s.most) <= MOST:
+        return
+    column = quote_identifier(c.source.column)
+    value = s.most if s.most > -s.least else s.least
+    if c.source.path:
+        condition = f"abs({raw_sql(c.source.column, c.source.path)}::numeric) <= {MOST:g}"
+    else:
+        condition = f"abs({column}) <= {MOST:g}"
+    raise MopError(
+        f'column "{c.source.name}" has {value:g}, beyond {MOST:g}',
+        detail="Numbers are packed as float32, and their squares must be double precision.",
+        hint=f"Leave such rows out: SELECT * FROM ... WHERE {condition}.",
+        sqlstate="22003",
+    )
+
+
+def _read_sample(
+    db: Database, table: Table, candidates: Sequence[_Candidate], target: str | None, regression: bool
+) -> list[Any]:
+    """The sample of each column; returns that of the target."""
+    from pg_mop.columns import binary
+
+    rows = candidates[0].statistics.rows if candidates else 0
+    step = max(1, math.ceil(rows / SAMPLE))
+    numbers = [c for c in candidates if c.is_number]
+    texts = [c for c in candidates if not c.is_number]
+    sent = [
+        f"array_send(ARRAY[{', '.join(f'coalesce({c.wire_sql()}, {_NAN})' for c in numbers)}]::double precision[]) AS n",
+        f"ARRAY[{', '.join(c.wire_sql() for c in texts)}]::text[] AS t",
+        f"{quote_identifier(target) if target else 'NULL'}::{'double precision' if regression else 'text'} AS y",
+    ]
+    if not candidates:
+        return []
+    found = db.execute(
+        f"SELECT {', '.join(sent if numbers else sent[1:])} FROM (SELECT *, row_number() OVER () AS __mop_n "
+        f"FROM {table}) s WHERE __mop_n % {step} = 0"
+    )
+    if numbers:
+        matrix = binary.read([row["n"] for row in found], [len(numbers)], "double precision", FEATURES)
+        for i, c in enumerate(numbers):
+            c.statistics = _with_sample(c.statistics, matrix[:, i].tolist())
+    for i, c in enumerate(texts):
+        c.statistics = _with_sample(c.statistics, [row["t"][i] for row in found])
+    return [row["y"] for row in found]
+
+
+_NAN = "'NaN'"
+
+
+def _with_sample(statistics: Statistics, sample: list[Any]) -> Statistics:
+    return replace(statistics, sample=tuple(sample))
+
+
+def _read_values(db: Database, table: Table, candidates: Sequence[_Candidate]) -> None:
+    """The most frequent values of categories, by one scan."""
+    if not candidates:
+        return
+    entries = ", ".join(f"({i}, {c.wire_sql()})" for i, c in enumerate(candidates))
+    rows = db.plpy.cursor(
+        f"SELECT g, v, n, d FROM (SELECT g, v, n, count(*) OVER (PARTITION BY g) AS d, row_number() OVER "
+        f'(PARTITION BY g ORDER BY n DESC, v COLLATE pg_catalog."C") AS r FROM (SELECT x.g, x.v, count(*) AS n '
+        f"FROM {table} s, LATERAL (VALUES {entries}) AS x(g, v) WHERE x.v IS NOT NULL GROUP BY 1, 2) c) c "
+        f"WHERE r <= {MAX_COUNTED} ORDER BY g, r"
+    )
+    values: list[list[tuple[str, int]]] = [[] for _ in candidates]
+    distinct = [0] * len(candidates)
+    while fetched := rows.fetch(CHUNK):
+        db.check_cancel()
+        for row in fetched:
+            values[row["g"]].append((row["v"], row["n"]))
+            distinct[row["g"]] = row["d"]
+    rows.close()
+    for i, c in enumerate(candidates):
+        c.statistics = replace(c.statistics, values=tuple(values[i]), distinct=distinct[i])
+
+
+def _read_words(db: Database, table: Table, candidates: Sequence[_Candidate], names: _Names) -> list[Column]:
+    """The columns of texts, with the words of the training rows."""
+    if not candidates:
+        return []
+    counts: list[tuple[Counter[str], Counter[int]]] = [(Counter(), Counter()) for _ in candidates]
+    cursor = db.plpy.cursor(
+        f"SELECT {', '.join(f'{c.wire_sql()} AS t{i}' for i, c in enumerate(candidates))} FROM {table}"
+    )
+    while rows := cursor.fetch(CHUNK):
+        db.check_cancel()
+        for i, (found, lengths) in enumerate(counts):
+            words.count((row[f"t{i}"] for row in rows), found, lengths)
+    cursor.close()
+    columns: list[Column] = []
+    for c, (found, lengths) in zip(candidates, counts):
+        more = {"column": c.source.column, "sql_type": c.source.sql_type, "nulls": c.statistics.nulls}
+        if c.source.path:
+            more["path"] = list(c.source.path)
+        columns.append(
+            Words.of(names.take(c.source.name), found, lengths, c.source.options, **more, rows=c.statistics.rows)
+        )
+    return columns
+
+
+def _feature_columns(features: Sequence[Feature], names: _Names) -> list[Column]:
+    """The packed columns of the features: numbers, and codes for embeddings."""
+    numbers = [feature for feature in features if not feature.is_code]
+    codes = [feature for feature in features if feature.is_code]
+    offset = 0
+    for feature in codes:
+        assert isinstance(feature, CodedCategory)
+        feature.parameters["offset"] = offset
+        offset += len(feature.classes)
+    columns: list[Column] = []
+    if numbers:
+        columns.append(Features.of(names.free(FEATURES), numbers))
+    if codes:
+        columns.append(Features.of(names.free(CODES), codes))
+    return columns
+
+
+def _warn(fitted: Fitted, c: _Candidate, targets: list[Any], regression: bool) -> None:
+    exclude = f"exclude => '{c.source.column}'"
+    if choice.looks_like_id(c.source, c.statistics):
+        fitted.warnings.append(
+            (f'column "{c.source.name}" looks like an identifier: its values number the rows', f"Call with {exclude}.")
+        )
+    if targets and choice.leaks(list(c.statistics.sample), targets, regression):
+        fitted.warnings.append(
+            (
+                f'column "{c.source.name}" gives the target away: in a sample, its value decides the target',
+                f"Call with {exclude}, unless it is known when predictions are made.",
+            )
+        )

@@ -1,0 +1,93 @@
+"""Numbers to predict: standardised for training, and scaled back in predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.backend.database import Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
+from pg_mop.columns.features.base import number_sql
+
+if TYPE_CHECKING:
+    import numpy
+
+MOST = 1e30
+
+
+@dataclass
+class TargetNumber(Column):
+    """Parameters: `mean`, `deviation`, `least`, `most`, `sql_type`, `shape` ([1]). Rows without a number are refused."""
+
+    type_name = "target_number"
+
+    @classmethod
+    def fit(cls, source: SourceColumn, request: Request) -> TargetNumber:
+        kind = source.kind
+        if kind.shown not in NUMBERS:
+            raise MopError(
+                f'target "{source.name}" has type {kind.shown}, which is no number',
+                hint="Call with kind => 'classification', or cast the column in a view.",
+                sqlstate="42804",
+            )
+        raw = number_sql(quote_identifier(source.name), kind.shown)
+        found = source.db.one(
+            f"SELECT count(*) FILTER (WHERE abs(v) > {MOST}) AS large, count(v) AS known, min(v) AS least, max(v) AS most, "
+            f"avg(v) FILTER (WHERE abs(v) <= {MOST}) AS mean, stddev_pop(v) FILTER (WHERE abs(v) <= {MOST}) AS deviation "
+            f"FROM (SELECT {raw} AS v FROM {source.table}) t"
+        )
+        assert found is not None
+        if found["large"]:
+            raise MopError(
+                f'target "{source.name}" has numbers beyond {MOST:g} in {found["large"]} rows',
+                hint=f"Leave them out: SELECT ... WHERE abs({quote_identifier(source.name)}) < {MOST:g}.",
+                sqlstate="22003",
+            )
+        parameters = {name: found[name] for name in ("mean", "deviation", "least", "most")}
+        return cls(source.name, {**parameters, "sql_type": kind.shown, "shape": [1], "rows": found["known"]}, kind)
+
+    @classmethod
+    def fit_like(cls, source: SourceColumn, request: Request, trained: Column, summary: Table) -> Column:
+        own = cls.fit(source, request)
+        own.parameters = {**trained.parameters, "sql_type": own.parameters["sql_type"]}
+        return own
+
+    @property
+    def wire_bytes(self) -> int:
+        return ARRAY_HEADER + 12
+
+    @property
+    def wire(self) -> str:
+        return "double precision"
+
+    def raw_parts(self) -> list[str]:
+        number = number_sql(quote_identifier(self.name), self.parameters["sql_type"])
+        return [f"array_send(ARRAY[coalesce({number}, 'NaN')]::double precision[])"]
+
+    def wire_parts(self, values: list[str]) -> list[str]:
+        return values
+
+    def wire_sql(self, value: str) -> str:
+        return value
+
+    def encode(self, values: list[Any]) -> numpy.ndarray | None:
+        from pg_mop.columns import binary
+
+        numbers = binary.read(values, [1], "double precision", self.name)
+        packed = ((numbers - self.parameters["mean"]) / self._deviation).astype("<f4")
+        return packed if binary.np.isfinite(packed).all() else None
+
+    @property
+    def _deviation(self) -> float:
+        return self.parameters["deviation"] or 1.0
+
+    def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
+        return self.labels(outputs.shape[1]), outputs * self._deviation + self.parameters["mean"]
+
+    def difference(self, other: Column) -> str | None:
+        if not isinstance(other, TargetNumber) or self.parameters["mean"] == other.parameters["mean"]:
+            return None
+        return f'for "{self.name}" another scale than that of training'

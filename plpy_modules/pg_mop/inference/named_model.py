@@ -1,0 +1,347 @@
+"""Models with a name: a table whose rows are the versions of one model.
+
+The table is an ordinary one, of the user's schema: it is owned, granted, dumped, replicated and dropped as all tables. One
+version is in use; a partial unique index holds that. A session keeps the models that it predicts with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier
+from pg_mop.columns import Column, OneHot, transform_from_json
+from pg_mop.columns.features_column import Features
+from pg_mop.inference.model import Model
+from pg_mop.packing.row_source import is_query
+
+# the columns of the table, in order
+COLUMNS = {
+    "version": "integer PRIMARY KEY",
+    "in_use": "boolean NOT NULL",
+    "created": "timestamptz NOT NULL DEFAULT now()",
+    "target": "text NOT NULL",
+    "kind": "text NOT NULL",
+    "metrics": "jsonb",
+    "description": "text",
+    "statement": "text",
+    "details": "jsonb",
+    "transform": "json NOT NULL",
+    "compile_params": "text",
+    "fit_params": "text",
+    "model_arch": "json NOT NULL",
+    "model_weights": "bytea NOT NULL",
+}
+SIGNATURE = ("version", "in_use", "transform", "model_arch", "model_weights")
+KEPT = 8  # models that a session keeps
+CHUNK_BYTES = 16 << 20
+CHUNK_ROWS = 10_000
+# the types that the values of a JSON row are read as; no type of a user's, whose functions would run as the caller
+ROW_TYPES = {
+    "boolean": "boolean",
+    "date": "date",
+    "timestamp without time zone": "timestamp without time zone",
+    "timestamp with time zone": "timestamp with time zone",
+    "time without time zone": "time without time zone",
+    "time with time zone": "time with time zone",
+    "interval": "interval",
+    "smallint": "numeric",
+    "integer": "numeric",
+    "bigint": "numeric",
+    "numeric": "numeric",
+    "real": "double precision",
+    "double precision": "double precision",
+    "json": "jsonb",
+    "jsonb": "jsonb",
+}
+_kept: dict[tuple[int, int | None], NamedModel] = {}
+
+
+class NamedModel(Model):
+    """A version of a named model. `version`, `key`: changes when the row does; `kind`: classification or regression."""
+
+    version: int
+    key: tuple[str, str]
+    row_sql: str
+
+    @classmethod
+    def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
+        """The version of the model that is in use, or another. Raises MopError."""
+        table = table_of(db, name)
+        where = "in_use" if version is None else f"version = {int(version)}"
+        row = db.one(f"SELECT version, ctid::text AS place, xmin::text AS writer FROM {table} WHERE {where}")
+        if row is None:
+            raise MopError(
+                f'model "{name}" has no version {version}'
+                if version is not None
+                else f'no version of model "{name}" is in use',
+                hint=f"SELECT version, in_use, metrics FROM {table};",
+            )
+        key = row["place"], row["writer"]
+        model = _kept.get((table.oid, version))
+        if model is None or model.key != key:
+            while len(_kept) >= KEPT:
+                _kept.pop(next(iter(_kept)))
+            model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
+        return model
+
+    def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
+        self.name, self.table, self.version, self.key = name, table, version, key
+        row = db.one(
+            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target FROM {table} "
+            f"WHERE version = {version}"
+        )
+        assert row is not None
+        self.kind, self.target = row["kind"], row["target"]
+        self.transform = transform_from_json(json.loads(row["transform"]))
+        self.regression = self.kind == "regression"
+        self.weights_sql = f"SELECT model_weights FROM {table} WHERE version = {version}"
+        what = f'version {version} of model "{name}"'
+        self._read_architecture(row["arch"], None, len(self.transform.outputs), what)
+        if len(self.input_shapes) != len(self.transform.inputs):
+            raise MopError(f"{what} cannot be used: its net has {len(self.input_shapes)} inputs")
+        self.inputs = self.input_columns([column.name for column in self.transform.inputs])
+        size = sum(math.prod(column.shape) * 8 + column.wire_bytes for column in self.inputs) + 200
+        self.chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
+
+    @property
+    def output(self) -> Column:
+        """The target's column."""
+        return self.transform.outputs[0]
+
+    def lent_to(self, db: Database, trainer: Any) -> None:
+        """Have the trainer hold this model, unless it does."""
+        if trainer.lent is not self:
+            self.weights = db.value(self.weights_sql)
+            try:
+                self.lend(trainer)
+            finally:
+                self.weights = None
+
+    # --- rows ---
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the source that predictions are made from."""
+        return list(dict.fromkeys(name for column in self.inputs for name in column.sources))
+
+    def types(self) -> dict[str, str]:
+        """{column: its SQL type in training}."""
+        found: dict[str, str] = {}
+        for column in self.inputs:
+            if isinstance(column, Features):
+                for feature in column.features:
+                    is_field = feature.parameters.get("path")
+                    found[feature.column] = "jsonb" if is_field else feature.sql_type
+            elif len(column.sources) == 1:
+                is_field = column.parameters.get("path")
+                default = "text" if column.type_name == "words" else "real[]"
+                found[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
+        return found
+
+    def wires_sql(self, names: Sequence[str] = ()) -> list[str]:
+        """SQL: the wires of all inputs, of a row whose columns have their own names."""
+        return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
+
+    def wire_counts(self) -> list[int]:
+        return [len(column.raw_parts()) for column in self.inputs]
+
+    def row_query(self) -> str:
+        """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
+        columns = ", ".join(
+            f"{quote_identifier(name)} {_row_type(sql_type)}" for name, sql_type in self.types().items()
+        )
+        wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
+        return f"SELECT {wires} FROM jsonb_to_record($1) AS q({columns})"
+
+    def encode(self, rows: Sequence[Any]) -> list[np.ndarray]:
+        """Rows with wires w0, w1, ... -> the arrays that the net takes."""
+        arrays, first = [], 0
+        for column, count in zip(self.inputs, self.wire_counts()):
+            parts = [[row[f"w{i}"] for row in rows] for i in range(first, first + count)]
+            arrays.append(column.encode_for_prediction(column.values_of(parts)))
+            first += count
+        return arrays
+
+    def unseen(self, rows: Sequence[Any]) -> dict[str, list[str]]:
+        """{column: values that training rows did not have} of a chunk."""
+        found: dict[str, list[str]] = {}
+        first = 0
+        for column, count in zip(self.inputs, self.wire_counts()):
+            if isinstance(column, Features):
+                parts = [[row[f"w{i}"] for row in rows] for i in range(first, first + count)]
+                found.update(column.unseen(column.values_of(parts)))
+            first += count
+        return found
+
+    def outputs_of(self, trainer: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers."""
+        trainer.send(
+            {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+            *(np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays),
+        )
+        _, payloads = trainer.receive()
+        numbers = np.frombuffer(payloads[0], "<f4").reshape(len(arrays[0]), -1).astype("f8")
+        _, decoded = self.output.decode(numbers)
+        return decoded
+
+    def labels(self, width: int) -> list[str]:
+        """The class of each unit."""
+        return ["NULL" if label is None else label for label in self.output.labels(width)]
+
+    @property
+    def prediction_type(self) -> str:
+        """The SQL type of predictions in a table: of the target, if it is one of PostgreSQL's own plain types."""
+        if self.regression:
+            return "double precision"
+        sql_type = self.output.sql_type
+        plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
+        return sql_type if sql_type in plain and isinstance(self.output, OneHot) else "text"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The prediction for a row: a class with its probability and those of all classes, or a number."""
+
+    prediction: str | None
+    probability: float | None
+    probabilities: dict[str, float] | None
+
+
+def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
+    """The answers of the outputs of many rows."""
+    if model.regression:
+        return [Answer(f"{v:.9g}" if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
+    labels, best = model.labels(outputs.shape[1]), outputs.argmax(1).tolist()
+    found = []
+    for row, place in zip(outputs.tolist(), best):
+        if not math.isfinite(row[place]):
+            found.append(Answer(None, None, None))
+        else:
+            found.append(Answer(labels[place], row[place], dict(zip(labels, row))))
+    return found
+
+
+class RowReader:
+    """The rows of a table, view or query, as a model reads them. `kept`: further expressions, in each row as k0, k1, ..."""
+
+    def __init__(self, db: Database, source: str | None, model: NamedModel, keep: Sequence[str] = ()) -> None:
+        """Raises MopError where a column has a type that the model cannot read."""
+        self.db, self.model = db, model
+        self.origin, self.columns = origin_of(db, source)
+        types = model.types()
+        self.missing = [name for name in types if name not in self.columns]
+        for name, wanted in types.items():
+            if name in self.columns and _family(self.columns[name]) != _family(wanted):
+                raise MopError(
+                    f'column "{name}" has type {self.columns[name]}, but model "{model.name}" was trained on {wanted}',
+                    hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{wanted} FROM ...",
+                    sqlstate="42804",
+                )
+        self.keep = [find_kept(db, self.columns, name) for name in keep]
+
+    def sql(self, extra: Sequence[str] = ()) -> str:
+        """SQL: wires w0, w1, ..., kept columns k0, k1, ... and further expressions e0, e1, ... of each row."""
+        absent = "".join(
+            f", NULL::{_row_type(self.model.types()[name])} AS {quote_identifier(name)}" for name in self.missing
+        )
+        entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
+        entries += [f"{quote_identifier(name)} AS k{i}" for i, name in enumerate(self.keep)]
+        entries += [f"{expression} AS e{i}" for i, expression in enumerate(extra)]
+        return f"SELECT {', '.join(entries)} FROM (SELECT t.*{absent} FROM {self.origin} t) q"
+
+    def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
+        """Chunks of rows."""
+        with self.db.caller_path():
+            plan = self.db.plpy.prepare(self.sql(extra))
+        cursor = self.db.plpy.cursor(plan)
+        try:
+            while True:
+                self.db.check_cancel()
+                rows = list(cursor.fetch(self.model.chunk_rows))
+                if not rows:
+                    return
+                yield rows
+        finally:
+            cursor.close()
+
+    def tell_missing(self) -> None:
+        """Tell the caller once which columns the rows do not have."""
+        if self.missing:
+            self.db.notice(
+                f"{len(self.missing)} column{'s' * (len(self.missing) > 1)} of training rows "
+                f"{'are' if len(self.missing) > 1 else 'is'} missing: {', '.join(self.missing)}",
+                detail="NULL is taken instead.",
+            )
+
+    def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
+        """Tell the caller once which categories training rows did not have."""
+        for name, values in unseen.items():
+            self.db.notice(
+                f'column "{name}" has values that training rows did not have',
+                detail=f"For instance {', '.join(values)}. They are predicted as rare values.",
+            )
+
+
+def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str]]:
+    """(SQL after FROM, {column: type}) of a table, view or query. Raises MopError. Writes nothing."""
+    if is_query(source):
+        assert source is not None
+        origin = f"({source.strip().rstrip(';')})"
+        with db.caller_path():
+            result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
+        names = result.colnames()
+        types = [db.value("SELECT format_type($1, NULL)", ["oid"], [oid]) for oid in result.coltypes()]
+        return origin, dict(zip(names, types))
+    table = db.input_table(source, "source table", rows=False)
+    return str(table), db.columns(table)
+
+
+def find_kept(db: Database, columns: dict[str, str], name: str) -> str:
+    """The column to keep. Raises MopError."""
+    found = db.find_column(columns, name)
+    if found is None:
+        raise MopError(f'keep: column "{name}" does not exist', hint="The columns are " + ", ".join(columns) + ".")
+    return found
+
+
+def table_of(db: Database, name: str | None) -> Table:
+    """The table of a model. Raises MopError."""
+    if name is None or not name.strip():
+        raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
+    table = db.find_table(name)
+    if table is None:
+        raise MopError(
+            f'model "{name}" does not exist', hint=f"SELECT * FROM {db.extension}.mop_models;", sqlstate="42P01"
+        )
+    table = db.input_table(name, "model", rows=False)
+    missing = [column for column in SIGNATURE if column not in db.columns(table)]
+    if missing:
+        raise MopError(
+            f'"{name}" is no model with versions: it has no column "{missing[0]}"',
+            hint=f"SELECT {db.extension}.mop_deploy('name', '{name}', mst_key); makes a model of a trained one.",
+        )
+    return table
+
+
+def _family(sql_type: str) -> str:
+    """Types of one family may stand for one another in a prediction."""
+    if sql_type in ("smallint", "integer", "bigint", "numeric", "real", "double precision"):
+        return "number"
+    if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
+        return "moment"
+    if sql_type in ("json", "jsonb"):
+        return "json"
+    if sql_type.endswith("[]"):
+        return "array"
+    return sql_type if sql_type in ROW_TYPES else "text"
+
+
+def _row_type(sql_type: str) -> str:
+    return "real[]" if sql_type.endswith("[]") else ROW_TYPES.get(sql_type, "text")

@@ -1,0 +1,127 @@
+"""Measures of predictions against the truth. Pure; the numbers are scikit-learn's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pg_mop.backend.arrays import np
+
+LEAST = 1e-15  # of a probability in a logarithm
+
+
+def classification(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes.
+
+    auc: of the second class for two classes, else one against the rest, averaged over the classes that occur.
+    """
+    classes = probabilities.shape[1]
+    predicted = probabilities.argmax(1)
+    found = {
+        "accuracy": float((predicted == truth).mean()),
+        "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(truth)), truth], LEAST, 1)).mean()),
+    }
+    table = confusion(truth, predicted, classes)
+    rows = [row for row in class_report(table) if row["support"]]
+    if classes == 2:
+        second = class_report(table)[1]
+        found.update({name: second[name] for name in ("precision", "recall", "f1")})
+        found["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
+        areas = [auc(truth == 1, probabilities[:, 1])]
+    else:
+        found.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
+        areas = [auc(truth == k, probabilities[:, k]) for k in range(classes)]
+    found["balanced_accuracy"] = float(np.mean([row["recall"] for row in rows]))
+    known = [area for area in areas if not math.isnan(area)]
+    if known:
+        found["auc"] = float(np.mean(known))
+    return found
+
+
+def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Measures of predicted numbers."""
+    errors = predicted - truth
+    spread = float(((truth - truth.mean()) ** 2).sum())
+    return {
+        "r2": 1 - float((errors**2).sum()) / spread if spread else float("nan"),
+        "rmse": float(np.sqrt((errors**2).mean())),
+        "mae": float(np.abs(errors).mean()),
+        "median_error": float(np.median(np.abs(errors))),
+        "bias": float(errors.mean()),
+    }
+
+
+def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """The number of rows [true class, predicted class]."""
+    return np.bincount(truth * classes + predicted, minlength=classes * classes).reshape(classes, classes)
+
+
+def class_report(table: np.ndarray) -> list[dict[str, float]]:
+    """Precision, recall, f1 and support of each class, from the confusion matrix; 0 where undefined."""
+    report = []
+    for k in range(len(table)):
+        right, said, real = (float(v) for v in (table[k, k], table[:, k].sum(), table[k].sum()))
+        precision, recall = right / said if said else 0.0, right / real if real else 0.0
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        report.append({"precision": precision, "recall": recall, "f1": f1, "support": real})
+    return report
+
+
+def auc(positive: np.ndarray, scores: np.ndarray) -> float:
+    """The area under the ROC curve, by ranks (Mann and Whitney); NaN where one class is absent."""
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return float("nan")
+    values, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return float((ranks[places][positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def roc_curve(positive: np.ndarray, scores: np.ndarray) -> list[tuple[float, float, float]]:
+    """(threshold, false positive rate, true positive rate) at each different score, from the highest on."""
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], positive[order]
+    last = np.r_[np.nonzero(np.diff(scores))[0], len(scores) - 1]
+    true, false = np.cumsum(hits)[last], np.cumsum(~hits)[last]
+    right, wrong = max(1, int(hits.sum())), max(1, int((~hits).sum()))
+    points = [(float("inf"), 0.0, 0.0)]
+    return points + list(zip(scores[last].tolist(), (false / wrong).tolist(), (true / right).tolist()))
+
+
+def calibration(positive: np.ndarray, scores: np.ndarray, bins: int = 10) -> list[tuple[float, float, int]]:
+    """(mean probability, share of the class, rows) in each of the equally wide bins that have rows."""
+    places = np.clip((scores * bins).astype("i8"), 0, bins - 1)
+    found = []
+    for k in range(bins):
+        own = places == k
+        if own.any():
+            found.append((float(scores[own].mean()), float(positive[own].mean()), int(own.sum())))
+    return found
+
+
+def interval(value: float, rows: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share that was measured on so many rows."""
+    if not rows:
+        return 0.0, 1.0
+    z = 1.959964
+    middle = (value + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * math.sqrt(value * (1 - value) / rows + z * z / (4 * rows * rows))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def stability(before: Sequence[float], now: Sequence[float]) -> float:
+    """The population stability index of two distributions over the same bins (shares)."""
+    least = 1e-4
+    return sum((max(b, least) - max(a, least)) * math.log(max(b, least) / max(a, least)) for a, b in zip(before, now))
+
+
+def shares(edges: Sequence[float], values: Any) -> list[float]:
+    """The shares of numbers in the bins between `edges`."""
+    values = np.asarray(values, "f8")
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return [0.0] * (len(edges) + 1)
+    counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
+    return (counts / len(values)).tolist()

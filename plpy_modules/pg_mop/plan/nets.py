@@ -1,0 +1,163 @@
+"""Nets for packed tables: the JSON of Keras models whose inputs are a table's packed columns. Pure.
+
+A net joins one part for each packed column: numbers as they are, codes and words by embeddings, arrays of two dimensions by
+Conv1D, arrays of three by Conv2D. A body of dense layers and an output for each target follow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_EMBEDDED = 50  # dimensions of an embedding
+
+
+@dataclass(frozen=True)
+class Body:
+    """Dense layers: `units` of each; `residual`: blocks of two layers around which the input is added, with
+    LayerNormalization (Gorishniy et al. 2021, "Revisiting Deep Learning Models for Tabular Data", section 3.2)."""
+
+    units: tuple[int, ...]
+    dropout: float = 0.0
+    residual: bool = False
+
+
+# the names that mop_architecture takes
+BODIES: dict[str, Body] = {
+    "linear": Body(()),
+    "small": Body((32,)),
+    "medium": Body((128, 64), 0.1),
+    "large": Body((256, 128, 64), 0.2),
+    "residual": Body((128, 128), 0.1, residual=True),
+}
+DEFAULT = ("small", "medium", "residual")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A packed column: its name, the shape of a row, and what the elements are: numbers, codes or words.
+
+    `codes`: rows of the embedding table; `columns`: columns of the source that the codes stand for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    what: str = "numbers"
+    codes: int = 0
+    columns: int = 1
+
+
+@dataclass(frozen=True)
+class Output:
+    """A target: its name, and the number of its classes; 0: it is a number."""
+
+    name: str
+    classes: int = 0
+
+
+def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body, name: str = "net") -> str:
+    """The JSON of the model.
+
+    >>> text = architecture([Input("features", (4,))], [Output("kind", 3)], BODIES["small"])
+    >>> [layer["class_name"] for layer in json.loads(text)["config"]["layers"]]
+    ['InputLayer', 'Dense', 'Dense']
+    """
+    net = _Net()
+    parts = [net.part(given) for given in inputs]
+    joined = parts[0] if len(parts) == 1 else net.add("Concatenate", parts, name="joined", axis=-1)
+    last = net.body(joined, body)
+    names = []
+    for output in outputs:
+        kind = {"units": output.classes, "activation": "softmax"} if output.classes else {"units": 1}
+        names.append(net.add("Dense", [last], name=net.free(f"predicts_{output.name}"), **kind))
+    config = {
+        "name": name,
+        "layers": net.layers,
+        "input_layers": [[given.name, 0, 0] for given in inputs],
+        "output_layers": [[name, 0, 0] for name in names],
+    }
+    return json.dumps({"class_name": "Functional", "config": config, "keras_version": "3.0.0", "module": "keras"})
+
+
+class _Net:
+    """The layers of a functional model, in order."""
+
+    def __init__(self) -> None:
+        self.layers: list[Mapping[str, Any]] = []
+
+    def add(self, class_name: str, inputs: Sequence[str], name: str | None = None, **config: Any) -> str:
+        """Add a layer; returns its name."""
+        name = name or self.free(class_name.lower())
+        nodes = [[[given, 0, 0, {}] for given in inputs]] if inputs else []
+        self.layers.append(
+            {
+                "module": "keras.layers",
+                "class_name": class_name,
+                "config": {"name": name, **config},
+                "registered_name": None,
+                "name": name,
+                "inbound_nodes": nodes,
+            }
+        )
+        return name
+
+    def free(self, name: str) -> str:
+        """A name that no layer has."""
+        name = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+        taken = {layer["name"] for layer in self.layers}
+        number, made = 1, name
+        while made in taken:
+            number, made = number + 1, f"{name}_{number}"
+        return made
+
+    def part(self, given: Input) -> str:
+        """The layers of one input; returns the name of a vector."""
+        shape = list(given.shape)
+        last = self.add("InputLayer", [], name=given.name, batch_shape=[None, *shape], dtype="float32")
+        if given.what == "codes":
+            size = embedded(given.codes // max(1, given.columns))
+            last = self.add("Embedding", [last], input_dim=given.codes, output_dim=size)
+            return self.add("Flatten", [last])
+        if given.what == "words":
+            last = self.add("Embedding", [last], input_dim=given.codes, output_dim=32, mask_zero=True)
+            return self.add("GlobalAveragePooling1D", [last])
+        if len(shape) == 2:
+            last = self.add(
+                "Conv1D", [last], filters=32, kernel_size=min(5, shape[0]), padding="same", activation="relu"
+            )
+            return self.add("GlobalMaxPooling1D", [last])
+        if len(shape) == 3:
+            for filters in (16, 32):
+                last = self.add("Conv2D", [last], filters=filters, kernel_size=3, padding="same", activation="relu")
+                if min(shape[0], shape[1]) >= 8:
+                    last = self.add("MaxPooling2D", [last], pool_size=2)
+            return self.add("GlobalAveragePooling2D", [last])
+        return last if len(shape) == 1 else self.add("Flatten", [last])
+
+    def body(self, last: str, body: Body) -> str:
+        """The dense layers; returns the name of the last."""
+        if not body.residual:
+            for units in body.units:
+                last = self._dropped(self.add("Dense", [last], units=units, activation="relu"), body)
+            return last
+        last = self.add("Dense", [last], units=body.units[0])
+        for units in body.units:
+            inner = self.add("LayerNormalization", [last])
+            inner = self._dropped(self.add("Dense", [inner], units=units, activation="relu"), body)
+            last = self.add("Add", [last, self.add("Dense", [inner], units=body.units[0])])
+        return self.add("Activation", [self.add("LayerNormalization", [last])], activation="relu")
+
+    def _dropped(self, last: str, body: Body) -> str:
+        return self.add("Dropout", [last], rate=body.dropout) if body.dropout else last
+
+
+def embedded(codes: int) -> int:
+    """The dimensions of an embedding of so many codes: 1.6 n^0.56 (fast.ai's rule), at most MOST_EMBEDDED.
+
+    >>> [embedded(n) for n in (3, 40, 1000)]
+    [3, 13, 50]
+    """
+    return max(1, min(MOST_EMBEDDED, round(1.6 * math.pow(max(1, codes), 0.56))))

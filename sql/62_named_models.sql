@@ -1,0 +1,186 @@
+-- Models with a name, their versions, and their answers (docs/tables.md).
+
+-- Users make a trained model a version of a named model with this; it returns the version.
+CREATE FUNCTION @extschema@.mop_deploy(
+    name text,
+    model_table text,
+    mst_key double precision DEFAULT NULL,
+    description text DEFAULT NULL
+) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import named_models
+return named_models.mop_deploy(plpy, *args)
+$$;
+
+-- Users put a version of a named model into use with this.
+CREATE FUNCTION @extschema@.mop_use_version(name text, version double precision) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import named_models
+named_models.mop_use_version(plpy, *args)
+$$;
+
+-- Users let another role predict with a named model with this.
+CREATE FUNCTION @extschema@.mop_share(name text, role text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import named_models
+named_models.mop_share(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
+    name text,
+    version integer,
+    in_use boolean,
+    target text,
+    kind text,
+    metrics jsonb,
+    created timestamptz,
+    owner text,
+    bytes bigint,
+    description text
+) LANGUAGE plpython3u STABLE AS $$
+#python
+from pg_mop.api import named_models
+return named_models.mop_list_models(plpy)
+$$;
+
+-- The versions of all named models that the role may read.
+CREATE VIEW @extschema@.mop_models AS SELECT * FROM @extschema@.mop_list_models();
+
+CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" jsonb, version double precision DEFAULT NULL)
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE plpython3u STABLE AS $$
+#python
+from pg_mop.api import answers
+return answers.mop_predict_row(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_predict_table(model text, source text, keep text, version double precision)
+RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import answers
+return answers.mop_predict_table(plpy, *args)
+$$;
+
+-- Users predict for one row of FROM with this; the row may have any columns.
+CREATE FUNCTION @extschema@.mop_predict(model text, "row" anyelement, version double precision DEFAULT NULL)
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE sql STABLE AS $$
+    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_jsonb($2), $3)
+$$;
+
+-- Users predict for all rows of a table, view or query with this; kept columns come back as JSON.
+CREATE FUNCTION @extschema@.mop_predict(
+    model text,
+    source text,
+    keep text DEFAULT NULL,
+    version double precision DEFAULT NULL
+) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
+LANGUAGE sql VOLATILE AS $$
+    SELECT * FROM @extschema@.mop_predict_table($1, $2, $3, $4)
+$$;
+
+-- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.
+CREATE FUNCTION @extschema@.mop_predict_into(
+    model text,
+    source text,
+    output text,
+    keep text DEFAULT NULL,
+    version double precision DEFAULT NULL
+) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import answers
+return answers.mop_predict_into(plpy, *args)
+$$;
+
+-- Reports about a named model on rows with known targets.
+
+-- Users measure a named model with this.
+CREATE FUNCTION @extschema@.mop_evaluate(model text, source text, version double precision DEFAULT NULL)
+RETURNS TABLE(metric text, value double precision) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_evaluate(plpy, *args)
+$$;
+
+-- Users see which classes are taken for which with this.
+CREATE FUNCTION @extschema@.mop_confusion_matrix(model text, source text, version double precision DEFAULT NULL)
+RETURNS TABLE(actual text, predicted text, row_count bigint) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_confusion_matrix(plpy, *args)
+$$;
+
+-- Users see precision and recall of each class with this.
+CREATE FUNCTION @extschema@.mop_class_report(model text, source text, version double precision DEFAULT NULL)
+RETURNS TABLE(class text, "precision" double precision, recall double precision, f1 double precision, support bigint)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_class_report(plpy, *args)
+$$;
+
+-- Users see the ROC curve of a class with this, by default of the second class.
+CREATE FUNCTION @extschema@.mop_roc_curve(
+    model text,
+    source text,
+    class text DEFAULT NULL,
+    version double precision DEFAULT NULL
+) RETURNS TABLE(threshold double precision, false_positive_rate double precision, true_positive_rate double precision)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_roc_curve(plpy, *args)
+$$;
+
+-- Users compare probabilities of a class with its share of the rows with this.
+CREATE FUNCTION @extschema@.mop_calibration(
+    model text,
+    source text,
+    class text DEFAULT NULL,
+    version double precision DEFAULT NULL
+) RETURNS TABLE(probability double precision, share double precision, row_count bigint)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_calibration(plpy, *args)
+$$;
+
+-- Users see what each column is worth to a named model with this.
+CREATE FUNCTION @extschema@.mop_importance(
+    model text,
+    source text,
+    version double precision DEFAULT NULL,
+    seed double precision DEFAULT 0
+) RETURNS TABLE(column_name text, importance double precision, deviation double precision)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_importance(plpy, *args)
+$$;
+
+-- Users see what became of each column of a packed table or a named model with this.
+CREATE FUNCTION @extschema@.mop_feature_info(model text, version double precision DEFAULT NULL) RETURNS TABLE(
+    column_name text,
+    sql_type text,
+    feature text,
+    elements integer,
+    null_share double precision,
+    mean double precision,
+    deviation double precision,
+    lowest double precision,
+    highest double precision,
+    top_values jsonb
+) LANGUAGE plpython3u STABLE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_feature_info(plpy, *args)
+$$;
+
+-- Users compare new rows with the training rows of a named model with this.
+CREATE FUNCTION @extschema@.mop_drift(model text, source text, version double precision DEFAULT NULL)
+RETURNS TABLE(column_name text, stability double precision, null_share_then double precision,
+    null_share_now double precision, verdict text) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_drift(plpy, *args)
+$$;
