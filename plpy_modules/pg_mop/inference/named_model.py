@@ -258,9 +258,8 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        with self.db.caller_path():
-            plan = self.db.plpy.prepare(self.sql(extra))
-        cursor = self.db.plpy.cursor(plan)
+        with self.db.caller_path():  # (a query's names mean what they mean to the caller; a cursor keeps its plan)
+            cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:
                 self.db.check_cancel()
