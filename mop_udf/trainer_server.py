@@ -11,6 +11,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     predict rows                           -> one array per output
     export                                 -> that model as a .keras file
     import file                            -> the architecture and weights of a .keras file
+    baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
@@ -167,6 +168,20 @@ class TrainerServer:
 
             text, weights = keras_file.load(payloads[0])
             self.channel.send({"architecture": text}, weights)
+        except Exception as error:
+            self._refuse(error)
+
+    def on_baselines(self, header, payloads):
+        try:
+            from mop_udf import baselines
+
+            shape, other = header["shapes"]
+            x, others = (np.frombuffer(p, "<f4").reshape(s) for p, s in ((payloads[0], shape), (payloads[2], other)))
+            found = baselines.predictions(x, np.frombuffer(payloads[1], "<f8"), others, header["regression"])
+            self.channel.send(
+                {"names": [name for name, _, _ in found], "classes": [classes for _, classes, _ in found]},
+                *(np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in found),
+            )
         except Exception as error:
             self._refuse(error)
 

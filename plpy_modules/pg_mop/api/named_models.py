@@ -25,7 +25,7 @@ def mop_deploy(db, name, model_table, mst_key, description):
         db,
         name,
         Version(
-            transform=_with_shapes(model).to_json(),
+            transform=with_shapes(model).to_json(),
             architecture=model.architecture_text,
             weights_sql=model.weights_sql,
             target=model.output_names[0],
@@ -161,7 +161,7 @@ def mop_list_models(db):
     return found
 
 
-def _with_shapes(model: StoredModel) -> Transform:
+def with_shapes(model: StoredModel) -> Transform:
     """The transform, with the shapes that MADlib's summaries do not have."""
     inputs = [
         column.with_parameters(column.name, shape=list(shape))

@@ -1,0 +1,88 @@
+"""What simple models reach on the same rows, so that a net's measure can be judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pg_mop.api import reports
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.columns import Words
+from pg_mop.inference import scores
+from pg_mop.inference.named_model import NamedModel, RowReader
+
+MOST_ROWS = 200_000  # that a baseline is trained on
+
+
+@dataclass
+class Contender:
+    """A model of the comparison, and its measures on the test rows."""
+
+    name: str
+    metrics: dict[str, float]
+
+
+@with_trainer
+def mop_baselines(db, session, model, train, test, version):
+    """Baselines trained on the rows of `train` and measured on those of `test`: [(contender, metric, value)]."""
+    found = NamedModel.find(db, model, version)
+    own = Contender("pg_mop", reports.measure(db, session, found, test).measures(found.regression))
+    return [
+        (contender.name, metric, value)
+        for contender in [own, *contenders(db, session, found, train, test)]
+        for metric, value in contender.metrics.items()
+    ]
+
+
+def contenders(db: Database, session: Any, model: NamedModel, train: str, test: str) -> list[Contender]:
+    """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn."""
+    x, y = _read(db, model, train)
+    x_test, y_test = _read(db, model, test)
+    if not len(y) or not len(y_test):
+        raise MopError("a baseline needs rows with a known target, to train on and to measure")
+    if model.regression:
+        found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
+    else:
+        classes = len(model.labels(int(model.outputs[0])))
+        shares = np.bincount(y, minlength=classes) / len(y)
+        found = [Contender("majority", scores.classification(y_test, np.tile(shares, (len(y_test), 1))))]
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        trainer.send(
+            {"op": "baselines", "regression": model.regression, "shapes": [list(x.shape), list(x_test.shape)]},
+            *(np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (x, y.astype("<f8"), x_test)),
+        )
+        header, payloads = trainer.receive()
+    for name, columns, payload in zip(header["names"], header["classes"], payloads):
+        predicted = np.frombuffer(payload, "<f8").reshape(len(x_test), -1)
+        if model.regression:
+            found.append(Contender(name, scores.regression(y_test, predicted[:, 0])))
+        else:
+            probabilities = np.zeros((len(x_test), classes))
+            probabilities[:, columns] = predicted
+            found.append(Contender(name, scores.classification(y_test, probabilities)))
+    return found
+
+
+def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target. Texts are left out."""
+    reader = RowReader(db, source, model)
+    features, truth = [], []
+    kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, Words)]
+    for rows in reader.chunks([reports.target_sql(reader, model)]):
+        known = [row for row in rows if row["e0"] is not None]
+        if known:
+            arrays = model.encode(known)
+            parts = [arrays[i].reshape(len(known), -1) for i in kept]
+            features.append(np.concatenate([*parts, np.zeros((len(known), not parts))], 1).astype("<f4"))
+            truth += [row["e0"] for row in known]
+        if len(truth) >= MOST_ROWS:
+            break
+    x = np.concatenate(features) if features else np.zeros((0, 1), "<f4")
+    if model.regression:
+        return x, np.array(truth, "f8")
+    numbers = {label: k for k, label in enumerate(model.labels(int(model.outputs[0])))}
+    codes = np.array([numbers.get(value, -1) for value in truth])
+    return x[codes >= 0], codes[codes >= 0]

@@ -1,0 +1,424 @@
+"""mop_train: from a table to a named model, by the public functions that a user would call (docs/tables.md)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from pg_mop.api import reports
+from pg_mop.api.baselines import Contender, contenders
+from pg_mop.api.model_table import StoredModel
+from pg_mop.api.named_models import Version, add_version, with_shapes
+from pg_mop.api.pack import Options
+from pg_mop.api.session import with_trainer
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.inference import scores
+from pg_mop.inference.named_model import NamedModel, table_of
+from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.run.steps import Steps
+
+MARK = "a step of mop_train"
+RESERVED = 0.05  # of the time limit, for measuring the winner
+STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+ARGUMENTS = (
+    "source",
+    "name",
+    "target",
+    "id",
+    "exclude",
+    "kind",
+    "transform",
+    "split",
+    "by",
+    "valid",
+    "test",
+    "layers",
+    "time_limit",
+    "max_trials",
+    "baselines",
+    "keep",
+)
+
+
+@with_trainer
+def mop_train(db, session, *values):
+    """Train a model for a table's target, and make it version 1 of `name`; returns a report."""
+    call = Training(db, dict(zip(ARGUMENTS, values)))
+    if call.name is None or not call.name.strip():
+        raise MopError("no name is given for the model", hint="name => 'churn', for instance.")
+    if db.find_table(call.name) is not None:
+        table_of(db, call.name)
+        raise MopError(
+            f'model "{call.name}" exists',
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(call.name)}, ...); makes another version.",
+            sqlstate="42P07",
+        )
+    db.output_table(call.name)
+    return call.run(session, 1, True)
+
+
+@with_trainer
+def mop_retrain(db, session, name, source, time_limit, automatic):
+    """Train the named model again, on `source`, as its last version was trained; returns a report.
+
+    `automatic`: the new version comes into use only if it is better on the new rows' test part.
+    """
+    table = table_of(db, name)
+    row = db.one(
+        f"SELECT details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
+    )
+    if row is None:
+        raise MopError(
+            f'no version of model "{name}" was made by mop_train',
+            hint="Train by hand and deploy: "
+            f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
+        )
+    arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
+    if source is not None:
+        arguments["source"] = source
+    if time_limit is not None:
+        arguments["time_limit"] = time_limit
+    version = 1 + db.value(f"SELECT max(version) FROM {table}")
+    return Training(db, arguments).run(session, version, not automatic)
+
+
+class Training:
+    """One call of mop_train or mop_retrain. `statements`: what was run, for a user who wants to do it by hand."""
+
+    def __init__(self, db: Database, arguments: dict[str, Any]) -> None:
+        """Check the arguments. Raises MopError."""
+        self.db, self.arguments = db, arguments
+        self.name: str = arguments["name"]
+        self.source, self.target = arguments["source"], arguments["target"]
+        if arguments["time_limit"] is None:
+            arguments["time_limit"] = "00:05:00"
+        self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [arguments["time_limit"]]))
+        if self.seconds < 1:
+            raise MopError(
+                f"time_limit must be at least a second, not {arguments['time_limit']}", hint="time_limit => '2 min'"
+            )
+        if db.setting("transaction_isolation") != "read committed":
+            raise MopError(
+                "mop_train needs a transaction of isolation level read committed",
+                detail="It sees what its own steps commit.",
+                hint="BEGIN ISOLATION LEVEL READ COMMITTED;",
+                sqlstate="25001",
+            )
+        db.check_engine("mop_train")
+        Options.read(arguments["kind"], arguments["transform"], None, None)
+        self.statements: list[str] = []
+        self.made: list[tuple[str, str]] = []  # (kind, name) of relations that the steps have made
+        with rows_of(db, self.source) as rows:
+            if len(split_names(self.target)) != 1:
+                raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
+            columns_named(db, rows, self.target, "target", split_names(self.target))
+            for name in ("id", "exclude"):
+                columns_named(db, rows, arguments[name], name, split_names(arguments[name]))
+            self.rows = db.value(f"SELECT count(*) FROM {rows}")
+        if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
+            raise MopError(
+                f'table "{self.source}" is temporary: the sessions that train cannot see it',
+                hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
+            )
+        if self.rows < 10:
+            raise MopError(
+                f"there are {self.rows} rows: too few to train, to choose and to measure",
+                detail="Each of the three parts needs rows of its own.",
+            )
+
+    # --- the steps ---
+
+    def run(self, session: Any, version: int, use: bool) -> str:
+        """Train, and add the version; returns the report. Raises MopError."""
+        db, began = self.db, time.monotonic()
+        prefix = self.name if version == 1 else db.suffixed(self.name, f"_v{version}")
+        n = {
+            part: db.suffixed(prefix, f"_{part}")
+            for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
+        }
+        with Steps(db, f"mop_train {self.name}") as steps:
+            self._drop_left(steps, n)
+            self._check_free(n)
+            try:
+                self._split(steps, prefix, n)
+                self._pack(steps, n)
+                kind = self._nets(steps, n)
+                prepared = time.monotonic() - began
+                self._search(steps, n, kind, began)
+            except BaseException:
+                self._drop(steps)
+                raise
+        searched = time.monotonic() - began - prepared
+        best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
+        if best is None:
+            raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
+        number = self._add(n, best, kind, use)
+        model = NamedModel.find(db, self.name, number)
+        measured = reports.measure(db, session, model, n["test"])
+        metrics = measured.measures(model.regression)
+        found = [Contender("pg_mop", metrics)]
+        if self.arguments.get("baselines") is not False:
+            found += contenders(db, session, model, n["train"], n["test"])
+        switched = self._decide(session, model, number, metrics, use, n)
+        trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
+        chosen = db.one(
+            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
+        )
+        assert chosen is not None
+        details = {
+            "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            "statements": self.statements,
+            "net": chosen["net"],
+            "iterations": chosen["iterations"],
+            "trials": trials,
+            "contenders": {contender.name: contender.metrics for contender in found},
+            "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
+        }
+        self._complete(number, metrics, details)
+        if not self.arguments.get("keep"):
+            self._drop_tables(n)
+        return self._report(number, model, measured, found, details, chosen, switched)
+
+    def _say(self, steps: Steps, sql: str) -> list[tuple[Any, ...]]:
+        self.statements.append(sql)
+        return steps.run(sql, quiet=True) if "mop_search" in sql or "mop_architecture" in sql else steps.run(sql)
+
+    def _split(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+        a = self.arguments
+        method, by = a["split"], a["by"]
+        if method is None:
+            method = "random"
+        given = {"valid": a["valid"], "test": a["test"], "method": method, "by": by, "id": a["id"]}
+        found = self._say(steps, self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
+        self.parts = {part: rows for part, _, rows in found}
+        self.made += [("VIEW", view) for _, view, _ in found]
+        if "test" not in self.parts:
+            raise MopError("the split has no test part", hint="test => 0.2")
+
+    def _pack(self, steps: Steps, n: dict[str, str]) -> None:
+        a = self.arguments
+        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}}
+        if a["split"] == "column" and a["by"]:
+            given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
+        self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
+        self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
+        self._mark(steps, n["packed"])
+        if "valid" in self.parts:
+            self._say(steps, self._call("mop_pack", [n["valid"], n["checked"]], {"fitted_on": n["packed"]}))
+            self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
+
+    def _nets(self, steps: Steps, n: dict[str, str]) -> str:
+        self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], {"layers": self.arguments["layers"]}))
+        self.made.append(("TABLE", n["nets"]))
+        row = steps.run(
+            f"SELECT num_classes, to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s"
+        )
+        return "regression" if row[0][1] == "float32" else "classification"
+
+    def _search(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
+        rows = self.parts["train"]
+        small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
+        loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
+        space = {
+            "loss": [loss],
+            "metrics": [metrics],
+            "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.0003, 0.01, "log"]}],
+            "batch_size": [small, 4 * small],
+            "epochs": [1],
+        }
+        iterations = 27
+        while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
+            iterations *= 3
+        left = self.seconds * (1 - RESERVED) - (time.monotonic() - began)
+        given: dict[str, Any] = {
+            "procedure": "asha",
+            "procedure_params": f"iterations={iterations}",
+            "validation_table": n["checked"] if "valid" in self.parts else None,
+            "time_limit": f"{max(0.5, left):.1f} s",
+            "max_trials": self.arguments["max_trials"],
+        }
+        call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
+        self._say(steps, call)
+        self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in ("", "_info", "_summary", "_trials")]
+
+    def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
+        """SQL that calls one of our functions, as a user writes it."""
+        arguments = [quote_literal(value) for value in values]
+        for name, value in given.items():
+            if value is not None:
+                arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
+        return f"{verb} {self.db.extension}.{function}({', '.join(arguments)});"
+
+    def _ref(self, name: str, suffix: str = "") -> str:
+        """SQL for a relation by its name, as the caller writes it."""
+        schema, own = self.db.parse_name(self.db.suffixed(name, suffix))
+        return ".".join(quote_identifier(part) for part in (schema, own) if part is not None)
+
+    def _found(self, name: str, suffix: str = "") -> str:
+        return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step"))
+
+    # --- leftovers ---
+
+    def _mark(self, steps: Steps, name: str) -> None:
+        steps.run(f"COMMENT ON TABLE {self._ref(name)} IS {quote_literal(MARK)}")
+
+    def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
+        suffixed = self.db.suffixed
+        return [
+            *(("VIEW", n[part]) for part in ("train", "valid", "test")),
+            *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
+            ("TABLE", n["nets"]),
+            *(("TABLE", suffixed(n["search"], end)) for end in ("", "_info", "_summary", "_trials")),
+        ]
+
+    def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
+        """Drop what a call has left whose transaction was rolled back: its packed table has our mark."""
+        comment = steps.run(
+            f"SELECT obj_description(to_regclass({quote_literal(self._ref(n['packed']))}), 'pg_class')"
+        )[0][0]
+        if comment == MARK:
+            for kind, name in reversed(self._relations(n)):
+                steps.run(f"DROP {kind} IF EXISTS {self._ref(name)}", quiet=True)
+
+    def _check_free(self, n: dict[str, str]) -> None:
+        """Raises MopError where a relation of a step exists."""
+        for _, name in self._relations(n):
+            self.db.output_table(name)
+
+    def _drop(self, steps: Steps) -> None:
+        """Drop what the steps have made, after a failure."""
+        for kind, name in reversed(self.made):
+            steps.drop(kind, self._ref(name))
+
+    def _drop_tables(self, n: dict[str, str]) -> None:
+        """Drop the tables of the steps in the caller's transaction; the views stay, for reports."""
+        for kind, name in reversed(self.made):
+            if kind == "TABLE":
+                self.db.execute(f"DROP TABLE {self._found_or(name)}")
+
+    def _found_or(self, name: str) -> str:
+        table = self.db.find_table(name)
+        return str(table) if table is not None else self._ref(name)
+
+    # --- the result ---
+
+    def _add(self, n: dict[str, str], best: int, kind: str, use: bool) -> int:
+        model = StoredModel(self.db, n["search"], best)
+        row = self.db.one(
+            f"SELECT fit_params FROM {self._found(n['search'], '_trials')} WHERE mst_key = {int(best)}"
+        ) or {"fit_params": None}
+        return add_version(
+            self.db,
+            self.name,
+            Version(
+                transform=with_shapes(model).to_json(),
+                architecture=model.architecture_text,
+                weights_sql=model.weights_sql,
+                target=model.output_names[0],
+                kind=kind,
+                compile_params=model.compile_params,
+                fit_params=row["fit_params"],
+                description=f"trained on {self.source}"[:200],
+                statement=self.statements[-1],
+            ),
+            use,
+        )
+
+    def _decide(
+        self, session: Any, model: NamedModel, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
+    ) -> bool:
+        """Whether the new version is in use: if `use`, or if it is better than the present one on the test part."""
+        if use or number == 1:
+            return True
+        present = NamedModel.find(self.db, self.name)
+        before = reports.measure(self.db, session, present, n["test"]).measures(present.regression)
+        main = main_metric(model.regression)
+        self.before = before
+        if not metrics[main] > before[main]:
+            return False
+        table = table_of(self.db, self.name)
+        self.db.execute(f"UPDATE {table} SET in_use = false WHERE in_use")
+        self.db.execute(f"UPDATE {table} SET in_use = true WHERE version = {number}")
+        return True
+
+    def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
+        table = table_of(self.db, self.name)
+        self.db.execute(
+            f"UPDATE {table} SET metrics = $1::jsonb, details = $2::jsonb WHERE version = {number}",
+            ["text", "text"],
+            [json.dumps(_finite(metrics)), json.dumps(_finite(details))],
+        )
+
+    def _report(
+        self,
+        number: int,
+        model: NamedModel,
+        measured: Any,
+        found: list[Contender],
+        details: dict[str, Any],
+        chosen: dict[str, Any],
+        switched: bool,
+    ) -> str:
+        main = main_metric(model.regression)
+        lines = [
+            f'Version {number} of model "{self.name}" predicts {model.target} ({model.kind})'
+            + ("." if switched else "; it is not in use: the present version is at least as good."),
+            f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
+            f"Trials: {details['trials']} in {details['seconds']['search']:.0f} s. "
+            f"Chosen: net {chosen['net']}, {chosen['compile_params']}, {chosen['fit_params']}, "
+            f"after {chosen['iterations']} iterations.",
+            "On the test part:",
+        ]
+        names = ["r2", "rmse", "mae"] if model.regression else ["accuracy", "auc", "log_loss"]
+        for contender in found:
+            values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
+            lines.append(f"  {contender.name}: {values}")
+        if not model.regression:
+            low, high = scores.interval(found[0].metrics["accuracy"], len(measured.truth))
+            lines.append(f"  (95 % interval of pg_mop's accuracy: {low:.3f} to {high:.3f})")
+        ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
+        if ahead is not found[0]:
+            lines.append(f"  On these rows, {ahead.name} is better: consider it.")
+        quoted, schema = quote_literal(self.name), self.db.extension
+        lines += [
+            "Predict:",
+            f"  SELECT t.*, p.* FROM {'your_table' if is_query(self.source) else self.source} t, "
+            f"{schema}.mop_predict({quoted}, t) AS p;",
+            "The steps by hand:",
+            *(f"  {statement}" for statement in self.statements),
+        ]
+        return "\n".join(lines)
+
+
+def main_metric(regression: bool) -> str:
+    """The measure by which versions are compared."""
+    return "r2" if regression else "accuracy"
+
+
+def _finite(value: Any) -> Any:
+    """The value without numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_finite(own) for own in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+@with_trainer
+def mop_compare(db, session, name, first, second, source):
+    """Two versions of a model on the same rows: [(metric, first, second, difference)]."""
+    values = []
+    for version in (first, second):
+        model = NamedModel.find(db, name, int(version))
+        values.append(reports.measure(db, session, model, source).measures(model.regression))
+    return [
+        (metric, value, values[1][metric], values[1][metric] - value)
+        for metric, value in values[0].items()
+        if metric in values[1]
+    ]

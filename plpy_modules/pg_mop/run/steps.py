@@ -1,0 +1,107 @@
+"""Steps of a call that must be committed before others see them: they run one by one in a session of the caller's role."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import psycopg2
+
+from pg_mop.backend import settings
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.connections import sessions, targets
+from pg_mop.connections.sessions import SessionLost, message_of
+
+END_SECONDS = 10  # that a canceled step has to end
+NOTICE = re.compile(r"^(NOTICE|WARNING|INFO):\s+(.*)$", re.DOTALL)
+
+
+class Steps:
+    """A session of the calling role with the caller's search_path and settings; each statement commits.
+
+    Messages of the statements go to the caller. A cancel of the caller cancels the statement.
+    """
+
+    def __init__(self, db: Database, name: str) -> None:
+        """Open the session; `name`: its application_name. Raises MopError."""
+        self.db = db
+        self.session = sessions.open_session(targets.local(db), None, name, db.check_interrupts)
+        given = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
+        given.update({f"pg_mop.{setting}": text for setting, text in settings.given(db).items()})
+        self.run(
+            "SELECT "
+            + ", ".join(
+                f"pg_catalog.set_config({quote_literal(setting)}, {quote_literal(text)}, false)"
+                for setting, text in given.items()
+            )
+        )
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.close()
+
+    def run(self, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows; `quiet`: its messages are dropped. Raises MopError."""
+        problem: MopError | None = None
+        try:
+            self.session.begin(sql)
+            while True:
+                ended = sessions.wait([self.session], self.db.check_interrupts)
+                self._tell(quiet)
+                if ended:
+                    break
+            if ended[0][1] is not None:
+                raise ended[0][1]
+            # This backend learns of new relations when it locks a table. Until then, a name that it has looked up in
+            # vain stays unknown.
+            self.db.execute("SELECT 1 FROM pg_class LIMIT 1")
+            return self.session.rows()
+        except psycopg2.Error as error:
+            diag = error.diag
+            text = re.sub(r"^\w+: ", "", message_of(error), count=1) if "plpy" in str(error) else message_of(error)
+            problem = MopError(text, diag.message_detail, diag.message_hint, sqlstate=error.pgcode or "XX000")
+        except SessionLost as error:
+            problem = MopError(f"the session of the steps was lost: {error}", sqlstate="08006")
+        except BaseException:  # a cancel: the statement must end before its tables can be dropped
+            self._stop()
+            raise
+        raise problem
+
+    def _tell(self, quiet: bool) -> None:
+        notices = self.session.connection.notices
+        while notices:
+            found = NOTICE.match(notices.pop(0).strip())
+            if found is None or quiet:
+                continue
+            level, text = found[1], found[2].split("\nCONTEXT:")[0]
+            message, _, hint = text.partition("\nHINT:")
+            message, _, detail = message.partition("\nDETAIL:")
+            tell = self.db.warning if level == "WARNING" else self.db.notice
+            if level == "INFO":
+                self.db.info(text)
+            else:
+                tell(message.strip(), detail.strip() or None, hint.strip() or None)
+
+    def drop(self, kind: str, relation: str) -> None:
+        """Drop a relation after a failure; a cancel does not stop this."""
+        try:
+            self.session.begin(f"{self.session.clean_sql()}DROP {kind} IF EXISTS {relation}")
+        except SessionLost:
+            return
+        self._await_end()
+
+    def _stop(self) -> None:
+        self.session.cancel()
+        self._await_end()
+
+    def _await_end(self) -> None:
+        try:
+            for _ in range(END_SECONDS * 10):
+                if sessions.wait([self.session], lambda: None):
+                    return
+        except (psycopg2.Error, SessionLost):
+            pass

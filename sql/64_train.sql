@@ -1,0 +1,58 @@
+-- From a table to a named model (docs/tables.md).
+
+-- Users train a model for a table's target with this; it returns a report.
+CREATE FUNCTION @extschema@.mop_train(
+    source text,
+    name text,
+    target text DEFAULT NULL,
+    id text DEFAULT NULL,
+    exclude text DEFAULT NULL,
+    kind text DEFAULT NULL,
+    transform text DEFAULT NULL,
+    split text DEFAULT 'random',
+    by text DEFAULT NULL,
+    valid double precision DEFAULT 0.2,
+    test double precision DEFAULT 0.2,
+    layers text DEFAULT NULL,
+    time_limit interval DEFAULT '5 min',
+    max_trials double precision DEFAULT NULL,
+    baselines boolean DEFAULT TRUE,
+    keep boolean DEFAULT FALSE
+) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import train
+return train.mop_train(plpy, *args)
+$$;
+
+-- Users train a named model again with this, as its last version was trained; it returns a report.
+CREATE FUNCTION @extschema@.mop_retrain(
+    name text,
+    source text DEFAULT NULL,
+    time_limit interval DEFAULT NULL,
+    automatic boolean DEFAULT TRUE
+) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import train
+return train.mop_retrain(plpy, *args)
+$$;
+
+-- Users compare two versions of a named model on the same rows with this.
+CREATE FUNCTION @extschema@.mop_compare(name text, first double precision, second double precision, source text)
+RETURNS TABLE(metric text, first_value double precision, second_value double precision, difference double precision)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import train
+return train.mop_compare(plpy, args[0], args[1], args[2], args[3])
+$$;
+
+-- Users train simple models on the same rows with this, to judge a named model.
+CREATE FUNCTION @extschema@.mop_baselines(
+    model text,
+    train text,
+    test text,
+    version double precision DEFAULT NULL
+) RETURNS TABLE(contender text, metric text, value double precision) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import baselines
+return baselines.mop_baselines(plpy, *args)
+$$;
