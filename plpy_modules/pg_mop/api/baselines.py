@@ -76,7 +76,7 @@ def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.
         if known:
             arrays = model.encode(known)
             parts = [arrays[i].reshape(len(known), -1) for i in kept]
-            features.append(np.concatenate([*parts, np.zeros((len(known), not parts))], 1).astype("<f4"))
+            features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
             truth += [row["e0"] for row in known]
         if len(truth) >= MOST_ROWS:
             break

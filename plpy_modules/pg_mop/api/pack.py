@@ -114,7 +114,7 @@ def fit(
         db.notice(
             f"{len(found.left_out)} column{'s are' if len(found.left_out) > 1 else ' is'} left out",
             detail="; ".join(f"{name}: {reason}" for name, reason in found.left_out.items()) + ".",
-            hint="""To pack one, name it: transform => '{"%s": "one_hot"}'.""" % next(iter(found.left_out)),
+            hint=_hint_to_pack(found.left_out),
         )
     if not found.inputs:
         raise MopError(
@@ -123,6 +123,16 @@ def fit(
             hint="A table needs a column besides target, id and excluded columns.",
         )
     return Transform(found.inputs, outputs)
+
+
+def _hint_to_pack(left_out: dict[str, str]) -> str:
+    """How a user packs one of the columns that are left out."""
+    for name, reason in left_out.items():
+        if "json" in reason:
+            return """To pack a field, name it: transform => '{"%s->key": "number"}'.""" % name
+        if "type" not in reason:
+            return """To pack one, name it: transform => '{"%s": "category"}'.""" % name
+    return "Cast a column to a number or text in a view to pack it."
 
 
 def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column:
@@ -146,7 +156,7 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
     if chosen is None:
         whole = sql_kind.shown in ("smallint", "integer", "bigint")
         chosen = "regression" if is_number and not (whole and values <= FEW_VALUES) else "classification"
-        if is_number:
+        if is_number and values > 2:
             other = "classification" if chosen == "regression" else "regression"
             db.notice(
                 f'target "{name}" ({sql_kind.shown}, {values} values) is taken as '
