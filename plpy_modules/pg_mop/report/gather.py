@@ -20,6 +20,7 @@ from pg_mop.report.repeat import repeating_sql
 from pg_mop.report.sessions import add_sessions
 from pg_mop.report.stages import tree
 from pg_mop.search.goals import goal, parts
+from pg_mop.search.ranking import LOSS, judged_by, order
 
 DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
@@ -83,6 +84,8 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
     data["measure"] = _measure(data, arguments)
     _rank(data)
+    for configuration in data["configurations"]:
+        configuration["last"] = {name: rounded(value) for name, value in configuration["last"].items()}
     data["all"] = len(data["configurations"])
     if mst_keys is not None:
         chosen = set(mst_keys)
@@ -154,7 +157,7 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
                 metrics = json.loads(row[f"{dataset}_metrics"])
                 first = {row["metric"]: metrics[row["metric"]]} if row["metric"] in metrics else {}
                 values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
-                configuration["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
+                configuration["last"].update({f"{dataset} {name}": value for name, value in values.items()})
     for row in db.execute(
         f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
         f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
@@ -212,37 +215,36 @@ def _is_whole(configuration: Data) -> bool:
 
 
 def _measure(data: Data, arguments: Data) -> dict[str, str]:
-    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; without a search, the first
-    metric whose name tells its goal, or the loss; of the validation rows if the run has them."""
+    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; otherwise the metric by which
+    the run chooses its best configuration (search/ranking.py); of the validation rows if the run has them."""
     names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
     dataset = "validation" if any(name.startswith("validation ") for name in names) else "training"
     named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
     if named and f"{named[1] or dataset} {named[2]}" in names:
         return {"series": f"{named[1] or dataset} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
-    metrics = [name for name in names if name.startswith(dataset) and goal(name.split(" ", 1)[1])]
-    metrics.sort(key=lambda name: name.endswith(" loss"))  # (sorting is stable)
-    return (
-        {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1]) or "min"}
-        if metrics
-        else {"series": f"{dataset} loss", "goal": "min"}
+    metric, direction = (
+        LOSS
+        if data["run"]["function"] in ("mop_search", "madlib_keras_automl")
+        else judged_by(c["metric"] for c in data["configurations"] if c["last"] and c["status"] != "failed")
     )
+    return {"series": f"{dataset} {metric}", "goal": direction}
 
 
 def _rank(data: Data) -> None:
     """Sort the configurations, the best first; set the rank and the best value of each."""
-    series, better = data["measure"]["series"], max if data["measure"]["goal"] == "max" else min
-    sign = -1 if better is max else 1
+    series, direction = data["measure"]["series"], data["measure"]["goal"]
+    better = max if direction == "max" else min
     dataset, name = series.split(" ", 1)
-
-    def order(c: Data) -> tuple:
-        value = c["last"].get(series)
-        return c["status"] == "failed", value is None, sign * (value or 0), c["mst_key"]
-
-    data["configurations"].sort(key=order)
+    data["configurations"].sort(
+        key=lambda c: (
+            c["status"] == "failed",
+            order(direction, c["last"].get(series), c["last"].get(f"{dataset} loss"), c["mst_key"]),
+        )
+    )
     for rank, c in enumerate(data["configurations"], 1):
         which = "loss" if name == "loss" else "metric" if name == c["metric"] else None
         values = [v for v in (which and c["series"][f"{dataset} {which}"]) or () if v is not None and math.isfinite(v)]
-        c["rank"], c["best"] = rank, rounded(better(values)) if values else c["last"].get(series)
+        c["rank"], c["best"] = rank, rounded(better(values) if values else c["last"].get(series))
 
 
 def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:
