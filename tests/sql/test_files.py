@@ -141,10 +141,8 @@ def test_code_in_a_file_is_refused(db, models):
 
 
 def test_the_best_model_is_exported_without_mst_key(db, models):
-    best = db.value("SELECT best_mst_key FROM models_summary")
-    assert db.value("SELECT madlib.mop_export_model('models', NULL)") == db.value(
-        "SELECT madlib.mop_export_model('models', %s)", [best]
-    )
+    db.run("DROP TABLE IF EXISTS best; SELECT madlib.mop_import_model('best', madlib.mop_export_model('models', NULL))")
+    assert db.value("SELECT model_weights = (SELECT model_weights FROM models WHERE mst_key = 1) FROM best")
 
 
 def test_other_bad_input(db, models):
