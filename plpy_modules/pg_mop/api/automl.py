@@ -140,7 +140,13 @@ class MadlibMethod:
                 "sampler": ALGORITHMS[str(values["algorithm"]).lower()],
             }
         return Method(
-            self.name, parameters, self.also_evaluated, self.lines, self.best_line, for_segments=not self.hyperband
+            self.name,
+            parameters,
+            self.also_evaluated,
+            self.lines,
+            self.best_line,
+            for_segments=not self.hyperband,
+            keep="last",
         )
 
     def check_frequency(self):

@@ -40,7 +40,12 @@ def train(db, arguments, earlier=None):
     inputs = path.inputs(a["iterations"], earlier)
     functions = None if path.object_table is None else object_table.check(db, path.object_table)
     judged_by = inputs.read_metric(path.metric)
-    configurations = Configurations(inputs, ClassWeights(inputs.source, inputs.engine), judged_by=judged_by)
+    configurations = Configurations(
+        inputs,
+        ClassWeights(inputs.source, inputs.engine),
+        judged_by=judged_by,
+        keep="best" if path.searched else "last",
+    )
     configurations.check([{**path.configuration, "error": None, "reason": None}], functions)
     for c in configurations:  # the rule that stopped it shall not do so again
         c["fit"]["stop"] = None

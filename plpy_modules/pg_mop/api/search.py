@@ -137,7 +137,8 @@ class Method:
     """How a search proposes configurations: the procedure's name and parameters.
 
     `also_evaluated`, `lines`, `best_line`: as of run.spec.Search; `for_segments`: the procedure works on as many trials
-    at once as there are segments.
+    at once as there are segments; `keep`: the state of a trial that is written, 'best' or 'last', unless its parameters
+    say so.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Method:
     lines: Callable = _nothing
     best_line: Callable | None = None
     for_segments: bool = False
+    keep: str = "best"
 
     @classmethod
     def read(cls, a):
@@ -292,6 +294,7 @@ class SearchCall:
             judged_by=(self.metric, self.dataset, self.goal),
             required_metric=self.metric,
             searches=True,
+            keep=method.keep,
             make=self.architectures.configuration,
         )
         self.configurations.check([], functions)

@@ -13,7 +13,7 @@ from mop_udf import params
 from pg_mop import __version__
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.plan.watch import Watch
+from pg_mop.plan.watch import Watch, kept_state
 from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.repeat import repeating_sql
@@ -75,7 +75,8 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
         "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
-    data["configurations"] = _configurations(db, schema, run, arguments)
+    searched = (asked.get("tables") or {}).get("searched", run["function"] == "mop_search")
+    data["configurations"] = _configurations(db, schema, run, arguments, searched)
     if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
@@ -106,7 +107,7 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     return data
 
 
-def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> list[Data]:
+def _configurations(db: Database, schema: str, run: Data, arguments: Data, searched: bool) -> list[Data]:
     """A dict for each configuration: its parameters, its progress, its metrics and its seconds. The metrics ("last")
     are those of the state that the output table has: the last one, or the best one where the configuration keeps it."""
     run_id = run["run_id"]
@@ -134,7 +135,7 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
             "metrics_iterations": row["metrics_iterations"] or [],
         }
     # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    kept = _kept(db, schema, run, arguments, found)
+    kept = _kept(db, schema, run, arguments, found, "best" if searched else "last")
     last = [
         (key, i)
         for key, c in found.items()
@@ -179,16 +180,16 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
     return list(found.values())
 
 
-def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data]) -> dict[int, int]:
+def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data], keep: str) -> dict[int, int]:
     """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
-    {mst_key: a dict with the parameter strings}."""
+    {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
     rules, watches = {}, {}
     for key, c in found.items():
         try:
             fit = params.parse_fit_params(c["fit_params"])
         except params.ParameterError:  # the configuration has failed
             continue
-        if fit["keep"] == "best":
+        if kept_state(c["fit_params"], keep) == "best":
             stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
             name, dataset, direction = parts(stop["metric"])
             name = name if name == "loss" else params.metric_name(name)
@@ -196,15 +197,17 @@ def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int
             watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
     for row in (
         db.execute(
-            f"SELECT m.mst_key, m.iteration, m.value FROM {schema}.mop_metrics m JOIN unnest($2, $3, $4) AS r(mst_key, "
-            f"name, dataset) USING (mst_key, name, dataset) WHERE m.run_id = $1 ORDER BY 2",
+            f"SELECT m.mst_key, m.iteration, m.value, l.value AS loss FROM {schema}.mop_metrics m "
+            f"JOIN unnest($2, $3, $4) AS r(mst_key, name, dataset) USING (mst_key, name, dataset) "
+            f"LEFT JOIN {schema}.mop_metrics l ON (l.run_id, l.mst_key, l.iteration, l.dataset, l.name) "
+            f"= (m.run_id, m.mst_key, m.iteration, m.dataset, 'loss') WHERE m.run_id = $1 ORDER BY 2",
             ["bigint", "integer[]", "text[]", "text[]"],
             [run["run_id"], list(rules), *map(list, zip(*rules.values()))],
         )
         if rules
         else ()
     ):
-        watches[row["mst_key"]].tell(row["iteration"], row["value"])
+        watches[row["mst_key"]].tell(row["iteration"], row["value"], row["loss"])
     return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
 
