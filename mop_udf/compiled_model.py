@@ -91,7 +91,9 @@ class CompiledModel:
         model.compile(
             optimizer=optimizer,
             loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
-            metrics=[[metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, model)]
+            metrics=[
+                [metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, self.model)
+            ]
             if self._watched
             else None,
             loss_weights=compile_params["loss_weights"],

@@ -7,6 +7,8 @@ from mop_udf.errors import first_line
 from mop_udf.models import ConfigurationError
 from mop_udf.objects import load as load_function
 
+OF_SECOND_CLASS = (keras.metrics.AUC, keras.metrics.Precision, keras.metrics.Recall)
+
 
 def weights_by_position(loss_weights, architecture):
     """The loss weights as a list, if they and the architecture's outputs are dictionaries.
@@ -54,12 +56,25 @@ def make_metrics(names, functions, model):
 
     (weighted_metrics are left out: metrics are computed without sample weights.)
     """
-    return [[(name, _metric(name, functions, output.shape[-1])) for name in names] for output in model.outputs]
+    return [
+        [(name, _metric(name, functions, output.shape[-1], _is_softmax(output))) for name in names]
+        for output in model.outputs
+    ]
 
 
-def _metric(name, functions, width):
+def _is_softmax(output):
+    """True where a softmax makes this output (a KerasTensor of a model)."""
+    made_by = getattr(output, "_keras_history", (None,))[0]
+    if isinstance(made_by, keras.Model):
+        return len(made_by.outputs) == 1 and _is_softmax(made_by.outputs[0])
+    return isinstance(made_by, keras.layers.Softmax) or (
+        getattr(made_by, "activation", None) is keras.activations.softmax
+    )
+
+
+def _metric(name, functions, width, softmax):
     """The metric `name` for an output of `width`, which decides the meaning of `accuracy` and `crossentropy`, as in
-    Keras.
+    Keras. `softmax`: the output's units are classes; then OF_SECOND_CLASS are of the second one of two.
     """
     metrics = keras.metrics
     if name in functions:
@@ -69,11 +84,26 @@ def _metric(name, functions, width):
     if name.lower() in ("crossentropy", "ce"):
         return _float64_metric(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
     found = metrics.get(name)
+    if width == 2 and softmax and type(found) in OF_SECOND_CLASS:
+        return _float64_metric(_of_second_class(type(found)))
     return (
         _float64_metric(type(found))
         if isinstance(found, metrics.Metric)
         else _float64_metric(metrics.MeanMetricWrapper, found, name=name)
     )
+
+
+def _of_second_class(kind):
+    """A class of metrics that sees the second unit alone, the probability of the second of two classes.
+
+    Keras takes both units as predictions of one label, so that each row would count twice, once with each class as the
+    positive one.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return kind.update_state(self, y_true[:, 1:], y_pred[:, 1:], sample_weight)
+
+    return type(kind.__name__, (kind,), {"update_state": update_state})
 
 
 def _float64_metric(kind, *args, **kwargs):

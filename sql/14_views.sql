@@ -133,3 +133,8 @@ SELECT c.run_id, c.stage, s.iteration,
        m.bytes, c.seconds, c.used_at, s.identity
 FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_stage_state m USING (run_id, stage);
+
+-- The limits of the caller's role (table mop_limit), which sessions apply before they start a trainer. NULL: no limit.
+CREATE VIEW @extschema@.mop_my_limits WITH (security_barrier) AS
+SELECT current_user::name AS role, l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb
+FROM @extschema@.mop_limits() AS l;

@@ -35,6 +35,7 @@ VIEWS = {
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
+    "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model. NULL: no limit.",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
 }
 

@@ -181,11 +181,14 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
             if own := run["curves"].get(str(c["mst_key"])):
                 curves[str(key)] = own
     sign = -1 if measure["goal"] == "max" else 1
+    loss = measure["series"].split(" ")[0] + " loss"
     found.sort(
-        key=lambda c: (
+        key=lambda c: (  # the order of the server (pg_mop/search/ranking.py): the loss decides between equal values
             c["status"] == "failed",
             c["last"].get(measure["series"]) is None,
             sign * (c["last"].get(measure["series"]) or 0),
+            c["last"].get(loss) is None,
+            c["last"].get(loss) or 0,
         )
     )
     for rank, c in enumerate(found, 1):

@@ -308,3 +308,20 @@ def test_views_of_states_work_after_a_call_has_dropped_those_of_another(db, trai
         )
         == 0
     )
+
+
+def test_a_role_sees_its_own_limits_and_no_others(db):
+    db.run(
+        "DROP ROLE IF EXISTS mia, otto; CREATE ROLE mia LOGIN; CREATE ROLE otto LOGIN; GRANT mop_user TO mia; "
+        "INSERT INTO madlib.mop_limit (role, sessions, threads) VALUES ('mia', 2, 1), ('otto', 7, NULL), (NULL, 5, 4)"
+    )
+    client, other = db.another("mia"), db.another("otto")
+    limits = "SELECT role, sessions, threads, trainer_memory_mb, max_model_mb FROM madlib.mop_my_limits"
+    assert [tuple(row.values()) for row in client.run(limits)] == [("mia", 2, 1, None, None)]
+    assert "permission denied" in str(client.error("SELECT * FROM madlib.mop_limit"))
+    assert "permission denied" in str(other.error(limits))  # it is no member of mop_user
+    db.run("DELETE FROM madlib.mop_limit WHERE role = 'mia'")
+    assert client.run(limits)[0]["sessions"] == 5, "the limits of all roles without a row of their own"
+    client.close()
+    other.close()
+    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY mia, otto; DROP ROLE mia, otto")

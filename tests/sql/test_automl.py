@@ -18,7 +18,7 @@ validation_loss_final validation_metrics validation_loss error all_metrics itera
 SUMMARY = """source_table validation_table model model_info dependent_varname independent_varname model_arch_table
 model_selection_table automl_method automl_params random_state object_table use_gpus metrics_compute_frequency name
 description start_training_time end_training_time madlib_version num_classes y_class_values dependent_vartype
-normalizing_const""".split()
+normalizing_const best_mst_key""".split()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -140,11 +140,15 @@ def test_code_in_a_file_is_refused(db, models):
     )
 
 
+def test_the_best_model_is_exported_without_mst_key(db, models):
+    db.run("DROP TABLE IF EXISTS best; SELECT madlib.mop_import_model('best', madlib.mop_export_model('models', NULL))")
+    assert db.value("SELECT model_weights = (SELECT model_weights FROM models WHERE mst_key = 1) FROM best")
+
+
 def test_other_bad_input(db, models):
     for call, fragment in (
         ("mop_export_model('models', 7)", "mst_key 7"),
         ("mop_export_model('nope', 1)", "not exist"),
-        ("mop_export_model('models', NULL)", "several models"),
         ("mop_import_model('own', NULL)", "must not be NULL"),
         ("mop_import_model(NULL, '\\x00')", "not a .keras file"),
     ):

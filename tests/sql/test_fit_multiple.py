@@ -89,6 +89,7 @@ def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
         "dependent_vartype",
         "normalizing_const",
         "metrics_iters",
+        "best_mst_key",
     ]
     info = db.run("SELECT * FROM models_info ORDER BY mst_key")
     assert [i["mst_key"] for i in info] == [1, 2]

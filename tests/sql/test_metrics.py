@@ -158,3 +158,24 @@ def test_the_metrics_of_a_resumed_run_are_those_of_all_segments(db, data):
         assert {n: v[-1] for n, v in mine.items()} == pytest.approx(whole["all_metrics"], rel=1e-6)
     assert db.value("SELECT count(*) FROM madlib.mop_partial") == 0
     assert json.dumps(mine)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "loop"])
+def test_precision_of_two_classes_is_that_of_the_second(db, data, kernel):
+    """By training's evaluation, and from the predictions."""
+    db.run(
+        "DROP TABLE IF EXISTS two, two_packed, two_packed_summary, guesses; CREATE TABLE two AS SELECT id, x, "
+        "CASE WHEN y = 'a' OR id % 9 = 0 THEN 'yes' ELSE 'no' END AS y FROM flowers"
+    )
+    db.run(f"SET pg_mop.kernel = {kernel}; SELECT madlib.training_preprocessor_dl('two', 'two_packed', 'y', 'x', 9)")
+    load(db, "two_arch", dense(classes=2))
+    selection(db, "mst", "two_arch", [(1, PERFECT.format(["precision", "recall", "auc"]), "batch_size=8")])
+    fit(db, "two_packed", "models", "mst", 2)
+    db.run("SELECT madlib.madlib_keras_predict('models', 'two', 'id', 'x', 'guesses', 'response'); RESET pg_mop.kernel")
+    hits = "count(*) FILTER (WHERE t.y = 'yes' AND g.class_value = 'yes')::float8"
+    precision, recall = db.run(
+        f"SELECT {hits} / nullif(count(*) FILTER (WHERE g.class_value = 'yes'), 0) AS p, "
+        f"{hits} / count(*) FILTER (WHERE t.y = 'yes') AS r FROM two t JOIN guesses g USING (id)"
+    )[0].values()
+    found = db.value("SELECT all_metrics FROM models_info")["training"]
+    assert found["precision"][-1] == pytest.approx(precision or 0) and found["recall"][-1] == pytest.approx(recall)

@@ -360,8 +360,9 @@ def test_each_architecture_may_have_a_space_of_its_own(db, data):
     ]
 
 
-def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db, data):
-    space = SPACE.replace("[8, 16]", "[8], 'keep': ['best']").replace("[0.001, 0.1, 'log']", "[[0.05, 0.05, 3.0, 3.0]]")
+@pytest.mark.parametrize("keep", ["", ", 'keep': ['best']", ", 'keep': ['last']"])
+def test_the_best_state_by_the_searchs_metric_is_written_unless_the_last_is_asked_for(db, data, keep):
+    space = SPACE.replace("[8, 16]", f"[8]{keep}").replace("[0.001, 0.1, 'log']", "[[0.05, 0.05, 3.0, 3.0]]")
     search(
         db,
         space=space[:-1] + ", 'model_id': [1]}",
@@ -370,9 +371,12 @@ def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db
         parameters="iterations=4, trials=1, sampler=grid",
     )
     trial = db.run("SELECT * FROM found_trials")[0]
-    assert len(trial["metric"]) == 4 and trial["metric_best"] == trial["metric_final"] == max(trial["metric"])
-    assert trial["iterations"] == trial["metric"].index(max(trial["metric"])) + 1
-    assert db.value("SELECT training_metrics_final FROM found_info") == trial["metric_final"]
+    info = db.run("SELECT training_metrics_final AS metric, iteration, training_loss FROM found_info")[0]
+    assert len(trial["metric"]) == 4 and trial["metric_best"] == max(trial["metric"]) > trial["metric"][-1]
+    order = [(-metric, loss) for metric, loss in zip(trial["metric"], info["training_loss"])]
+    written = 4 if "last" in keep else order.index(min(order)) + 1
+    assert trial["iterations"] == info["iteration"] == written
+    assert trial["metric_final"] == info["metric"] == trial["metric"][written - 1]
 
 
 def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):

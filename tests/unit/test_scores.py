@@ -251,3 +251,39 @@ def test_where_memory_ends_batches_are_halved_and_nothing_counts_twice():
     forward._run = lambda kind, data: (_ for _ in ()).throw(tf.errors.ResourceExhaustedError(None, None, "OOM"))
     with pytest.raises(tf.errors.ResourceExhaustedError):
         in_pieces(other, columns)
+
+
+SOFTMAX = {
+    "softmax in the last layer": dense(classes=2),
+    "a layer of its own": sequential(
+        "own", [4], layer("Dense", name="out", units=2), layer("Softmax", name="probabilities")
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", SOFTMAX.values(), ids=SOFTMAX)
+def test_auc_precision_and_recall_of_two_classes_are_those_of_the_second_class(architecture):
+    """As of scikit-learn; AUC within what its 200 thresholds leave open."""
+    sklearn = pytest.importorskip("sklearn.metrics")
+    columns = x, y = rows(2)
+    x += np.random.default_rng(1).normal(scale=2, size=x.shape).astype("f4")  # so that classes overlap
+    model = compiled(metrics=["auc", "precision", "recall"], architecture=architecture)
+    found = in_pieces(model, columns)["metrics"]
+    probability = np.asarray(model.model(x))
+    labels = y.argmax(1)
+    assert found["auc"] == pytest.approx(sklearn.roc_auc_score(labels, probability[:, 1]), abs=0.005)
+    guesses = probability.argmax(1)
+    assert 0 < guesses.sum() < len(guesses)
+    assert found["precision"] == pytest.approx(sklearn.precision_score(labels, guesses), abs=1e-12)
+    assert found["recall"] == pytest.approx(sklearn.recall_score(labels, guesses), abs=1e-12)
+
+
+def test_two_units_that_are_no_classes_have_keras_metrics():
+    two = sequential("two", [4], layer("Dense", name="out", units=2, activation="sigmoid"))
+    columns, names = rows(2), ["auc", "precision", "recall"]
+    model = compiled("binary_crossentropy", names, architecture=two)
+    found = in_pieces(model, columns)["metrics"]
+    theirs = by_keras(
+        model, columns, "binary_crossentropy", [getattr(keras.metrics, n)() for n in ("AUC", "Precision", "Recall")]
+    )
+    assert list(found.values()) == pytest.approx([v for n, v in theirs.items() if n != "loss"], rel=1e-5)

@@ -9,11 +9,13 @@ from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Method, SearchCall, errors_of_search
+from pg_mop.api.winner import winner
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.run import metrics
 from pg_mop.run.spec import Output
 from pg_mop.search import SearchError, hyperband
+from pg_mop.search.ranking import LOSS
 from pg_mop.search.space import Space
 
 FUNCTION = "madlib_keras_automl"
@@ -72,7 +74,8 @@ def train(db, arguments, earlier=None):
     def write(result):
         write_models(result, model, info, None)
         write_rounds(result, method, info)
-        write_best(db, call, selection, selection_summary, info, a)
+        result.winner = winner(db, info, LOSS)
+        write_best(db, call, selection, selection_summary, info, result.winner, a)
         write_models_summary(
             result,
             summary,
@@ -86,6 +89,7 @@ def train(db, arguments, earlier=None):
                 ("use_gpus", "boolean", bool(a["use_gpus"])),
                 ("metrics_compute_frequency", "integer", method.last_frequency(result.procedure)),
             ],
+            [("best_mst_key", "integer", result.winner and result.winner.mst_key)],
             ended="timestamp(0)",
         )
 
@@ -136,7 +140,13 @@ class MadlibMethod:
                 "sampler": ALGORITHMS[str(values["algorithm"]).lower()],
             }
         return Method(
-            self.name, parameters, self.also_evaluated, self.lines, self.best_line, for_segments=not self.hyperband
+            self.name,
+            parameters,
+            self.also_evaluated,
+            self.lines,
+            self.best_line,
+            for_segments=not self.hyperband,
+            keep="last",
         )
 
     def check_frequency(self):
@@ -257,15 +267,16 @@ def write_rounds(result, method, info):
         )
 
 
-def write_best(db, call, selection, summary, info, a):
-    """Write the selection table: the best configuration alone, by its final loss."""
+def write_best(db, call, selection, summary, info, best, a):
+    """Write the selection table: the best configuration alone. `best`: a Winner by the final loss, or None."""
     db.execute(
         f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, fit_params varchar)"
     )
     db.identify_by_all(selection)
     db.execute(
-        f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
-        f"WHERE error IS NULL ORDER BY {call.dataset}_loss_final, mst_key LIMIT 1"
+        f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} WHERE mst_key = $1",
+        ["integer"],
+        [best and best.mst_key],
     )
     db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
     db.identify_by_all(summary)

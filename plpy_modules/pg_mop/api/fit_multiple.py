@@ -3,6 +3,7 @@
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
+from pg_mop.api.winner import winner
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function, sql_procedure
@@ -78,6 +79,7 @@ def train(db, arguments, earlier=None):
 
     def write(result):
         write_models(result, model, info, previous)
+        result.winner = winner(db, info)
         write_models_summary(
             result,
             summary,
@@ -89,7 +91,10 @@ def train(db, arguments, earlier=None):
                 ("metrics_compute_frequency", "integer", inputs.frequency),
                 ("warm_start", "boolean", bool(a["warm_start"])),
             ],
-            [("metrics_iters", "integer[]", inputs.metrics_iterations)],
+            [
+                ("metrics_iters", "integer[]", inputs.metrics_iterations),
+                ("best_mst_key", "integer", result.winner and result.winner.mst_key),
+            ],
         )
 
     result = execute(
@@ -104,6 +109,8 @@ def train(db, arguments, earlier=None):
         )
     )
     warn_of_failures(db, result.failed, len(configurations), "configurations", info)
+    if result.winner is not None:
+        result.winner.tell(db, info)
 
 
 class SelectionTable:

@@ -98,8 +98,8 @@ SELECT * FROM selection ORDER BY mst_key;
 SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5, FALSE);
 SELECT mst_key, compile_params, training_metrics_final, training_loss_final
 FROM models_info ORDER BY training_loss_final NULLS LAST;
-SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
-    (SELECT mst_key FROM models_info ORDER BY training_loss_final NULLS LAST LIMIT 1));
+SELECT best_mst_key FROM models_summary;
+SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predictions', 'response');
 SELECT * FROM predictions ORDER BY id LIMIT 5;
 """,
         False,
@@ -214,7 +214,7 @@ SELECT * FROM predictions ORDER BY id LIMIT 5;
         True,
     ),
     "mop_export_model": (
-        "Returns a trained model as the bytes of a .keras file; mst_key is NULL for a single model.",
+        "Returns a trained model as the bytes of a .keras file; the best of several if mst_key is NULL.",
         """
 SELECT length({schema}.mop_export_model('flower_models', 1));
 -- into a file:
@@ -325,7 +325,7 @@ ARGUMENTS = {
     "model_output_table": "table to create, with <name>_info and <name>_summary",
     "model_selection_table": "from generate_model_configs or load_model_selection_table",
     "model_weights": "bytes of float32, in the order of get_weights()",
-    "mst_key": "number of a configuration of a run, or of a model in a table of several",
+    "mst_key": "number of a configuration of a run, or of a model in a table of several; NULL: of the best model",
     "normalizing_const": "divides the independent elements",
     "num_classes": "one-hot width for each output; NULL: as many as the data have",
     "num_configs": "random search: number of configurations",

@@ -1,6 +1,7 @@
 """Model tables as evaluate and predict read them."""
 
 from mop_udf import architecture, architecture_shapes, params
+from pg_mop.api.winner import winner
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import madlib
 from pg_mop.inference.model import Model, check_given
@@ -25,6 +26,8 @@ class StoredModel(Model):
         summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model table")
         self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
         if "mst_key" in columns:
+            if mst_key is None:
+                mst_key = self._best(db, text, table)
             row, what = self._one_of_several(db, text, table, mst_key), f'model {mst_key} of "{text}"'
             self.weights_sql = f"SELECT model_weights FROM {table} WHERE mst_key = {int(mst_key)}"
         elif mst_key is not None:
@@ -61,12 +64,21 @@ class StoredModel(Model):
                 hint=f"independent_varname => ARRAY{names}",
             )
 
+    def _best(self, db, text, table):
+        """The mst_key of the best model, which a NOTICE names. Raises MopError if it is not known."""
+        key = self.summary.get("best_mst_key")
+        if key is None:  # a table of MADlib
+            best = winner(db, db.suffixed(text, "_info"), models=table)
+            if best is None:
+                raise MopError(
+                    f'model table "{text}" holds several models: mst_key must be given',
+                    hint=f"SELECT mst_key FROM {table};",
+                )
+            key = best.mst_key
+        db.notice(f'the best model of "{text}" is used: mst_key {key}', hint="Give mst_key to use another model.")
+        return key
+
     def _one_of_several(self, db, text, table, mst_key):
-        if mst_key is None:
-            raise MopError(
-                f'model table "{text}" holds several models: mst_key must be given',
-                hint=f"SELECT mst_key FROM {table};",
-            )
         info = db.input_table(db.suffixed(text, "_info"), "info table of the model table")
         row = db.one(
             f"SELECT i.*, m.model_weights, m.model_arch::text AS arch_text FROM {info} i "

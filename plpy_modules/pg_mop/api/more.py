@@ -3,6 +3,7 @@
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
+from pg_mop.api.winner import best_of, winner
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -13,6 +14,7 @@ from pg_mop.run.coordinator import execute
 from pg_mop.run.earlier import Earlier, open_catalog, options_of, own_run
 from pg_mop.run.inputs import Inputs
 from pg_mop.run.spec import Output, RunSpec
+from pg_mop.search.ranking import LOSS
 
 FUNCTION = "mop_more"
 ARGUMENTS = ("run_id", "mst_key", "iterations")
@@ -38,7 +40,12 @@ def train(db, arguments, earlier=None):
     inputs = path.inputs(a["iterations"], earlier)
     functions = None if path.object_table is None else object_table.check(db, path.object_table)
     judged_by = inputs.read_metric(path.metric)
-    configurations = Configurations(inputs, ClassWeights(inputs.source, inputs.engine), judged_by=judged_by)
+    configurations = Configurations(
+        inputs,
+        ClassWeights(inputs.source, inputs.engine),
+        judged_by=judged_by,
+        keep="best" if path.searched else "last",
+    )
     configurations.check([{**path.configuration, "error": None, "reason": None}], functions)
     for c in configurations:  # the rule that stopped it shall not do so again
         c["fit"]["stop"] = None
@@ -62,8 +69,16 @@ def train(db, arguments, earlier=None):
                 + [(counted or [path.done])[-1] + i - path.done for i in inputs.metrics_iterations if i > path.done],
             )
         _update(db, info, key, {name: value for name, value in columns.items() if name in present})
+        best = None
         if path.trials is not None:
             write_trial(db, result, c, path.trials, judged_by)
+            best = best_trial(db, path.trials, info, judged_by)
+        elif path.summary is not None:
+            best = winner(db, info, LOSS if path.automl else None)
+        if path.summary is not None:
+            db.execute(
+                f"UPDATE {path.summary} SET best_mst_key = $1", ["integer"], [None if best is None else best.mst_key]
+            )
         tell_of_large(db, model, [len(weights)])
 
     execute(
@@ -78,6 +93,7 @@ def train(db, arguments, earlier=None):
                 "use_gpus": inputs.use_gpus,
                 "metric": path.metric,
                 "searched": path.searched,
+                "automl": path.automl,
             },
             preferred=a["run_id"],
         )
@@ -95,8 +111,11 @@ def _update(db, table, key, columns):
     )
 
 
-def _check_identity(db, table, column):
-    """Raises MopError where a publication forbids that a table is updated: one of an older version may have no key."""
+def _check_update(db, table, column):
+    """Raises MopError where the caller may not update a table, or where a publication forbids it: a table of an older
+    version may have no key."""
+    if not db.value("SELECT has_table_privilege($1::oid, 'UPDATE')", ["oid"], [table.oid]):
+        raise MopError(f"permission denied to update {table}", sqlstate="42501")
     if db.has_segments:  # no publications, and an UPDATE locks the table
         return
     try:
@@ -114,10 +133,11 @@ class TrainedPath:
     """The path of one configuration of a run that has ended, and the run's output tables.
 
     `before`: the run; `done`: iterations that it has been trained for; `tables`: model and info table (quoted);
-    `trials`: of mop_search, its table of trials and its summary (quoted), else None.
+    `trials`: of mop_search, its table of trials (quoted), else None; `summary`: the summary (quoted), None if it names no
+    best configuration; `automl`: the run is of madlib_keras_automl, which judges by the loss.
     """
 
-    trials = None
+    trials = summary = None
 
     def __init__(self, db, run_id, key):
         """Raises MopError if the run has no such configuration, or its output tables are not its own any more."""
@@ -174,6 +194,7 @@ class TrainedPath:
         self.run, self.configuration, self.evaluated = run, c, evaluated
         self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
         self.searched = before.tables.get("searched", before.function == "mop_search")
+        self.automl = before.tables.get("automl", before.function == "madlib_keras_automl")
         self.object_table = before.tables.get("object_table")
 
     def inputs(self, iterations, earlier):
@@ -189,9 +210,11 @@ class TrainedPath:
             earlier,
         )
         if self.searched:
-            summary = db.input_table(db.suffixed(before.output, "_summary"), "summary of the run")
-            _check_identity(db, summary, "best_mst_key")
-            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), self.key)), str(summary)]
+            self.trials = str(self._table(db, db.suffixed(before.output, "_trials"), self.key))
+        summary = db.input_table(db.suffixed(before.output, "_summary"), "summary of the run")
+        if "best_mst_key" in db.columns(summary):  # (an earlier version did not write it)
+            _check_update(db, summary, "best_mst_key")
+            self.summary = str(summary)
         every = before.arguments.get("metrics_compute_frequency") or iterations
         more = {i for i in range(self.done + 1, until + 1) if i % every == 0}
         return inputs.replace(
@@ -204,16 +227,14 @@ class TrainedPath:
         table = db.input_table(text, "output table of the run")
         if not db.value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE mst_key = $1)", ["integer"], [key]):
             raise MopError(f"{table} has no row of mst_key {key}")
-        if not db.value("SELECT has_table_privilege($1::oid, 'UPDATE')", ["oid"], [table.oid]):
-            raise MopError(f"permission denied to update {table}", sqlstate="42501")
-        _check_identity(db, table, "mst_key")
+        _check_update(db, table, "mst_key")
         return table
 
 
-def write_trial(db, result, c, tables, judged_by):
-    """Bring a trial's row in the table of trials up to date, and the best trial in the summary. `c`: its outcome;
-    `tables`: both, quoted; `judged_by`: (metric, dataset, goal)."""
-    (table, summary), (metric, dataset, goal) = tables, judged_by
+def write_trial(db, result, c, table, judged_by):
+    """Bring a trial's row in the table of trials (quoted) up to date. `c`: its outcome; `judged_by`: (metric, dataset,
+    goal)."""
+    metric, dataset, goal = judged_by
     values = [(row["iteration"], metric_of(row, metric)) for row in result.metrics if row["dataset"] == dataset]
     best = (min if goal == "min" else max)((value for _, value in values), default=None)
     _update(
@@ -230,8 +251,14 @@ def write_trial(db, result, c, tables, judged_by):
             "metric_final": ("float8", dict(values).get(c["iteration"])),
         },
     )
-    order = "ASC" if goal == "min" else "DESC"
-    db.execute(
-        f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
-        f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)"
+
+
+def best_trial(db, table, info, judged_by):
+    """The Winner of the trials in a table of trials and an info table (both quoted). `judged_by`: (metric, dataset,
+    goal)."""
+    metric, dataset, goal = judged_by
+    rows = db.execute(
+        f"SELECT t.mst_key, t.metric_final, i.{dataset}_loss_final AS loss FROM {table} t LEFT JOIN {info} i "
+        f"USING (mst_key) WHERE t.metric_final IS NOT NULL AND t.status <> 'failed'"
     )
+    return best_of([tuple(row.values()) for row in rows], (metric, goal), dataset)

@@ -6,6 +6,7 @@ See docs/contract/preprocess.md.
 import secrets
 
 from mop_udf.errors import raise_error
+from pg_mop.api import packing_warnings
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -63,6 +64,7 @@ def training_preprocessor_dl(
             [column.shape[0] for column in transform.outputs] if given else [],
             seed,
         )
+        packing_warnings.warn(db, source, transform)
 
 
 @sql_function

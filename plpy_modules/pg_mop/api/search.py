@@ -12,6 +12,7 @@ from pg_mop.api import architectures
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
+from pg_mop.api.winner import best_of
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -63,7 +64,7 @@ def train(db, arguments, earlier=None):
 
     def write(result):
         write_models(result, model, info, None)
-        best = write_trials(result, trials)
+        result.winner = write_trials(result, trials)
         write_models_summary(
             result,
             summary,
@@ -73,7 +74,7 @@ def train(db, arguments, earlier=None):
                 ("procedure", "text", result.procedure.name),
                 ("procedure_params", "text", a["procedure_params"]),
                 ("metric", "text", f"{call.dataset}_{call.metric}"),
-                ("best_mst_key", "integer", best),
+                ("best_mst_key", "integer", result.winner and result.winner.mst_key),
                 ("object_table", "text", call.object_table),
                 ("num_iterations", "integer", call.inputs.num_iterations),
             ],
@@ -86,8 +87,8 @@ def train(db, arguments, earlier=None):
 def write_trials(result, table):
     """Write the status of each trial, and its metric after each iteration that was evaluated.
 
-    The columns `iterations` and `metric_final` describe the state that the model table holds. Returns the mst_key of the best
-    of these states, or None.
+    The columns `iterations` and `metric_final` describe the state that the model table holds. Returns the Winner by these
+    states, or None.
     """
     db, search = result.db, result.spec.search
     db.execute(
@@ -95,17 +96,17 @@ def write_trials(result, table):
         f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
         f"metric_best float8, metric_final float8, reason text)"
     )
-    values = {}
+    values, losses, finals = {}, {}, []
     for row in result.metrics:
         if row["dataset"] == search.dataset:
             values.setdefault(row["mst_key"], []).append((row["iteration"], search.value(row)))
+            losses[row["mst_key"], row["iteration"]] = row["loss"]
     better = min if search.goal == "min" else max
-    finals = {}
     for c in result.outcome():
         key, found = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(found).get(c["iteration"])
         if c["error"] is None and final is not None:
-            finals[key] = final
+            finals.append((key, final, losses[key, c["iteration"]]))
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
         insert(
             db,
@@ -124,7 +125,7 @@ def write_trials(result, table):
                 "reason": ("text", c["error"] or c["reason"]),
             },
         )
-    return better(finals, key=finals.get, default=None)
+    return best_of(finals, (search.metric, search.goal), search.dataset)
 
 
 def _nothing(*_):
@@ -136,7 +137,8 @@ class Method:
     """How a search proposes configurations: the procedure's name and parameters.
 
     `also_evaluated`, `lines`, `best_line`: as of run.spec.Search; `for_segments`: the procedure works on as many trials
-    at once as there are segments.
+    at once as there are segments; `keep`: the state of a trial that is written, 'best' or 'last', unless its parameters
+    say so.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Method:
     lines: Callable = _nothing
     best_line: Callable | None = None
     for_segments: bool = False
+    keep: str = "best"
 
     @classmethod
     def read(cls, a):
@@ -291,6 +294,7 @@ class SearchCall:
             judged_by=(self.metric, self.dataset, self.goal),
             required_metric=self.metric,
             searches=True,
+            keep=method.keep,
             make=self.architectures.configuration,
         )
         self.configurations.check([], functions)
@@ -381,6 +385,8 @@ class SearchCall:
                 )
             )
         warn_of_failures(self.db, result.failed, len(self.configurations), "trials", info)
+        if result.winner is not None:
+            result.winner.tell(self.db, info, "trials")
 
     def spec(self):
         """The search as a part of the run spec."""

@@ -13,13 +13,14 @@ from mop_udf import params
 from pg_mop import __version__
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.plan.watch import Watch
+from pg_mop.plan.watch import Watch, kept_state
 from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.repeat import repeating_sql
 from pg_mop.report.sessions import add_sessions
 from pg_mop.report.stages import tree
 from pg_mop.search.goals import goal, parts
+from pg_mop.search.ranking import LOSS, judged_by, order
 
 DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
@@ -74,7 +75,8 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
         "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
-    data["configurations"] = _configurations(db, schema, run, arguments)
+    searched = (asked.get("tables") or {}).get("searched", run["function"] == "mop_search")
+    data["configurations"] = _configurations(db, schema, run, arguments, searched)
     if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
@@ -83,6 +85,8 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
     data["measure"] = _measure(data, arguments)
     _rank(data)
+    for configuration in data["configurations"]:
+        configuration["last"] = {name: rounded(value) for name, value in configuration["last"].items()}
     data["all"] = len(data["configurations"])
     if mst_keys is not None:
         chosen = set(mst_keys)
@@ -103,7 +107,7 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     return data
 
 
-def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> list[Data]:
+def _configurations(db: Database, schema: str, run: Data, arguments: Data, searched: bool) -> list[Data]:
     """A dict for each configuration: its parameters, its progress, its metrics and its seconds. The metrics ("last")
     are those of the state that the output table has: the last one, or the best one where the configuration keeps it."""
     run_id = run["run_id"]
@@ -131,7 +135,7 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
             "metrics_iterations": row["metrics_iterations"] or [],
         }
     # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    kept = _kept(db, schema, run, arguments, found)
+    kept = _kept(db, schema, run, arguments, found, "best" if searched else "last")
     last = [
         (key, i)
         for key, c in found.items()
@@ -154,7 +158,7 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
                 metrics = json.loads(row[f"{dataset}_metrics"])
                 first = {row["metric"]: metrics[row["metric"]]} if row["metric"] in metrics else {}
                 values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
-                configuration["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
+                configuration["last"].update({f"{dataset} {name}": value for name, value in values.items()})
     for row in db.execute(
         f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
         f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
@@ -176,16 +180,16 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> li
     return list(found.values())
 
 
-def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data]) -> dict[int, int]:
+def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data], keep: str) -> dict[int, int]:
     """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
-    {mst_key: a dict with the parameter strings}."""
+    {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
     rules, watches = {}, {}
     for key, c in found.items():
         try:
             fit = params.parse_fit_params(c["fit_params"])
         except params.ParameterError:  # the configuration has failed
             continue
-        if fit["keep"] == "best":
+        if kept_state(c["fit_params"], keep) == "best":
             stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
             name, dataset, direction = parts(stop["metric"])
             name = name if name == "loss" else params.metric_name(name)
@@ -193,15 +197,17 @@ def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int
             watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
     for row in (
         db.execute(
-            f"SELECT m.mst_key, m.iteration, m.value FROM {schema}.mop_metrics m JOIN unnest($2, $3, $4) AS r(mst_key, "
-            f"name, dataset) USING (mst_key, name, dataset) WHERE m.run_id = $1 ORDER BY 2",
+            f"SELECT m.mst_key, m.iteration, m.value, l.value AS loss FROM {schema}.mop_metrics m "
+            f"JOIN unnest($2, $3, $4) AS r(mst_key, name, dataset) USING (mst_key, name, dataset) "
+            f"LEFT JOIN {schema}.mop_metrics l ON (l.run_id, l.mst_key, l.iteration, l.dataset, l.name) "
+            f"= (m.run_id, m.mst_key, m.iteration, m.dataset, 'loss') WHERE m.run_id = $1 ORDER BY 2",
             ["bigint", "integer[]", "text[]", "text[]"],
             [run["run_id"], list(rules), *map(list, zip(*rules.values()))],
         )
         if rules
         else ()
     ):
-        watches[row["mst_key"]].tell(row["iteration"], row["value"])
+        watches[row["mst_key"]].tell(row["iteration"], row["value"], row["loss"])
     return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
 
@@ -212,37 +218,36 @@ def _is_whole(configuration: Data) -> bool:
 
 
 def _measure(data: Data, arguments: Data) -> dict[str, str]:
-    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; without a search, the first
-    metric whose name tells its goal, or the loss; of the validation rows if the run has them."""
+    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; otherwise the metric by which
+    the run chooses its best configuration (search/ranking.py); of the validation rows if the run has them."""
     names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
     dataset = "validation" if any(name.startswith("validation ") for name in names) else "training"
     named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
     if named and f"{named[1] or dataset} {named[2]}" in names:
         return {"series": f"{named[1] or dataset} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
-    metrics = [name for name in names if name.startswith(dataset) and goal(name.split(" ", 1)[1])]
-    metrics.sort(key=lambda name: name.endswith(" loss"))  # (sorting is stable)
-    return (
-        {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1]) or "min"}
-        if metrics
-        else {"series": f"{dataset} loss", "goal": "min"}
+    metric, direction = (
+        LOSS
+        if data["run"]["function"] in ("mop_search", "madlib_keras_automl")
+        else judged_by(c["metric"] for c in data["configurations"] if c["last"] and c["status"] != "failed")
     )
+    return {"series": f"{dataset} {metric}", "goal": direction}
 
 
 def _rank(data: Data) -> None:
     """Sort the configurations, the best first; set the rank and the best value of each."""
-    series, better = data["measure"]["series"], max if data["measure"]["goal"] == "max" else min
-    sign = -1 if better is max else 1
+    series, direction = data["measure"]["series"], data["measure"]["goal"]
+    better = max if direction == "max" else min
     dataset, name = series.split(" ", 1)
-
-    def order(c: Data) -> tuple:
-        value = c["last"].get(series)
-        return c["status"] == "failed", value is None, sign * (value or 0), c["mst_key"]
-
-    data["configurations"].sort(key=order)
+    data["configurations"].sort(
+        key=lambda c: (
+            c["status"] == "failed",
+            order(direction, c["last"].get(series), c["last"].get(f"{dataset} loss"), c["mst_key"]),
+        )
+    )
     for rank, c in enumerate(data["configurations"], 1):
         which = "loss" if name == "loss" else "metric" if name == c["metric"] else None
         values = [v for v in (which and c["series"][f"{dataset} {which}"]) or () if v is not None and math.isfinite(v)]
-        c["rank"], c["best"] = rank, rounded(better(values)) if values else c["last"].get(series)
+        c["rank"], c["best"] = rank, rounded(better(values) if values else c["last"].get(series))
 
 
 def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:

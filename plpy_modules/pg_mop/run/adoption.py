@@ -96,7 +96,7 @@ class Adoption:
             if row is None:
                 ends |= {later.number for later in taken[position:]}
                 break
-            if watch.tell(stage.iteration, metric_of(row, metric)) is not None:
+            if watch.tell(stage.iteration, metric_of(row, metric), row["loss"]) is not None:
                 ends.add(stage.number)
                 break
         if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] in numbers:

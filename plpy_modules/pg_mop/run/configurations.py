@@ -8,6 +8,7 @@ from typing import Any
 from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_resolver, params
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
+from pg_mop.plan.watch import kept_state
 from pg_mop.run.inputs import MOST_STAGES, Inputs
 
 Configuration = dict[str, Any]
@@ -33,16 +34,18 @@ class Configurations:
         judged_by: tuple[str, str, str] | None = None,
         required_metric: str | None = None,
         searches: bool = False,
+        keep: str = "last",
         make: Callable[[int, Added], Configuration] | None = None,
         unusable: Callable[[int], str] | None = None,
     ) -> None:
         """`class_weights`: turns a class_weight parameter into {class number: weight}; `averaging`: the one
         configuration is trained as replicas; `judged_by`: (metric, dataset, goal) that chooses the best state
         unless a configuration says otherwise; `required_metric`: a configuration that is added must have this metric;
-        `searches`: a search procedure asks for their iterations; `make`: builds a configuration that is added;
+        `searches`: a search procedure asks for their iterations; `keep`: which state is written, 'last' or 'best',
+        unless a configuration says so; `make`: builds a configuration that is added;
         `unusable(count)`: begins the error for bad configurations."""
         self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
-        self.searches = searches
+        self.searches, self._keep = searches, keep
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
         self._unusable = unusable or _unusable
         self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
@@ -122,6 +125,7 @@ class Configurations:
             c["resolver"] = parameter_resolver.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
             c["architecture"] = architecture.check(c["model_arch"])
+            c["fit"]["keep"] = kept_state(c["fit_params"], self._keep)
             c["resolver"].check(iterations or self.inputs.num_iterations)
             architecture_dropout.check_dropout(c["architecture"], c["fit"]["dropout"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
@@ -150,6 +154,8 @@ class Configurations:
         except MopError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
         if rule[0] != "loss" and rule[0] not in c["compile"]["metrics"]:
+            if stop is None and self.required_metric is not None:
+                return None  # the search refuses the configuration
             return f"it stops by the metric {rule[0]!r}, which is not among its metrics"
         c["rule"] = rule
         return None

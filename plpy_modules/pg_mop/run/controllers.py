@@ -101,7 +101,7 @@ class RunController:
             row = self.row(stage, dataset) if stage.evaluated else None
             if row is None:
                 continue
-            reason = watch.tell(stage.iteration, metric_of(row, metric))
+            reason = watch.tell(stage.iteration, metric_of(row, metric), row["loss"])
             if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] == stage.iteration:
                 yield Pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pg_mop.search.goals import goal
+from pg_mop.search.ranking import judged_by, order
 
 Row = dict[str, Any]
 
@@ -71,14 +71,10 @@ def described(row: Row) -> str:
 
 
 def best(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """The BEST rows of one dataset, in order, and the name of the metric that orders them: the first metric if its name
-    tells whether more is better and all rows have it, else the loss."""
-    names = {next(iter(r["metrics"] or ()), None) for r in rows}
-    name = names.pop() if len(names) == 1 else None
-    if name is not None and goal(name) and all(r["metric"] is not None for r in rows):
-        sign = -1 if goal(name) == "max" else 1
-        return sorted(rows, key=lambda r: (sign * r["metric"], r["loss"], r["mst_key"]))[:BEST], name
-    return sorted(rows, key=lambda r: (r["loss"], r["mst_key"]))[:BEST], "loss"
+    """The BEST rows of one dataset, in order, and the name of the metric that orders them (search/ranking.py)."""
+    name, direction = judged_by(next(iter(r["metrics"] or ()), None) for r in rows)
+    value = "loss" if name == "loss" else "metric"
+    return sorted(rows, key=lambda r: order(direction, r[value], r["loss"], r["mst_key"]))[:BEST], name
 
 
 def duration(seconds: float) -> str:

@@ -121,7 +121,8 @@ class RunResult:
 
     `catalog`: open, until the output is written; `failed`: {mst_key: message}; `metrics`: rows of Catalog.metrics;
     `kept`: {mst_key: iteration of the state that is kept as its best}; `started`: when, as text; `replicas`: of
-    averaging, the rows of each replica's segment; `procedure`: of a search.
+    averaging, the rows of each replica's segment; `procedure`: of a search; `winner`: the best configuration
+    (api.winner.Winner), once the output is written; None if no configuration has a result.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class RunResult:
         self.metrics = catalog.metrics(run_id)
         self.replicas: list[int] = []
         self.procedure: Any = None
+        self.winner: Any = None
         self._rows: dict[int, list[dict[str, Any]]] | None = None
 
     def outcome(self) -> list[dict[str, Any]]:
