@@ -36,6 +36,7 @@ VIEWS = {
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
     "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model. NULL: no limit.",
+    "mop_models": "The versions of all named models that the role may read (docs/tables.md).",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
 }
 
@@ -137,6 +138,27 @@ SETTINGS = {
 RENAMED = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # old name, which still works -> name
 
 GROUPS = {
+    "Ordinary tables": ["mop_train", "mop_split", "mop_pack", "mop_architecture"],
+    "Named models": [
+        "mop_predict",
+        "mop_predict_into",
+        "mop_deploy",
+        "mop_retrain",
+        "mop_use_version",
+        "mop_compare",
+        "mop_share",
+    ],
+    "Reports about named models": [
+        "mop_evaluate",
+        "mop_confusion_matrix",
+        "mop_class_report",
+        "mop_roc_curve",
+        "mop_calibration",
+        "mop_importance",
+        "mop_feature_info",
+        "mop_drift",
+        "mop_baselines",
+    ],
     "Packing rows": ["training_preprocessor_dl", "validation_preprocessor_dl", "mop_drop_packed"],
     "Architectures and custom functions": [
         "load_keras_model",

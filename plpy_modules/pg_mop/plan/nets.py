@@ -33,7 +33,7 @@ BODIES: dict[str, Body] = {
     "large": Body((256, 128, 64), 0.2),
     "residual": Body((128, 128), 0.1, residual=True),
 }
-DEFAULT = ("small", "medium", "residual")
+DEFAULT = ("linear", "small", "medium", "residual")
 
 
 @dataclass(frozen=True)
