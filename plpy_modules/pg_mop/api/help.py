@@ -256,7 +256,7 @@ OF_RUNS = {
     "mop_drop_checkpoints": "Drops the checkpoints of a run, or without an argument all of the role's.",
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
-    "mop_train": "Trains a model for a table's target, makes it version 1 of a named model, and returns a report (docs/tables.md).",
+    "mop_train": "Trains a model for a table's target, makes it version 1 of a named model, and returns a report.",
     "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report.",
     "mop_pack": "Packs a table, view or query with ordinary columns into buffers, with a transform fitted on its rows.",
     "mop_split": "Splits a table, view or query into views for training, validation and test.",

@@ -1,0 +1,158 @@
+"""mop_train: from a table of ordinary columns to a named model, in one statement; and the model's later versions."""
+
+import json
+
+import pytest
+
+from conftest import Calling
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def people(db):
+    """A table whose target follows from an age, a plan and a score that is sometimes NULL."""
+    db.run("SET search_path = public, madlib")
+    db.run(
+        f"CREATE TABLE people AS SELECT i AS id, 18 + i * 7 % 60 AS age, (ARRAY['free', 'pro', 'team'])[1 + i % 3] AS plan, "
+        "CASE WHEN i % 10 > 0 THEN (i * 37 % 101)::numeric END AS score, date '2024-01-01' + i % 300 AS joined "
+        f"FROM generate_series(1, {ROWS}) i; ALTER TABLE people ADD PRIMARY KEY (id), ADD leaves text, ADD income float8; "
+        "UPDATE people SET leaves = CASE WHEN age + coalesce(score, 50) + 40 * (plan = 'free')::int > 110 THEN 'yes' "
+        "ELSE 'no' END, income = 1000 + 50 * age + 300 * (plan = 'pro')::int"
+    )
+    return db
+
+
+def relations(db, pattern):
+    return {r["relname"] for r in db.run("SELECT relname FROM pg_class WHERE relname LIKE %s", [pattern])}
+
+
+@pytest.fixture(scope="module")
+def leaving(people):
+    """The model leaving, and the report of its training."""
+    return people.value(
+        "SELECT mop_train('people', 'leaving', target => 'leaves', exclude => 'income', max_trials => 4, "
+        "time_limit => '60 s')"
+    )
+
+
+def test_the_report_has_the_result_the_baselines_and_the_statements(people, leaving):
+    assert 'Version 1 of model "leaving" predicts leaves (classification).' in leaving
+    assert "majority: accuracy" in leaving and "gradient boosting: accuracy" in leaving and "95 % interval" in leaving
+    statements = [line.strip() for line in leaving.split("The steps by hand:\n")[1].splitlines()]
+    assert [s.split("mop_")[1].split("(")[0] for s in statements] == ["split", "pack", "pack", "architecture", "search"]
+
+
+def test_the_measures_are_those_of_the_test_part(people, leaving):
+    row = people.run("SELECT metrics, details, kind, in_use FROM leaving")[0]
+    measured = {r["metric"]: r["value"] for r in people.run("SELECT * FROM mop_evaluate('leaving', 'leaving_test')")}
+    assert row["in_use"] and row["kind"] == "classification"
+    assert row["metrics"]["accuracy"] == pytest.approx(measured["accuracy"])
+    assert row["metrics"]["accuracy"] > row["details"]["contenders"]["majority"]["accuracy"]
+    parts = [people.value(f"SELECT count(*) FROM leaving_{part}") for part in ("train", "valid", "test")]
+    assert sum(parts) == ROWS and measured["rows"] == parts[2]
+
+
+def test_the_tables_of_the_steps_are_dropped_and_the_views_stay(people, leaving):
+    found = relations(people, "leaving%")
+    assert {"leaving", "leaving_train", "leaving_valid", "leaving_test"} <= found
+    assert not [name for name in found if "packed" in name or "search" in name or "nets" in name or "checked" in name]
+
+
+def test_the_statements_by_hand_repeat_the_steps(people, leaving):
+    for statement in leaving.split("The steps by hand:\n")[1].splitlines():
+        people.run(statement.strip().replace("leaving", "by_hand"))
+    best = people.value("SELECT best_mst_key FROM by_hand_search_summary")
+    assert people.value("SELECT mop_deploy('by_hand', 'by_hand_search', %s)", [best]) == 1
+    assert people.value("SELECT count(*) FROM mop_predict('by_hand', 'people')") == ROWS
+
+
+def test_a_name_that_exists_is_refused_with_the_call_that_retrains(people, leaving):
+    error = people.error("SELECT mop_train('people', 'leaving', target => 'leaves')")
+    assert 'model "leaving" exists' in str(error) and "mop_retrain('leaving'" in error.diag.message_hint
+
+
+def test_numbers_are_predicted_in_the_targets_unit(people):
+    report = people.value(
+        "SELECT mop_train('people', 'income', target => 'income', exclude => 'leaves', id => 'id', max_trials => 4, "
+        "time_limit => '60 s', baselines => false, layers => 'linear, small')"
+    )
+    assert "(regression)" in report and "gradient" not in report
+    rows = people.run("SELECT t.income, p.* FROM income_test t, mop_predict('income', t) AS p")
+    errors = [abs(r["income"] - float(r["prediction"])) for r in rows]
+    assert sum(errors) / len(errors) < 500 and rows[0]["probabilities"] is None
+
+
+def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people, leaving):
+    people.run("CREATE TABLE noise AS SELECT *, 'x' AS y FROM people LIMIT 0; ALTER TABLE noise DROP y")
+    people.run(
+        "INSERT INTO noise SELECT id, age, plan, score, joined, CASE WHEN (id * 7919) % 13 < 6 THEN 'yes' ELSE 'no' END, "
+        "income FROM people"
+    )
+    report = people.value("SELECT mop_retrain('leaving', time_limit => '3 s')")
+    versions = {r["version"]: r["in_use"] for r in people.run("SELECT version, in_use FROM leaving")}
+    assert sorted(versions) == [1, 2] and list(versions.values()).count(True) == 1
+    assert ("is not in use" in report) == versions[1]
+    people.run("SELECT mop_use_version('leaving', 1)")
+    compared = people.run("SELECT * FROM mop_compare('leaving', 1, 2, 'leaving_test')")
+    assert {"accuracy", "auc"} <= {r["metric"] for r in compared}
+    assert all(r["difference"] == pytest.approx(r["second_value"] - r["first_value"]) for r in compared)
+
+
+@pytest.mark.parametrize(
+    "arguments, fragment",
+    [
+        ("'people', 'm', target => 'nothing'", 'column "nothing" does not exist'),
+        ("'people', 'm'", "mop_train takes one target"),
+        ("'people', 'm', target => 'leaves', time_limit => '0 s'", "time_limit must be at least a second"),
+        ("'people', 'm', target => 'leaves', kind => 'ranking'", "kind must be"),
+        ("'people', 'm', target => 'leaves', transform => '{\"age\": \"cubic\"}'", "must be one of"),
+        ("'people', 'm', target => 'leaves', layers => 'huge'", "no net that pg_mop knows"),
+        ("'people', 'm', target => 'leaves', split => 'fold'", "method must be one of"),
+        ("'people', 'm', target => 'leaves', split => 'time'", "needs a column"),
+        ("'SELECT * FROM people LIMIT 5', 'm', target => 'leaves'", "there are 5 rows"),
+        ("'nowhere', 'm', target => 'leaves'", "does not exist"),
+        ("'people', NULL, target => 'leaves'", "no name is given"),
+        ("'people', 'people', target => 'leaves'", "is no model with versions"),
+    ],
+)
+def test_bad_input_is_an_error_that_leaves_nothing(people, arguments, fragment):
+    assert fragment in str(people.error(f"SELECT mop_train({arguments})"))
+    assert not relations(people, "m\\_%") and not relations(people, "m")
+
+
+def test_a_temporary_table_is_refused(people):
+    people.run("CREATE TEMPORARY TABLE passing AS SELECT * FROM people")
+    assert "is temporary" in str(people.error("SELECT mop_train('passing', 'm', target => 'leaves')"))
+
+
+def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
+    other = people.another()
+    other.run("SET search_path = public, madlib")
+    pid = other.value("SELECT pg_backend_pid()")
+    calling = Calling(other, "SELECT mop_train('people', 'stopped', target => 'leaves', time_limit => '5 min')")
+    from conftest import eventually
+
+    eventually(lambda: people.value("SELECT count(*) FROM mop_progress") > 0 or calling.error)
+    people.run("SELECT pg_cancel_backend(%s)", [pid])
+    assert "cancel" in str(calling.end(60))
+    eventually(lambda: not relations(people, "stopped%"))
+    other.close()
+
+
+def test_what_a_rolled_back_call_has_left_does_not_hinder_the_next(people):
+    call = (
+        "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 2, time_limit => '20 s', "
+        "baselines => false)"
+    )
+    people.run("BEGIN")
+    people.run(call)
+    people.run("ROLLBACK")
+    assert relations(people, "again\\_packed") and not relations(people, "again")
+    assert "Version 1" in people.value(call)
+    assert not relations(people, "again\\_packed")
+
+
+def test_details_are_json_without_nan(people, leaving):
+    details = people.value("SELECT details::text FROM leaving WHERE version = 1")
+    assert "NaN" not in details and json.loads(details)["arguments"]["target"] == "leaves"
