@@ -103,5 +103,5 @@ def _has_times(sample: Any) -> bool:
 def moment_sql(raw: str, sql_type: str) -> str:
     """SQL: a date or time as seconds. Infinity is NULL."""
     if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
-        return f"(CASE WHEN isfinite({raw}) THEN extract(epoch FROM {raw})::double precision END)"
-    return f"extract(epoch FROM {raw})::double precision"
+        return f"(CASE WHEN isfinite({raw}) THEN date_part('epoch', {raw}) END)"
+    return f"date_part('epoch', {raw})"  # (extract would compute with type numeric, which is slow)
