@@ -62,14 +62,14 @@ class CompiledModel:
         try:
             self._compile(self.model, self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
-            self._metrics = make_metrics(compile_params["metrics"], functions, self.model)
+            self._metrics = make_metrics(params.reported_metrics(compile_params), functions, self.model)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self._memory_of, self._name = functools.partial(memory_of, architecture), name
         self._lasting = not functions  # custom functions may change while their names stay
         self._scored = evaluation_key(architecture, compile_params, objects)
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
-        self._metric = next(iter(compile_params["metrics"]), None)
+        self._metric = next(iter(params.reported_metrics(compile_params)), None)
         self._groups = {
             "weights": self.model.weights,
             "seeds": seed_variables(self.model),
@@ -88,12 +88,19 @@ class CompiledModel:
 
     def _compile(self, model, optimizer):
         compile_params, functions = self._compile_params, self._functions
+
+        def metrics(names):
+            if not (names and self._watched):
+                return None
+            return [[metric for _, metric in own] for own in make_metrics(names, functions, model)]
+
+        weighted = params.weighted_metrics(compile_params)
+        reported = params.reported_metrics(compile_params)
         model.compile(
             optimizer=optimizer,
             loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
-            metrics=[[metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, model)]
-            if self._watched
-            else None,
+            metrics=metrics({name: of for name, of in reported.items() if name not in weighted}),
+            weighted_metrics=metrics(weighted),
             loss_weights=compile_params["loss_weights"],
             jit_compile=False,
         )
@@ -112,7 +119,13 @@ class CompiledModel:
     def _forward(self, model, part="", layers=None):
         return Forward(
             model,
-            Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"], self._metrics),
+            Scores(
+                model,
+                self._compile_params["loss"],
+                self._compile_params["loss_weights"],
+                self._metrics,
+                params.weighted_metrics(self._compile_params),
+            ),
             layers,
             self._scored + part if self._lasting else None,
         )

@@ -52,9 +52,12 @@ def make_loss(name, functions, outputs):
 def make_metrics(names, functions, model):
     """For each output of `model`, a list of (name, Keras metric) with sums in float64.
 
-    (weighted_metrics are left out: metrics are computed without sample weights.)
+    `names`: {name in reports: the metric's name}.
     """
-    return [[(name, _metric(name, functions, output.shape[-1])) for name in names] for output in model.outputs]
+    return [
+        [(reported, _metric(name, functions, output.shape[-1])) for reported, name in names.items()]
+        for output in model.outputs
+    ]
 
 
 def _metric(name, functions, width):

@@ -213,6 +213,21 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+def reported_metrics(compile_params: dict[str, Any]) -> dict[str, str]:
+    """{name in reports: Keras' name} of the metrics and the weighted metrics in parsed compile parameters, in order.
+
+    As in Keras, a weighted metric that is also among the metrics is reported as weighted_<name>.
+    """
+    names = {name: name for name in compile_params["metrics"]}
+    return {**names, **weighted_metrics(compile_params)}
+
+
+def weighted_metrics(compile_params: dict[str, Any]) -> dict[str, str]:
+    """{name in reports: Keras' name} of the weighted metrics in parsed compile parameters."""
+    metrics = compile_params["metrics"]
+    return {f"weighted_{name}" if name in metrics else name: name for name in compile_params["weighted_metrics"] or ()}
+
+
 def without_scalars(compile_params: dict[str, Any]) -> dict[str, Any]:
     """The part of parsed compile parameters that decides which compiled model serves them.
 
@@ -397,7 +412,7 @@ def _weighted_metrics(text):
         metric_name(name)
         if not is_builtin_metric(name):
             raise ParameterError(f"weighted metric {abbreviated(name)} is not one of Keras' own")
-    return [metric_name(name) for name in names]
+    return list(dict.fromkeys(map(metric_name, names)))
 
 
 def _loss_weights(text):

@@ -149,7 +149,7 @@ class Configurations:
             rule = self.inputs.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
         except MopError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
-        if rule[0] != "loss" and rule[0] not in c["compile"]["metrics"]:
+        if rule[0] != "loss" and rule[0] not in params.reported_metrics(c["compile"]):
             return f"it stops by the metric {rule[0]!r}, which is not among its metrics"
         c["rule"] = rule
         return None
@@ -162,11 +162,11 @@ class Configurations:
         self.outputs = source.wanted_outputs(shapes)
         if validation is not None:
             found = engine.shapes(validation)
-            held = [found[c] for c in validation.columns]
-            if held != self.shapes:
+            trained = self.shapes[: len(source.inputs) + len(source.outputs)]  # (sample weights are single numbers)
+            held = [found[c] for c in (*validation.inputs, *validation.outputs)]
+            if held != trained:
                 raise MopError(
-                    f'"{validation.text}" holds rows of shapes {held}, "{source.text}" of '
-                    f"{self.shapes}: they must be equal",
+                    f'"{validation.text}" holds rows of shapes {held}, "{source.text}" of {trained}: they must be equal',
                     hint="Make it with validation_preprocessor_dl from the same training table.",
                 )
             if difference := validation.differs(source):
@@ -204,6 +204,13 @@ class Configurations:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:
             return "class_weight needs a model with a single output"
+        if c["compile"]["weighted_metrics"] and not source.weighted:
+            return f'weighted_metrics need sample weights, but "{source.text}" has no column of them'
+        if c["compile"]["sample_weight_mode"]:
+            return (
+                f"sample_weight_mode={c['compile']['sample_weight_mode']!r} needs a weight for every time step, "
+                "but a packed table has at most one sample weight a row"
+            )
         if inputs != wanted:
             return (
                 f"the architecture takes input of shape {_one(inputs)}, "
@@ -222,7 +229,7 @@ class Configurations:
         """Take a configuration that is added. Returns why it cannot be trained, or None; then it is a misfit."""
         problem = self.problem(c, iterations) or self.misfit(c)
         self.put(c)
-        if problem is None and self.required_metric not in (None, "loss", *c["compile"]["metrics"]):
+        if problem is None and self.required_metric not in (None, "loss", *params.reported_metrics(c["compile"])):
             problem = f"it has no metric {self.required_metric!r}, by which this search judges"
         if problem:
             self.misfits[c["mst_key"]] = c["error"] = problem
