@@ -15,7 +15,7 @@ from mop_udf.kernels.framework import framework
 from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
 from mop_udf.kernels.tuned_kernels import TunedKernels
-from mop_udf.losses import load_functions, make_loss, make_metrics, weights_by_position
+from mop_udf.losses import by_position, load_functions, make_loss, make_metrics
 from mop_udf.models import (
     ConfigurationError,
     build,
@@ -44,14 +44,17 @@ class CompiledModel:
         {layer: rate}, or None for the architecture's rates. Raises ConfigurationError.
         """
         self.architecture = normalise(architecture, dropout)
-        compile_params = {
-            **compile_params,
-            "loss_weights": weights_by_position(compile_params["loss_weights"], self.architecture),
-        }
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
+        compile_params = {
+            **compile_params,
+            "loss": by_position("loss", compile_params["loss"], self.architecture, self.model),
+            "loss_weights": by_position(
+                "loss_weights", compile_params["loss_weights"], self.architecture, self.model, 1.0
+            ),
+        }
         set_zero_rates(self.model, dropout)
         self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
         # the last seed, and the state drawn from it
@@ -98,7 +101,7 @@ class CompiledModel:
         reported = params.reported_metrics(compile_params)
         model.compile(
             optimizer=optimizer,
-            loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
+            loss=make_loss(compile_params["loss"], functions),
             metrics=metrics({name: of for name, of in reported.items() if name not in weighted}),
             weighted_metrics=metrics(weighted),
             loss_weights=compile_params["loss_weights"],

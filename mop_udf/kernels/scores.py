@@ -12,22 +12,24 @@ import keras
 import numpy as np
 from keras import ops
 
+from mop_udf import keras_calls
 from mop_udf.kernels.batches import array
-
-OF_ALL_ROWS = ("dice", "tversky")  # losses that are not means over rows
+from mop_udf.parameter_names import OF_ALL_ROWS
 
 
 class Scores:
     """The sums of one compiled model, in variables: `update` adds a batch, `sums` gives the sums of a single batch."""
 
-    def __init__(self, model, loss, loss_weights, metrics, weighted=()):
-        """`loss`, `loss_weights`: of parsed compile parameters; `metrics`: each output's list of (name, Metric);
-        `weighted`: the names of those that take sample weights.
+    def __init__(self, model, losses, loss_weights, metrics, weighted=()):
+        """`losses`: the text of each output's loss; `loss_weights`: of each output, or None; `metrics`: each output's list
+        of (name, Metric); `weighted`: the names of those that take sample weights.
         """
         self.model, self.metrics, self.weighted = model, metrics, weighted
-        self.loss = loss.lower() if isinstance(loss, str) and loss.lower() in OF_ALL_ROWS else None
+        read = [keras_calls.read(loss) for loss in losses]
+        # of each output, where its loss relates sums over all rows (params.py lets only all of them do so)
+        self.overlap_losses = read if read[0][0].lower() in OF_ALL_ROWS else None
         self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one output, without a name
-        self.loss_weights = _weights(loss_weights, self.names)
+        self.loss_weights = list(loss_weights or [1.0] * len(self.names))
         self.total = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # the loss times the rows
         # of each output: sums of labels times predictions, of labels, of predictions
         self.overlaps = keras.Variable(np.zeros((len(metrics), 3)), dtype="float64", trainable=False)
@@ -47,7 +49,7 @@ class Scores:
         predicted = self.model(x, training=False)
         rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
         labels, outputs = keras.tree.flatten(y), keras.tree.flatten(predicted)
-        if self.loss is None:
+        if self.overlap_losses is None:
             loss = self.model.compute_loss(x, y, predicted, weight, training=False)
         else:
             loss = sum(self.model.losses, ops.zeros((), "float32"))
@@ -82,8 +84,11 @@ class Scores:
             variable.assign(sums[:size].reshape(variable.shape))
             sums = sums[size:]
         loss = float(array(self.total)[0]) / rows
-        if self.loss is not None:
-            overlaps = sum(w * _overlap(self.loss, *of) for w, of in zip(self.loss_weights, array(self.overlaps)))
+        if self.overlap_losses is not None:
+            overlaps = sum(
+                weight * _overlap(*loss, *of)
+                for weight, loss, of in zip(self.loss_weights, self.overlap_losses, array(self.overlaps))
+            )
             loss += float(overlaps * array(self.weights)[0] / rows)  # (Keras multiplies by the mean weight)
         single = [{name: float(np.mean(array(metric.result()))) for name, metric in own} for own in self.metrics]
         values = {name: float(np.mean([own[name] for own in single])) for name in single[0]}
@@ -93,15 +98,10 @@ class Scores:
         return loss, values
 
 
-def _weights(loss_weights, names):
-    if isinstance(loss_weights, dict):
-        return [loss_weights.get(name, 1.0) for name in names]
-    return list(loss_weights or [1.0] * len(names))
-
-
-def _overlap(loss, both, labels, predictions):
+def _overlap(loss, arguments, both, labels, predictions):
     """Keras' loss from the sums of labels times predictions, of labels, and of predictions."""
-    if loss == "dice":
+    if loss.lower() == "dice":
         return 1 - 2 * both / (labels + predictions + keras.config.epsilon())
     missed, wrong = labels - both, predictions - both
-    return 1 - both / (both + 0.5 * missed + 0.5 * wrong + keras.config.epsilon())
+    alpha, beta = arguments.get("alpha", 0.5), arguments.get("beta", 0.5)
+    return 1 - both / (both + beta * missed + alpha * wrong + keras.config.epsilon())

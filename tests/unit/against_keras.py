@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +39,38 @@ def classifier():
     return keras.Sequential([keras.Input([4]), kl.Dense(8, "relu"), kl.Dense(3, "softmax")])
 
 
-def two_outputs():
+def two_outputs(kind="kind", size="size"):
     given = keras.Input([4], name="given")
     hidden = kl.Dense(8, "relu", name="hidden")(given)
-    return keras.Model(given, [kl.Dense(3, "softmax", name="kind")(hidden), kl.Dense(1, name="size")(hidden)])
+    return keras.Model(given, [kl.Dense(3, "softmax", name=kind)(hidden), kl.Dense(1, name=size)(hidden)])
+
+
+def mixed(policy):
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            kl.Dense(8, "relu", dtype=policy),
+            kl.Dense(3, dtype=policy),
+            kl.Activation("softmax", dtype="float32"),
+        ]
+    )
+
+
+def augmented():
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            kl.Reshape([2, 2, 1]),
+            kl.RandomFlip(seed=1),
+            kl.RandomTranslation(0.4, 0.4, seed=2),
+            kl.RandomRotation(0.3, seed=3),
+            kl.RandomZoom(0.3, seed=4),
+            kl.RandomContrast(0.5, seed=5),
+            kl.GaussianNoise(0.2, seed=6),
+            kl.Flatten(),
+            kl.Dense(3, "softmax"),
+        ]
+    )
 
 
 @dataclasses.dataclass
@@ -65,6 +94,10 @@ class Case:
     @property
     def columns(self):
         return (X, *self.labels, *([] if self.weight is None else [self.weight]))
+
+
+def optimized(text, make):
+    return Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, optimizer=(text, make))
 
 
 CROSSENTROPY = "loss='categorical_crossentropy'"
@@ -100,6 +133,127 @@ CASES = {
         weight=WEIGHT,
     ),
     "a loss of all rows with sample weights": Case("loss='dice'", {"loss": "dice"}, weight=WEIGHT),
+    "label smoothing": Case(
+        "loss='CategoricalCrossentropy(label_smoothing=0.1)'",
+        {"loss": keras.losses.CategoricalCrossentropy(label_smoothing=0.1)},
+        weight=WEIGHT,
+    ),
+    "logits": Case(
+        "loss='CategoricalCrossentropy(from_logits=True)'",
+        {"loss": keras.losses.CategoricalCrossentropy(from_logits=True)},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(3)]),
+    ),
+    "focal": Case(
+        "loss='CategoricalFocalCrossentropy(alpha=[0.2, 0.3, 0.5], gamma=1.5)'",
+        {"loss": keras.losses.CategoricalFocalCrossentropy(alpha=[0.2, 0.3, 0.5], gamma=1.5)},
+    ),
+    "Huber": Case(
+        "loss='Huber(delta=0.5)', metrics=['mae']",
+        {"loss": keras.losses.Huber(delta=0.5), "metrics": ["mae"]},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(1)]),
+        labels=(NUMBER,),
+    ),
+    "Tversky": Case("loss='Tversky(alpha=0.3, beta=0.7)'", {"loss": keras.losses.Tversky(alpha=0.3, beta=0.7)}),
+    "metrics with arguments": Case(
+        CROSSENTROPY
+        + """, metrics=['TopKCategoricalAccuracy(k=2, name="top2")', 'AUC(curve="PR", num_thresholds=50, name="pr")',
+        'F1Score(average="macro", name="f1")', 'Precision(class_id=1, thresholds=0.3, name="p1")',
+        'SensitivityAtSpecificity(specificity=0.5, name="at")', 'R2Score(class_aggregation="uniform_average", name="r2")']""",
+        {
+            "loss": "categorical_crossentropy",
+            "metrics": [
+                keras.metrics.TopKCategoricalAccuracy(k=2, name="top2"),
+                keras.metrics.AUC(curve="PR", num_thresholds=50, name="pr"),
+                keras.metrics.F1Score(average="macro", name="f1"),
+                keras.metrics.Precision(class_id=1, thresholds=0.3, name="p1"),
+                keras.metrics.SensitivityAtSpecificity(0.5, name="at"),
+                keras.metrics.R2Score(class_aggregation="uniform_average", name="r2"),
+            ],
+        },
+        kernels=("plain",),
+    ),
+    "sparse labels": Case(
+        "loss='sparse_categorical_crossentropy', metrics=['sparse_categorical_accuracy', 'SparseCategoricalAccuracy', "
+        "'SparseTopKCategoricalAccuracy(k=2, name=\"top2\")', 'sparse_categorical_crossentropy']",
+        {
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": [
+                "sparse_categorical_accuracy",
+                keras.metrics.SparseCategoricalAccuracy(name="SparseCategoricalAccuracy"),
+                keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2"),
+                "sparse_categorical_crossentropy",
+            ],
+        },
+        target=(CLASSES,),
+        weight=WEIGHT,
+    ),
+    "sparse labels, logits": Case(
+        "loss='SparseCategoricalCrossentropy(from_logits=True)'",
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(3)]),
+        target=(CLASSES,),
+    ),
+    "losses by output, in a list": Case(
+        "loss=['CategoricalCrossentropy(label_smoothing=0.1)', 'mse'], loss_weights=[0.3, 2.0]",
+        {"loss": [keras.losses.CategoricalCrossentropy(label_smoothing=0.1), "mse"], "loss_weights": [0.3, 2.0]},
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "losses by output, by name": Case(
+        "loss={'size': 'Huber(delta=0.5)', 'kind': 'sparse_categorical_crossentropy'}, "
+        "loss_weights={'size': 2.0, 'kind': 0.3}",
+        {
+            "loss": {"kind": "sparse_categorical_crossentropy", "size": keras.losses.Huber(delta=0.5)},
+            "loss_weights": {"kind": 0.3, "size": 2.0},
+        },
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+        target=(CLASSES, NUMBER),
+        weight=WEIGHT,
+    ),
+    "weights of one loss by name": Case(
+        "loss='mse', loss_weights={'size': 2.0, 'kind': 0.3}",
+        {"loss": ["mse", "mse"], "loss_weights": [0.3, 2.0]},
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "weights of one loss by names out of order": Case(
+        "loss='mse', loss_weights={'a': 2.0, 'z': 0.3}",
+        {"loss": ["mse", "mse"], "loss_weights": [0.3, 2.0]},
+        lambda: two_outputs("z", "a"),
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "clipnorm": optimized("Adam(lr=0.02, clipnorm=0.1)", lambda: keras.optimizers.Adam(0.02, clipnorm=0.1)),
+    "clipvalue": optimized("SGD(lr=0.1, clipvalue=0.01)", lambda: keras.optimizers.SGD(0.1, clipvalue=0.01)),
+    "global_clipnorm": optimized(
+        "SGD(lr=0.1, momentum=0.9, nesterov=True, global_clipnorm=0.1)",
+        lambda: keras.optimizers.SGD(0.1, 0.9, True, global_clipnorm=0.1),
+    ),
+    "weight_decay": optimized("SGD(lr=0.1, weight_decay=0.05)", lambda: keras.optimizers.SGD(0.1, weight_decay=0.05)),
+    "weight_decay of AdamW": optimized(
+        "AdamW(lr=0.02, weight_decay=0.05, amsgrad=True)",
+        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.05, amsgrad=True),
+    ),
+    "moving averages": optimized(
+        "Adam(lr=0.02, use_ema=True, ema_momentum=0.8)",
+        lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8),
+    ),
+    "moving averages put in place": optimized(
+        "Adam(lr=0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)",
+        lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4),
+    ),
+    "gradient accumulation": optimized(
+        "Adam(lr=0.02, gradient_accumulation_steps=3)",
+        lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3),
+    ),
+    "loss scale": optimized(
+        "Adam(lr=0.02, loss_scale_factor=8.0)", lambda: keras.optimizers.Adam(0.02, loss_scale_factor=8.0)
+    ),
+    "mixed_bfloat16": Case(
+        CROSSENTROPY, {"loss": "categorical_crossentropy"}, lambda: mixed("mixed_bfloat16"), kernels=("plain", "loop")
+    ),
+    "mixed_float16": Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, lambda: mixed("mixed_float16")),
+    "augmentation": Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, augmented, kernels=("plain", "loop")),
 }
 
 
@@ -177,4 +331,10 @@ def compared(case, kernels):
 if __name__ == "__main__":
     kernels = {"tensorflow": ("plain", "loop", "xla"), "jax": ("plain", "loop", "vmap"), "torch": ("plain",)}
     names = sys.argv[1:] or CASES
-    json.dump({name: compared(CASES[name], kernels[keras.backend.backend()]) for name in names}, sys.stdout)
+    found = {}
+    for name in names:
+        try:
+            found[name] = compared(CASES[name], kernels[keras.backend.backend()])
+        except Exception:
+            found[name] = {"error": traceback.format_exc()[-1500:]}
+    print(json.dumps(found))

@@ -69,7 +69,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             report["loss"],
             report["metric"],
             list(params.reported_metrics(model.compile)) or None,
-            model.compile["loss"],
+            params.loss_text(model.compile),
             as_json(report["metrics"]),
         ],
     )

@@ -137,7 +137,7 @@ def train(db, arguments, earlier=None):
             madlib.num_classes(result.outputs["widths"]),
             *madlib.of_model(source.transform),
             ("metrics_type", "text[]", list(params.reported_metrics(c["compile"])) or None),
-            ("loss_type", "text", c["compile"]["loss"]),
+            ("loss_type", "text", params.loss_text(c["compile"])),
         ]
         for dataset in ("training", "validation"):
             values += [

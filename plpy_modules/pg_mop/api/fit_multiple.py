@@ -266,7 +266,7 @@ def info_of(result, c, size):
         "model_type": ("text", "madlib_keras"),
         "model_size": ("float8", size and size / 1024),
         "metrics_type": ("text[]", list(params.reported_metrics(compiled)) or None),
-        "loss_type": ("text", compiled["loss"]),
+        "loss_type": ("text", params.loss_text(compiled)),
         "error": ("text", c["error"]),
         "iteration": ("integer", c["iteration"] if size is not None else None),
         **(result.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_resolver, params
+from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_names, parameter_resolver, params
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.run.inputs import MOST_STAGES, Inputs
@@ -204,6 +204,8 @@ class Configurations:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:
             return "class_weight needs a model with a single output"
+        if problem := self._loss_misfit(c):
+            return problem
         if c["compile"]["weighted_metrics"] and not source.weighted:
             return f'weighted_metrics need sample weights, but "{source.text}" has no column of them'
         if c["compile"]["sample_weight_mode"]:
@@ -217,6 +219,27 @@ class Configurations:
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
         return architecture_shapes.output_misfit(outputs, self.outputs)
+
+    def _loss_misfit(self, c: Configuration) -> str | None:
+        """Why the losses and metrics of a configuration do not fit the outputs, or None."""
+        loss, columns = c["compile"]["loss"], self.inputs.source.transform.outputs
+        losses = [loss] * len(columns) if isinstance(loss, str) else loss
+        if isinstance(loss, dict):
+            names = architecture_shapes.output_names(c["architecture"])
+            if names is None:
+                losses = list(loss.values())  # (the trainer compares the names)
+            elif set(names) != set(loss):
+                return f"loss names the outputs {', '.join(loss)}, the architecture's are {', '.join(names)}"
+            else:
+                losses = [loss[name] for name in names]
+        if len(losses) != len(columns):
+            return f"there are losses for {len(losses)} outputs, but the data have {len(columns)}"
+        for text, column in zip(losses, columns):
+            of_numbers = [text, *params.reported_metrics(c["compile"]).values()] if column.is_numbers else []
+            for name in (text.partition("(")[0] for text in of_numbers):
+                if name in parameter_names.SPARSE_LOSSES | parameter_names.SPARSE_METRICS:
+                    return f'{name} needs classes, but column "{column.name}" has numbers'
+        return None
 
     # --- while the run goes on ------------------------------------------------------------------------
     def make(self, mst_key: int, added: Added) -> Configuration:
