@@ -1,6 +1,7 @@
 """Every argument of Keras' `compile` that pg_mop takes has the effect that it has in Keras: against_keras.py."""
 
 import functools
+import inspect
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import keras
 import pytest
 
 from workload import OTHERS
@@ -37,3 +39,12 @@ def test_training_and_evaluation_are_keras(backend, case):
     for name, value in theirs.items():
         if name == "loss" or not name.endswith("_loss"):
             assert ours[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+
+
+@pytest.mark.parametrize("function", ["compile", "fit"])
+def test_the_table_has_every_argument_of_keras(function):
+    text = (pathlib.Path(__file__).parents[2] / "docs/compatibility.md").read_text()
+    table = text.split(f"| `{function}` | in pg_mop |")[1].split("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
+    arguments = set(inspect.signature(getattr(keras.Model, function)).parameters) - {"self"}
+    assert named >= arguments
