@@ -96,7 +96,7 @@ def canonical(what: str, text: str, classes: Mapping[str, tuple[str, ...]]) -> s
     name = {known.lower(): known for known in classes}.get(match[1].lower())
     if name is None:
         raise ParameterError(
-            f"{what} {abbreviated(match[1])} takes no arguments: only Keras' classes do, such as Huber"
+            f"{what} {abbreviated(match[1])} is not a name of one of Keras' classes, and only these take arguments"
         )
     arguments: dict[str, Any] = {}
     accepted = (*classes[name], "name") if what == "metric" else classes[name]

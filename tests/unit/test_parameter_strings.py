@@ -104,7 +104,7 @@ def test_literals_of_compile_params(extra, key, value):
         ("loss='Huber(delta=open)', optimizer='SGD()'", "must be a literal"),
         ("loss='Huber(reduction=\"sum\")', optimizer='SGD()'", "not accepted as an argument of loss Huber .delta."),
         ("loss='huber(delta=2)(3)', optimizer='SGD()'", "literal|unmatched|not a name"),
-        ("loss='mse(axis=1)', optimizer='SGD()'", "takes no arguments"),
+        ("loss='mse(axis=1)', optimizer='SGD()'", "only these take arguments"),
         ("loss={'a': 'mse', 'b': 5}, optimizer='SGD()'", "5 is not a name"),
         ("loss=['dice', 'mse'], optimizer='SGD()'", "cannot be combined"),
         ("loss=[], optimizer='SGD()'", "must be a name, a list"),
