@@ -225,8 +225,8 @@ def failures_as_sql(plpy, holder):
 def transition(plpy, state, epoch, buffer, columns, shapes):
     """The transition function of mop_sub_epoch: send a buffer as it is read, so reading and training overlap.
 
-    `columns`: bytea[], inputs then outputs; `shapes`: text[], integer arrays as PostgreSQL prints them. Returns the
-    number of buffers sent.
+    `columns`: bytea[], inputs, outputs and sample weights; `shapes`: text[], integer arrays as PostgreSQL prints them.
+    Returns the number of buffers sent.
     """
     holder = working(plpy)
     with failures_as_sql(plpy, holder):

@@ -82,6 +82,15 @@ def named(architecture: dict[str, Any], key: str) -> list[str] | None:
     return None
 
 
+def output_names(architecture: dict[str, Any]) -> list[str] | None:
+    """The names of a model's outputs, in order, as Keras has them; None where only the built model knows them."""
+    if names := named(architecture, "output_layers"):
+        return names
+    ends = architecture["config"].get("output_layers")
+    ends = [ends] if is_reference(ends) else ends
+    return [end[0] for end in ends] if isinstance(ends, list) and all(map(is_reference, ends)) else None
+
+
 def by_position(architecture: dict[str, Any]) -> dict[str, Any]:
     """An architecture with lists in place of dictionaries of inputs and outputs, in Keras' order."""
     config = dict(architecture["config"])

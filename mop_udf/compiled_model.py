@@ -15,7 +15,7 @@ from mop_udf.kernels.framework import framework
 from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
 from mop_udf.kernels.tuned_kernels import TunedKernels
-from mop_udf.losses import load_functions, make_loss, make_metrics, weights_by_position
+from mop_udf.losses import by_position, load_functions, make_loss, make_metrics
 from mop_udf.models import (
     ConfigurationError,
     build,
@@ -44,14 +44,17 @@ class CompiledModel:
         {layer: rate}, or None for the architecture's rates. Raises ConfigurationError.
         """
         self.architecture = normalise(architecture, dropout)
-        compile_params = {
-            **compile_params,
-            "loss_weights": weights_by_position(compile_params["loss_weights"], self.architecture),
-        }
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
+        compile_params = {
+            **compile_params,
+            "loss": by_position("loss", compile_params["loss"], self.architecture, self.model),
+            "loss_weights": by_position(
+                "loss_weights", compile_params["loss_weights"], self.architecture, self.model, 1.0
+            ),
+        }
         set_zero_rates(self.model, dropout)
         self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
         # the last seed, and the state drawn from it
@@ -62,14 +65,14 @@ class CompiledModel:
         try:
             self._compile(self.model, self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
-            self._metrics = make_metrics(compile_params["metrics"], functions, self.model)
+            self._metrics = make_metrics(params.reported_metrics(compile_params), functions, self.model)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self._memory_of, self._name = functools.partial(memory_of, architecture), name
         self._lasting = not functions  # custom functions may change while their names stay
         self._scored = evaluation_key(architecture, compile_params, objects)
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
-        self._metric = next(iter(compile_params["metrics"]), None)
+        self._metric = next(iter(params.reported_metrics(compile_params)), None)
         self._groups = {
             "weights": self.model.weights,
             "seeds": seed_variables(self.model),
@@ -88,14 +91,19 @@ class CompiledModel:
 
     def _compile(self, model, optimizer):
         compile_params, functions = self._compile_params, self._functions
+
+        def metrics(names):
+            if not (names and self._watched):
+                return None
+            return [[metric for _, metric in own] for own in make_metrics(names, functions, self.model)]
+
+        weighted = params.weighted_metrics(compile_params)
+        reported = params.reported_metrics(compile_params)
         model.compile(
             optimizer=optimizer,
-            loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
-            metrics=[
-                [metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, self.model)
-            ]
-            if self._watched
-            else None,
+            loss=make_loss(compile_params["loss"], functions),
+            metrics=metrics({name: of for name, of in reported.items() if name not in weighted}),
+            weighted_metrics=metrics(weighted),
             loss_weights=compile_params["loss_weights"],
             jit_compile=False,
         )
@@ -114,7 +122,13 @@ class CompiledModel:
     def _forward(self, model, part="", layers=None):
         return Forward(
             model,
-            Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"], self._metrics),
+            Scores(
+                model,
+                self._compile_params["loss"],
+                self._compile_params["loss_weights"],
+                self._metrics,
+                params.weighted_metrics(self._compile_params),
+            ),
             layers,
             self._scored + part if self._lasting else None,
         )

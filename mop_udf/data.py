@@ -30,7 +30,8 @@ class Columns(tuple):
 
 
 class Segment:
-    """The rows of one segment: a tuple of arrays (inputs, then outputs) with equal first dimension."""
+    """The rows of one segment: a tuple of arrays (inputs, outputs, sample weights if there are any) with
+    equal first dimension."""
 
     def __init__(self, columns):
         self.columns = Columns(columns)

@@ -1,28 +1,37 @@
 """Losses and metrics of a model, both Keras' and custom ones. Runs in the trainer."""
 
+import re
+
 import keras
 
-from mop_udf import architecture_shapes
+from mop_udf import architecture_shapes, keras_calls
 from mop_udf.errors import first_line
 from mop_udf.models import ConfigurationError
 from mop_udf.objects import load as load_function
+from mop_udf.parameter_names import SPARSE_LOSSES, SPARSE_METRICS
 
 OF_SECOND_CLASS = (keras.metrics.AUC, keras.metrics.Precision, keras.metrics.Recall)
 
 
-def weights_by_position(loss_weights, architecture):
-    """The loss weights as a list, if they and the architecture's outputs are dictionaries.
+def by_position(what, given, architecture, model, default=None):
+    """`given`, the argument `what` of compile, as a list with a value for each output of the model; None for None.
 
-    Raises ConfigurationError where they name an unknown output.
+    It is one value for all outputs, a list, or a dictionary of the outputs' names; `default`: of outputs that the
+    dictionary leaves out, None: it must name all. Raises ConfigurationError.
     """
-    names = architecture_shapes.named(architecture, "output_layers")
-    if names is None or not isinstance(loss_weights, dict):
-        return loss_weights
-    if unknown := sorted(set(map(str, loss_weights)) - set(names)):
-        raise ConfigurationError(
-            f"loss_weights names {unknown[0]!r}, the architecture's outputs are {', '.join(names)}"
-        )
-    return [loss_weights.get(name, 1.0) for name in names]
+    outputs = len(model.outputs)
+    if isinstance(given, dict):
+        names = architecture_shapes.named(architecture, "output_layers") or getattr(model, "output_names", [])
+        if outputs == 1 and len(given) == 1:  # (the only output of a Sequential model has no name of its own)
+            return list(given.values())
+        if unknown := sorted(set(given) - set(names)):
+            raise ConfigurationError(f"{what} names {unknown[0]!r}, the architecture's outputs are {', '.join(names)}")
+        if default is None and (missing := [name for name in names if name not in given]):
+            raise ConfigurationError(f"{what} has nothing for the output {missing[0]!r}")
+        return [given.get(name, default) for name in names]
+    if isinstance(given, list) and len(given) != outputs:
+        raise ConfigurationError(f"{what} has {len(given)} values, the architecture {outputs} outputs")
+    return given if given is None or isinstance(given, list) else [given] * outputs
 
 
 def load_functions(objects):
@@ -36,28 +45,45 @@ def load_functions(objects):
     return functions
 
 
-def make_loss(name, functions, outputs):
-    """The argument `loss` of `compile`: Keras' or the custom loss `name` for each of the model's `outputs`."""
-    loss = name
-    if name in functions:
-        function = functions[name]
+def make_loss(losses, functions):
+    """The argument `loss` of `compile`: Keras' and custom losses for `losses`, the text of each output's."""
+    made = [_loss(text, functions) for text in losses]
+    return made[0] if len(made) == 1 else made
 
-        def loss(y_true, y_pred):
+
+def _loss(text, functions):
+    if text in functions:
+        function = functions[text]
+
+        def custom(y_true, y_pred):
             # adding zero times the prediction gives gradients to losses that do not depend on it (MADlib's tests have
             # one)
             value = function(keras.ops.cast(y_true, y_pred.dtype), y_pred)
             return keras.ops.cast(value, y_pred.dtype) + 0 * keras.ops.sum(y_pred)
 
-    return loss if outputs == 1 else [loss] * outputs
+        return custom
+    name, arguments = keras_calls.read(text)
+    if name in SPARSE_LOSSES:
+        return _of_class_number(keras.losses.sparse_categorical_crossentropy, arguments)
+    return getattr(keras.losses, name)(**arguments) if arguments else name
+
+
+def _of_class_number(function, arguments):
+    """A loss or metric of Keras that takes class numbers, for one-hot labels."""
+
+    def of_one_hot(y_true, y_pred):
+        return function(keras.ops.argmax(y_true, axis=-1), y_pred, **arguments)
+
+    return of_one_hot
 
 
 def make_metrics(names, functions, model):
     """For each output of `model`, a list of (name, Keras metric) with sums in float64.
 
-    (weighted_metrics are left out: metrics are computed without sample weights.)
+    `names`: {name in reports: the metric's text}.
     """
     return [
-        [(name, _metric(name, functions, output.shape[-1], _is_softmax(output))) for name in names]
+        [(reported, _metric(text, functions, output, reported)) for reported, text in names.items()]
         for output in model.outputs
     ]
 
@@ -72,19 +98,31 @@ def _is_softmax(output):
     )
 
 
-def _metric(name, functions, width, softmax):
-    """The metric `name` for an output of `width`, which decides the meaning of `accuracy` and `crossentropy`, as in
-    Keras. `softmax`: the output's units are classes; then OF_SECOND_CLASS are of the second one of two.
+def _metric(name, functions, output, reported):
+    """The metric `name`, possibly with arguments, for an output, whose width decides the meaning of `accuracy` and
+    `crossentropy`, as in Keras; `reported`: its name in reports. Where a softmax makes an output of two classes,
+    OF_SECOND_CLASS are of the second one.
     """
-    metrics = keras.metrics
+    metrics, width = keras.metrics, output.shape[-1]
     if name in functions:
         return _float64_metric(metrics.MeanMetricWrapper, _per_row(functions[name]), name=f"custom_{name}")
     if name.lower() in ("accuracy", "acc"):
         return _float64_metric(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
     if name.lower() in ("crossentropy", "ce"):
         return _float64_metric(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
+    kind, arguments = keras_calls.read(name)
+    if kind in SPARSE_METRICS:
+        snake = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+        function = getattr(metrics, snake)
+        own = {key: value for key, value in arguments.items() if key != "name"}
+        return _float64_metric(metrics.MeanMetricWrapper, _of_class_number(function, own), name=reported)
+    of_second = width == 2 and _is_softmax(output)
+    if arguments:
+        called = getattr(metrics, kind)
+        called = _of_second_class(called) if of_second and called in OF_SECOND_CLASS else called
+        return _float64_metric(called, **{**arguments, "name": reported})
     found = metrics.get(name)
-    if width == 2 and softmax and type(found) in OF_SECOND_CLASS:
+    if of_second and type(found) in OF_SECOND_CLASS:
         return _float64_metric(_of_second_class(type(found)))
     return (
         _float64_metric(type(found))

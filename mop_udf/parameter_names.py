@@ -6,6 +6,7 @@ Standard library only.
 import re
 from typing import Any
 
+from mop_udf import keras_calls
 from mop_udf.errors import abbreviated
 from mop_udf.parameter_text import ParameterError
 
@@ -42,15 +43,17 @@ MeanSquaredLogarithmicError Poisson SquaredHinge CTC Dice Tversky
 OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
 
 
-# losses for labels that are class numbers; Circle compares the classes of a batch's rows
-REFUSED_LOSSES = (
-    "circle",
-    "sparse_categorical_crossentropy",
-    "SparseCategoricalCrossentropy",
-    "serialize",
-    "deserialize",
-    "get",
+# losses and metrics that Keras has for class numbers; the trainer gives them the number of a one-hot label's class
+SPARSE_LOSSES = frozenset(("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"))
+SPARSE_METRICS = frozenset(
+    """
+sparse_categorical_accuracy sparse_categorical_crossentropy sparse_top_k_categorical_accuracy SparseCategoricalAccuracy
+SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy
+""".split()
 )
+OF_ALL_ROWS = ("dice", "tversky")  # losses that are not means over rows
+# Circle compares the classes of a batch's rows
+REFUSED_LOSSES = ("circle", "serialize", "deserialize", "get")
 METRICS = frozenset(
     """
 accuracy acc crossentropy ce binary_accuracy binary_crossentropy categorical_accuracy categorical_crossentropy
@@ -71,30 +74,35 @@ OLD_METRICS = {
     "kld": "kl_divergence",
     "kullback_leibler_divergence": "kl_divergence",
 }
-REFUSED_METRICS = (
-    "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy",
-    "sparse_top_k_categorical_accuracy",
-    "SparseCategoricalAccuracy",
-    "SparseCategoricalCrossentropy",
-    "SparseTopKCategoricalAccuracy",
-)
 
 
 def is_builtin_loss(name: str) -> bool:
-    """True where Keras has the loss `name`, in any case."""
-    return name.lower() in OLD_LOSSES or canonical_name(name, LOSSES) is not None
+    """True where Keras has the loss `name`, in any case, or with arguments."""
+    return (
+        keras_calls.is_call(name)
+        or name.lower() in OLD_LOSSES
+        or canonical_name(name, LOSSES | SPARSE_LOSSES) is not None
+    )
 
 
 def is_builtin_metric(name: str) -> bool:
-    """True where Keras has the metric `name`, in any case."""
-    return name.lower() in OLD_METRICS or canonical_name(name, METRICS) is not None
+    """True where Keras has the metric `name`, in any case, or with arguments."""
+    return (
+        keras_calls.is_call(name)
+        or name.lower() in OLD_METRICS
+        or canonical_name(name, METRICS | SPARSE_METRICS) is not None
+    )
 
 
-def dense_name(name: str) -> str | None:
-    """The loss or metric for one-hot labels that corresponds to a sparse one; None where `name` is not sparse."""
-    dense = re.sub("^sparse_|^Sparse", "", name)
-    return dense if dense != name else None
+def loss_name(name: Any) -> str:
+    """Keras' spelling of a loss, with its arguments, or `name` itself for a custom loss. Raises ParameterError."""
+    if keras_calls.is_call(name):
+        return keras_calls.canonical("loss", name, keras_calls.LOSSES)
+    if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
+        raise ParameterError(f"loss {abbreviated(name)} is not a name")
+    if name.lower() in REFUSED_LOSSES:
+        raise ParameterError(f"loss {name!r} is not supported")
+    return OLD_LOSSES.get(name.lower()) or canonical_name(name, LOSSES | SPARSE_LOSSES) or name
 
 
 def canonical_name(name, known):
@@ -105,9 +113,9 @@ def canonical_name(name, known):
 
 
 def metric_name(name: Any) -> str:
-    """Keras' spelling of a metric's name, or `name` itself for a custom metric. Raises ParameterError."""
+    """Keras' spelling of a metric, with its arguments, or `name` itself for a custom metric. Raises ParameterError."""
+    if keras_calls.is_call(name):
+        return keras_calls.canonical("metric", name, keras_calls.METRICS)
     if not isinstance(name, str):
         raise ParameterError(f"metric {abbreviated(name)} is not a name")
-    if name.lower() in [r.lower() for r in REFUSED_METRICS]:
-        raise ParameterError(f"metric {name!r} is not supported: labels are packed one-hot, use {dense_name(name)!r}")
-    return OLD_METRICS.get(name.lower()) or canonical_name(name, METRICS) or name
+    return OLD_METRICS.get(name.lower()) or canonical_name(name, METRICS | SPARSE_METRICS) or name

@@ -119,7 +119,7 @@ def _resolver(compile_params, fit_params):
 def _compile_text(parsed):
     """The canonical string of parsed compile parameters."""
     optimizer = ",".join(f"{k}={write_literal(v)}" for k, v in sorted(parsed["optimizer_args"].items()))
-    parts = [f"loss={parsed['loss']!r}", f"optimizer='{parsed['optimizer']}({optimizer})'"]
+    parts = [f"loss={_loss_literal(parsed['loss'])}", f"optimizer='{parsed['optimizer']}({optimizer})'"]
     weights = parsed["loss_weights"]
     if weights:
         weights = {k: float(v) for k, v in weights.items()} if isinstance(weights, dict) else list(map(float, weights))
@@ -130,6 +130,11 @@ def _compile_text(parsed):
         "sample_weight_mode": parsed["sample_weight_mode"],
     }
     return ",".join(parts + [f"{k}={write_literal(v)}" for k, v in others.items() if v is not None])
+
+
+def _loss_literal(loss):
+    # (a single loss is read without escapes)
+    return repr(loss) if isinstance(loss, str) else write_literal(loss)
 
 
 def _fit_text(parsed):

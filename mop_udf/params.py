@@ -9,19 +9,10 @@ import math
 import re
 from typing import Any
 
-from mop_udf import sequence_parser, sequences
+from mop_udf import keras_calls, sequence_parser, sequences
 from mop_udf.errors import abbreviated
 from mop_udf.keras_schedules import Schedule
-from mop_udf.parameter_names import (
-    LOSSES,
-    OLD_LOSSES,
-    OPTIMIZERS,
-    REFUSED_LOSSES,
-    canonical_name,
-    dense_name,
-    is_builtin_metric,
-    metric_name,
-)
+from mop_udf.parameter_names import OF_ALL_ROWS, OPTIMIZERS, canonical_name, is_builtin_metric, loss_name, metric_name
 from mop_udf.parameter_text import (
     ParameterError,
     check_integer,
@@ -80,8 +71,9 @@ TENSORBOARD_KEYS = (
 def parse_compile_params(text: str | None) -> dict[str, Any]:
     """A compile_params string -> dict.
 
-    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be a
-    Sequence, the learning rate also a Schedule), metrics (list of distinct names), loss_weights, weighted_metrics,
+    Keys: loss (a name, possibly with arguments; for several outputs also a list, or {output: name}), optimizer (Keras'
+    class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be a Sequence, the learning rate also a
+    Schedule), metrics (list of distinct names, possibly with arguments), loss_weights, weighted_metrics,
     sample_weight_mode. Raises ParameterError.
     """
     if text is None or not text.strip():
@@ -95,20 +87,13 @@ def parse_compile_params(text: str | None) -> dict[str, Any]:
     for key in ("loss", "optimizer"):
         if not values.get(key):
             raise ParameterError(f"{key!r} is required in compile parameters")
-    loss = values["loss"]
-    if not re.fullmatch(r"\w+", loss):
-        raise ParameterError(f"loss {abbreviated(loss)} is not a name")
-    if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
-        dense = dense_name(loss)
-        raise ParameterError(
-            f"loss {loss!r} is not supported" + (f": labels are packed one-hot, use {dense!r}" if dense else "")
-        )
+    loss = _losses(values["loss"])
     name, arguments = parse_optimizer(values["optimizer"])
     mode = values.get("sample_weight_mode")
     if mode not in (None, "None", "temporal"):
         raise ParameterError(f"sample_weight_mode must be 'temporal' or None, not {abbreviated(mode)}")
-    return {
-        "loss": OLD_LOSSES.get(loss.lower()) or canonical_name(loss, LOSSES) or loss,
+    parsed = {
+        "loss": loss,
         "optimizer": name,
         "optimizer_args": arguments,
         "metrics": _metrics(values.get("metrics")),
@@ -116,6 +101,12 @@ def parse_compile_params(text: str | None) -> dict[str, Any]:
         "weighted_metrics": _weighted_metrics(values.get("weighted_metrics")),
         "sample_weight_mode": None if mode == "None" else mode,
     }
+    given = [*parsed["metrics"], *(parsed["weighted_metrics"] or ())]
+    if len(reported_metrics(parsed)) < len(given):
+        raise ParameterError(
+            f"two of the metrics {', '.join(given)} have the same name: give one another, as name='...'"
+        )
+    return parsed
 
 
 def parse_fit_params(text: str | None) -> dict[str, Any]:
@@ -211,6 +202,34 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
             "with learning rates that do so themselves: leave one of them out"
         )
     return name, arguments
+
+
+def reported_metrics(compile_params: dict[str, Any]) -> dict[str, str]:
+    """{name in reports: Keras' name} of the metrics and the weighted metrics in parsed compile parameters, in order.
+
+    As in Keras, a weighted metric that is also among the metrics is reported as weighted_<name>.
+    """
+    names = {keras_calls.reported(metric): metric for metric in compile_params["metrics"]}
+    return {**names, **weighted_metrics(compile_params)}
+
+
+def weighted_metrics(compile_params: dict[str, Any]) -> dict[str, str]:
+    """{name in reports: Keras' name} of the weighted metrics in parsed compile parameters."""
+    names = set(map(keras_calls.reported, compile_params["metrics"]))
+    weighted = {keras_calls.reported(metric): metric for metric in compile_params["weighted_metrics"] or ()}
+    return {f"weighted_{name}" if name in names else name: metric for name, metric in weighted.items()}
+
+
+def losses(compile_params: dict[str, Any]) -> list[str]:
+    """The losses in parsed compile parameters: one, or one for each output."""
+    loss = compile_params["loss"]
+    return [loss] if isinstance(loss, str) else list(loss.values() if isinstance(loss, dict) else loss)
+
+
+def loss_text(compile_params: dict[str, Any]) -> str:
+    """The loss in parsed compile parameters as text."""
+    loss = compile_params["loss"]
+    return loss if isinstance(loss, str) else repr(loss)
 
 
 def without_scalars(compile_params: dict[str, Any]) -> dict[str, Any]:
@@ -378,9 +397,25 @@ def _is_rate(value):
 FIT_CHECKS = {"batch_size": _checked_batch_size, "class_weight": _checked_class_weight, "dropout": _checked_dropout}
 
 
+def _losses(text):
+    """A loss; or losses by output, in a list or a dictionary."""
+    if text[:1] not in ("[", "{"):
+        return loss_name(text)
+    given = literal_of("loss", text, (list, dict))
+    if not given or isinstance(given, dict) and not all(isinstance(output, str) for output in given):
+        raise ParameterError(f"loss must be a name, a list of names or {{output: name}}, not {abbreviated(text)}")
+    found = {k: loss_name(v) for k, v in given.items()} if isinstance(given, dict) else list(map(loss_name, given))
+    names = [keras_calls.read(loss)[0].lower() for loss in (found.values() if isinstance(found, dict) else found)]
+    if len({name in OF_ALL_ROWS for name in names}) > 1:
+        raise ParameterError(
+            f"{' and '.join(OF_ALL_ROWS)} cannot be combined with other losses, as in {abbreviated(text)}"
+        )
+    return found
+
+
 def _metrics(text):
-    """A list of names, or a single name."""
-    if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*", text):
+    """A list of names, or a single name; possibly with arguments."""
+    if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*\s*(\(.*\))?", text, re.DOTALL):
         return [metric_name(text)]
     metrics = literal_of("metrics", text, (list, tuple, str)) if text is not None else None
     if isinstance(metrics, str):  # as in metrics=('accuracy')
@@ -397,7 +432,7 @@ def _weighted_metrics(text):
         metric_name(name)
         if not is_builtin_metric(name):
             raise ParameterError(f"weighted metric {abbreviated(name)} is not one of Keras' own")
-    return [metric_name(name) for name in names]
+    return list(dict.fromkeys(map(metric_name, names)))
 
 
 def _loss_weights(text):

@@ -224,7 +224,30 @@ def alike(rows):
     ]
 
 
-def buffers(db, packed, segment):
+def add_sample_weights(db, packed, weight):
+    """Give a packed table a column `w` of sample weights, as a packer of them does. `weight(inputs)`: of each row."""
+    from pg_mop.columns import OneHot, Scale, Transform
+    from pg_mop.columns.weight import Weight
+
+    db.run(f"ALTER TABLE {packed} ADD COLUMN w bytea, ADD COLUMN w_shape integer[]")
+    for row in db.run(f"SELECT buffer_id, x, x_shape FROM {packed}"):
+        weights = np.asarray(weight(np.frombuffer(row["x"], "<f4").reshape(row["x_shape"])), "<f4").reshape(-1, 1)
+        db.run(
+            f"UPDATE {packed} SET w = %s, w_shape = %s WHERE buffer_id = %s",
+            [weights.tobytes(), list(weights.shape), row["buffer_id"]],
+        )
+    summary = db.run(f"SELECT *, y_class_values::text[] AS classes FROM {packed}_summary")[0]
+    transform = Transform(
+        [Scale("x", {"constant": summary["normalizing_const"]})],
+        [OneHot("y", {"classes": summary["classes"], "sql_type": summary["dependent_vartype"][0]})],
+        Weight("w", {"shape": [1], "scalar": True, "sql_type": "real"}),
+    )
+    db.run(f"ALTER TABLE {packed}_summary ADD COLUMN __transform__ text")
+    db.run(f"UPDATE {packed}_summary SET __transform__ = %s", [json.dumps(transform.to_json())])
+
+
+def buffers(db, packed, segment, columns="xy"):
     """The packed rows of a segment, in order."""
-    rows = db.run(f"SELECT x, x_shape, y, y_shape FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
-    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
+    names = ", ".join(f"{c}, {c}_shape" for c in columns)
+    rows = db.run(f"SELECT {names} FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
+    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in columns}

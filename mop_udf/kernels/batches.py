@@ -1,5 +1,6 @@
 """Batches of rows as Keras expects them, for every framework."""
 
+import functools
 import math
 
 import keras
@@ -32,19 +33,29 @@ def array(value):
     return np.asarray(value) if isinstance(value, keras.Variable) else keras.ops.convert_to_numpy(value)
 
 
-def split(batch, inputs):
-    """A batch -> (x, y) as Keras expects them: a single array, or a list of several."""
-    x, y = batch[:inputs], batch[inputs:]
-    return (x[0] if len(x) == 1 else list(x)), (y[0] if len(y) == 1 else list(y))
+def joined(columns):
+    """Columns as Keras expects them: a single array, or a list of several."""
+    return columns[0] if len(columns) == 1 else list(columns)
 
 
-def weighted(batch, inputs, class_weight):
-    """A batch -> (x, y), or (x, y, weight of each row) with class weights."""
-    x, y = split(batch, inputs)
-    return (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
+def split(batch, inputs, outputs):
+    """A batch -> (x, y) as Keras expects them, or (x, y, weight of each row) with a column of sample weights.
+
+    `inputs`, `outputs`: their numbers; the sample weights follow the outputs.
+    """
+    end = inputs + outputs
+    return joined(batch[:inputs]), joined(batch[inputs:end]), *(weight.reshape(-1) for weight in batch[end:])
 
 
-def sample_weights(y, class_weight):
+def weighted(batch, inputs, outputs, class_weight):
+    """A batch as `split` gives it. Class weights multiply the sample weights."""
+    x, y, *weights = split(batch, inputs, outputs)
+    if class_weight is not None:
+        weights.append(class_weights(y, class_weight))
+    return (x, y, functools.reduce(np.multiply, weights)) if weights else (x, y)
+
+
+def class_weights(y, class_weight):
     """A weight for each row of `y` (one-hot) from {class: weight}, default 1; as Keras' class_weight."""
     if isinstance(y, list):
         raise ValueError("`class_weight` is only supported for Models with a single output.")

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from mop_udf.kernels.batch_size import BatchSize
-from mop_udf.kernels.batches import split
+from mop_udf.kernels.batches import joined, split
 from mop_udf.kernels.framework import framework
 
 
@@ -36,8 +36,7 @@ class Forward:
         """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
 
         def work(columns):
-            x, _ = split(columns, len(columns))
-            return [np.asarray(o, "f4") for o in keras.tree.flatten(self._run("predict", (x,)))]
+            return [np.asarray(o, "f4") for o in keras.tree.flatten(self._run("predict", (joined(columns),)))]
 
         self._probe(columns, work)
         return [np.concatenate(own) for own in zip(*self._over(columns, work))]
@@ -49,7 +48,7 @@ class Forward:
         """
         start = 0
         while start < len(result):
-            x, _ = split(tuple(c[start : start + rows] for c in columns), len(columns))
+            x = joined(tuple(c[start : start + rows] for c in columns))
             try:
                 result[start : start + rows] = self._run("predict", (x,))
             except framework.OUT_OF_MEMORY:
@@ -61,12 +60,13 @@ class Forward:
 
     def evaluate(self, columns, inputs):
         """The sums (see Scores) over rows: a tuple of arrays, the first `inputs` of them inputs."""
+        outputs = len(self.model.outputs)
 
         def work(columns):
-            return np.asarray(self._run("evaluate", split(columns, inputs)))
+            return np.asarray(self._run("evaluate", split(columns, inputs, outputs)))
 
         if not self._ready:  # metrics make their variables at their first batch
-            self.scores.update(*framework.tensors(split(tuple(c[:1] for c in columns), inputs)))
+            self.scores.update(*framework.tensors(split(tuple(c[:1] for c in columns), inputs, outputs)))
             self._ready = True
         self._probe(columns, work)
         return sum(self._over(columns, work))

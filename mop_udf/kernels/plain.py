@@ -14,11 +14,11 @@ class Plain:
         """Train on one batch; `full`: it has the full number of rows."""
         if not self.trains:
             self.begin(batch, inputs, class_weight)
-        self.run(weighted(batch, inputs, class_weight))
+        self.run(weighted(batch, inputs, len(self.model.outputs), class_weight))
 
     def begin(self, batch, inputs, class_weight):
         """Let Keras make the variables of losses and metrics, without training."""
-        self.model._symbolic_build(data_batch=weighted(batch, inputs, class_weight))
+        self.model._symbolic_build(data_batch=weighted(batch, inputs, len(self.model.outputs), class_weight))
         self.trains = True
 
     def run(self, data):

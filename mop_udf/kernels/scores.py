@@ -12,54 +12,65 @@ import keras
 import numpy as np
 from keras import ops
 
+from mop_udf import keras_calls
 from mop_udf.kernels.batches import array
-
-OF_ALL_ROWS = ("dice", "tversky")  # losses that are not means over rows
+from mop_udf.parameter_names import OF_ALL_ROWS
 
 
 class Scores:
     """The sums of one compiled model, in variables: `update` adds a batch, `sums` gives the sums of a single batch."""
 
-    def __init__(self, model, loss, loss_weights, metrics):
-        """`loss`, `loss_weights`: of parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
-        self.model, self.metrics = model, metrics
-        self.loss = loss.lower() if isinstance(loss, str) and loss.lower() in OF_ALL_ROWS else None
+    def __init__(self, model, losses, loss_weights, metrics, weighted=()):
+        """`losses`: the text of each output's loss; `loss_weights`: of each output, or None; `metrics`: each output's list
+        of (name, Metric); `weighted`: the names of those that take sample weights.
+        """
+        self.model, self.metrics, self.weighted = model, metrics, weighted
+        read = [keras_calls.read(loss) for loss in losses]
+        # of each output, where its loss relates sums over all rows (params.py lets only all of them do so)
+        self.overlap_losses = read if read[0][0].lower() in OF_ALL_ROWS else None
         self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one output, without a name
-        self.loss_weights = _weights(loss_weights, self.names)
+        self.loss_weights = list(loss_weights or [1.0] * len(self.names))
         self.total = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # the loss times the rows
         # of each output: sums of labels times predictions, of labels, of predictions
         self.overlaps = keras.Variable(np.zeros((len(metrics), 3)), dtype="float64", trainable=False)
+        self.weights = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # the sum of the rows' weights
 
     @property
     def variables(self):
-        return [self.total, self.overlaps, *(v for own in self.metrics for _, m in own for v in m.variables)]
+        return [
+            self.total,
+            self.overlaps,
+            self.weights,
+            *(v for own in self.metrics for _, m in own for v in m.variables),
+        ]
 
-    def update(self, x, y):
-        """Add a batch: tensors, or lists of tensors for several inputs or outputs."""
+    def update(self, x, y, weight=None):
+        """Add a batch: tensors, or lists of tensors for several inputs or outputs; `weight`: of each row, or None."""
         predicted = self.model(x, training=False)
         rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
         labels, outputs = keras.tree.flatten(y), keras.tree.flatten(predicted)
-        if self.loss is None:
-            loss = self.model.compute_loss(x, y, predicted, training=False)
+        if self.overlap_losses is None:
+            loss = self.model.compute_loss(x, y, predicted, weight, training=False)
         else:
             loss = sum(self.model.losses, ops.zeros((), "float32"))
             t, p = ([ops.cast(v, "float64") for v in values] for values in (labels, outputs))
             self.overlaps.assign_add(
                 ops.stack([ops.stack([ops.sum(a * b), ops.sum(a), ops.sum(b)]) for a, b in zip(t, p)])
             )
+        self.weights.assign_add(ops.reshape(rows if weight is None else ops.sum(ops.cast(weight, "float64")), [1]))
         self.total.assign_add(ops.reshape(ops.cast(loss, "float64") * rows, [1]))
         for own, label, output in zip(self.metrics, labels, outputs):
-            for _, metric in own:
-                metric.update_state(label, output)
+            for name, metric in own:
+                metric.update_state(label, output, sample_weight=weight if name in self.weighted else None)
 
-    def sums(self, x, y):
+    def sums(self, x, y, weight=None):
         """The sums of a batch as one vector (float64), for compilation.
 
         The variables must exist: call `update` first.
         """
         for variable in self.variables:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
-        self.update(x, y)
+        self.update(x, y, weight)
         return ops.concatenate([ops.cast(ops.reshape(v, [-1]), "float64") for v in self.variables])
 
     def results(self, sums, rows):
@@ -73,8 +84,12 @@ class Scores:
             variable.assign(sums[:size].reshape(variable.shape))
             sums = sums[size:]
         loss = float(array(self.total)[0]) / rows
-        if self.loss is not None:
-            loss += float(sum(w * _overlap(self.loss, *of) for w, of in zip(self.loss_weights, array(self.overlaps))))
+        if self.overlap_losses is not None:
+            overlaps = sum(
+                weight * _overlap(*loss, *of)
+                for weight, loss, of in zip(self.loss_weights, self.overlap_losses, array(self.overlaps))
+            )
+            loss += float(overlaps * array(self.weights)[0] / rows)  # (Keras multiplies by the mean weight)
         single = [{name: float(np.mean(array(metric.result()))) for name, metric in own} for own in self.metrics]
         values = {name: float(np.mean([own[name] for own in single])) for name in single[0]}
         if len(single) > 1:
@@ -83,15 +98,10 @@ class Scores:
         return loss, values
 
 
-def _weights(loss_weights, names):
-    if isinstance(loss_weights, dict):
-        return [loss_weights.get(name, 1.0) for name in names]
-    return list(loss_weights or [1.0] * len(names))
-
-
-def _overlap(loss, both, labels, predictions):
+def _overlap(loss, arguments, both, labels, predictions):
     """Keras' loss from the sums of labels times predictions, of labels, and of predictions."""
-    if loss == "dice":
+    if loss.lower() == "dice":
         return 1 - 2 * both / (labels + predictions + keras.config.epsilon())
     missed, wrong = labels - both, predictions - both
-    return 1 - both / (both + 0.5 * missed + 0.5 * wrong + keras.config.epsilon())
+    alpha, beta = arguments.get("alpha", 0.5), arguments.get("beta", 0.5)
+    return 1 - both / (both + beta * missed + alpha * wrong + keras.config.epsilon())

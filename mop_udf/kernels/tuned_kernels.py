@@ -100,10 +100,10 @@ class TunedKernels:
     ):
         """Train one pass over `rows` rows, at most `most` batches.
 
-        `chunks`: tuples of arrays (inputs, then outputs). A single chunk holds all rows; with `streams`, chunks follow
-        one another as they arrive. `left`, `run_left`: the remaining passes of the run, of this model and batch size
-        and of all models; both include this pass. `run_seconds`: time since the run began. Returns a report, with the
-        name of the kernel that trained most batches under "kernel".
+        `chunks`: tuples of arrays (inputs, outputs, sample weights if there are any). A single chunk holds all rows;
+        with `streams`, chunks follow one another as they arrive. `left`, `run_left`: the remaining passes of the run, of
+        this model and batch size and of all models; both include this pass. `run_seconds`: time since the run began.
+        Returns a report, with the name of the kernel that trained most batches under "kernel".
         """
         autotuner = self.autotuner(batch_size, forced)
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
@@ -134,7 +134,7 @@ class Piece:
     def __init__(self, kernels, columns, batch_size, inputs, class_weight, autotuner, few):
         self.plain, self.loops = kernels.plain, kernels.loops
         self.columns, self.batch_size, self.inputs, self.class_weight = columns, batch_size, inputs, class_weight
-        self.autotuner, self.few = autotuner, few
+        self.outputs, self.autotuner, self.few = len(kernels.model.outputs), autotuner, few
         self.full = len(columns[0]) // batch_size
         self._data = None
         self._weighting = inputs, str(class_weight)  # the tensors made from the rows depend on these
@@ -198,7 +198,7 @@ class Piece:
             self._data = cached(
                 self.columns,
                 self._weighting,
-                lambda: framework.tensors(weighted(self.columns, self.inputs, self.class_weight)),
+                lambda: framework.tensors(weighted(self.columns, self.inputs, self.outputs, self.class_weight)),
             )
         if not loop.knows(self._data, self.batch_size):
             if autotuner.needs_retiming(name):  # a better timing is not worth another compilation

@@ -88,11 +88,13 @@ class VmapBatch:
 
     def _train(self, passes, batch_size, inputs, class_weight, autotuner):
         self.group.begin(self.states)
+        outputs = len(self.kernels.model.outputs)
         for columns in passes:
             if not self.kernels.plain.trains:
                 self.kernels.plain.begin(tuple(c[:batch_size] for c in columns), inputs, class_weight)
             self.group.reset()
-            self._pass(weighted(tuple(c[: self.rows] for c in columns), inputs, class_weight), batch_size, autotuner)
+            rows = tuple(c[: self.rows] for c in columns)
+            self._pass(weighted(rows, inputs, outputs, class_weight), batch_size, autotuner)
         self.states = self.group.end()[: len(self.states)]
 
     def _pass(self, data, batch_size, autotuner):

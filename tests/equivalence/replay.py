@@ -6,7 +6,7 @@ With `average`, every visit is a replica's, whose weights are averaged after eac
 nothing of pg_mop.
 
 What changes while a configuration is trained, a visit says itself: arguments of the optimizer, batch_size,
-class_weight, dropout (the rate of all Dropout layers); learning_rates, one for each batch.
+class_weight, dropout (the rate of all Dropout layers); learning_rates, one for each batch; w, the sample weights.
 """
 
 import base64
@@ -53,6 +53,7 @@ def compiled(job, jit_compile):
 def train(model, job, visit):
     x = np.concatenate([array(b) for b in visit["x"]])
     y = np.concatenate([array(b) for b in visit["y"]])
+    w = np.concatenate([array(b)[:, 0] for b in visit["w"]]) if "w" in visit else None
     size, rates = visit.get("batch_size", job["batch_size"]), iter(visit.get("learning_rates", ()))
     weights = {int(k): w for k, w in visit["class_weight"].items()} if "class_weight" in visit else None
     change(model, visit)
@@ -60,7 +61,8 @@ def train(model, job, visit):
         for start in range(0, len(x), size):
             if "learning_rates" in visit:
                 model.optimizer.learning_rate = next(rates)
-            model.train_on_batch(x[start : start + size], y[start : start + size], class_weight=weights)
+            here = slice(start, start + size)
+            model.train_on_batch(x[here], y[here], sample_weight=None if w is None else w[here], class_weight=weights)
     return len(x)
 
 

@@ -427,6 +427,11 @@ def _compile(loss="'mse'", optimizer="'SGD()'", **more):
 
 PARAMETERS = {
     "code as a loss": ("compile", lambda m: _compile(loss=touch(m)), "loss .* is not a name"),
+    "code as the loss of an output": (
+        "compile",
+        lambda m: _compile(loss=f"{{'a': {touch(m)}}}"),
+        "loss' must be a literal",
+    ),
     "an import as a loss": (
         "compile",
         lambda m: _compile(loss=f"__import__('os').system('touch {m}')"),
@@ -450,6 +455,11 @@ PARAMETERS = {
             f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"
         ),
         "must be a literal|is not a sequence",
+    ),
+    "code as the only metric": (
+        "compile",
+        lambda m: _compile(metrics=touch(m)),
+        "metrics' must be a literal|is not a name",
     ),
     "code as a metric": ("compile", lambda m: _compile(metrics=f"[{touch(m)}]"), "metrics' must be a literal"),
     "a dictionary with code as weights": (

@@ -170,22 +170,6 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
     db.run("DROP TABLE pg_temp.packed, pg_temp.packed_summary")
 
 
-@pytest.mark.parametrize(
-    "compile_params,text",
-    [
-        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "use 'categorical_crossentropy'"),
-        ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "use 'categorical_accuracy'"),
-    ],
-)
-def test_what_is_for_numbers_of_classes_has_a_name_for_one_hot_labels(db, data, compile_params, text):
-    assert text in str(
-        db.error(
-            "SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], ARRAY['batch_size=8'])",
-            [compile_params],
-        )
-    )
-
-
 def test_a_name_with_capitals_is_told_in_quotes(db, data):
     db.run('CREATE TABLE "Iris_New" AS SELECT id AS "Id", x AS "Features", y AS "Class" FROM flowers')
     error = db.error("SELECT madlib.training_preprocessor_dl('Iris_New', 'iris', 'Class', 'Features')")

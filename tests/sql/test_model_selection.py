@@ -145,7 +145,7 @@ def test_generate_refuses_bad_input_and_leaves_nothing(db, call, fragment):
         ({"compiles": ["NULL"]}, "empty"),
         ({"compiles": ["'loss=mse'"]}, "'optimizer'"),
         ({"compiles": ["$$loss='mse',optimizer='SGD1()'$$"]}, "unknown optimizer"),
-        ({"compiles": ["$$loss='sparse_categorical_crossentropy',optimizer='SGD()'$$"]}, "not supported"),
+        ({"compiles": ["$$loss='circle',optimizer='SGD()'$$"]}, "not supported"),
         ({"compiles": ["$$loss='mse',optimizer='SGD()',metrics=['mae',1]$$"]}, "is not a name"),
         ({"compiles": ["$$loss='nosuch',optimizer='SGD()'$$"]}, "object table missing"),
         ({"compiles": ["$$loss='mse',optimizer='SGD()',target_tensors=[1]$$"]}, "target_tensors"),

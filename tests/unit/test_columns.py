@@ -11,6 +11,7 @@ from pg_mop import columns
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import Kind
 from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, Transform, base, madlib
+from pg_mop.columns.weight import Weight
 from pg_mop.packing.buffers import Buffers
 from pg_mop.packing.source_columns import _type_like
 
@@ -263,3 +264,46 @@ def test_differences_are_told_and_unknowns_are_none(change, difference):
 def test_other_classes_are_a_difference():
     own, other = (Transform([], [OneHot("y", {"classes": c})]) for c in ([None, "a"], [str(i) for i in range(9)]))
     assert own.difference(other) == 'for "y" the classes {NULL, a}, not {0, 1, 2, 3, 4, 5, 6, 7, ...}'
+
+
+# --- sample weights -------------------------------------------------------------------------------------
+
+
+def test_sample_weights_are_the_last_packed_column():
+    weight = Weight("w", {"shape": [1], "scalar": True, "sql_type": "real"})
+    transform = Transform([Scale("x", {"constant": 1.0})], [OneHot("y", {"classes": ["a", "b"]})], weight)
+    assert [column.name for column in transform.columns] == ["x", "y", "w"] and transform.dtypes == [
+        "<f4",
+        "<i2",
+        "<f4",
+    ]
+    assert weight.wire_sql("v") == "array_send(ARRAY[v]::real[])"
+    assert weight.encode([wire([0.5]), wire([0])]).tolist() == [[0.5], [0.0]]
+    assert not transform.is_regression and columns.transform_from_json(transform.to_json()) == transform
+    assert "weight" not in Transform(transform.inputs, transform.outputs).to_json()
+    # MADlib's summary has no place for them
+    assert [entry.name for entry in madlib.extra(transform)] == [madlib.TRANSFORM]
+
+
+def test_weights_differ_by_their_presence_alone():
+    inputs, outputs = [Scale("x", {"constant": 1.0})], [OneHot("y", {"classes": ["a", "b"]})]
+    plain, first, second = (
+        Transform(inputs, outputs, weight) for weight in (None, Weight("v"), Weight("w", {"sql_type": "real"}))
+    )
+    assert first.difference(second) is None
+    assert plain.difference(first) == "no sample weights, not those of v"
+    assert first.difference(plain) == "sample weights, v, not none"
+
+
+@pytest.mark.parametrize("kind,negative,text", [("text", 0, "which is no number"), ("real", 2, "below 0 in 2 rows")])
+def test_what_cannot_be_a_sample_weight_is_refused(kind, negative, text):
+    class Negatives:
+        def value(self, sql):
+            return negative
+
+    of_kind = Kind(
+        {"oid": 1, "shown": kind, "sql": kind, "typtype": "b", "has_array": True, "collatable": False}
+        | {"element": None, "typelem": 0}
+    )
+    with pytest.raises(MopError, match=text):
+        Weight.fit(SourceColumn(Negatives(), "t", "w", of_kind), Request())

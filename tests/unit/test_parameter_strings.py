@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mop_udf import params
+from mop_udf import parameter_resolver, params
 from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
 from pg_mop.search import grids
 
@@ -97,12 +97,20 @@ def test_literals_of_compile_params(extra, key, value):
         ("optimizer='SGD()'", "'loss' is required"),
         ("loss='mse'", "'optimizer' is required"),
         ("loss='mse', optimizer='SGD()', target_tensors=[1]", "target_tensors"),
-        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "not supported"),
         ("loss='get', optimizer='SGD()'", "not supported"),
         ("loss='mse', optimizer='SGD()', metrics=['mae', 5]", "5 is not a name"),
         ("loss='circle', optimizer='SGD()'", "not supported"),
         ("loss='mse', optimizer='SGD()', metrics={'a': 'mse'}", "list"),
-        ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "not supported"),
+        ("loss='Huber(delta=open)', optimizer='SGD()'", "must be a literal"),
+        ("loss='Huber(reduction=\"sum\")', optimizer='SGD()'", "not accepted as an argument of loss Huber .delta."),
+        ("loss='huber(delta=2)(3)', optimizer='SGD()'", "literal|unmatched|not a name"),
+        ("loss='mse(axis=1)', optimizer='SGD()'", "only these take arguments"),
+        ("loss={'a': 'mse', 'b': 5}, optimizer='SGD()'", "5 is not a name"),
+        ("loss=['dice', 'mse'], optimizer='SGD()'", "cannot be combined"),
+        ("loss=[], optimizer='SGD()'", "must be a name, a list"),
+        ("loss='mse', optimizer='SGD()', metrics=['AUC(fn=1)']", "not accepted as an argument of metric AUC"),
+        ("loss='mse', optimizer='SGD()', metrics=['AUC(curve=\"a b\")']", "or a word"),
+        ("loss='mse', optimizer='SGD()', metrics=['AUC(name=\"mae\")', 'mae']", "have the same name"),
         ("loss='mse', optimizer='SGD()', metrics=[keras.metrics.mae()]", "literal"),
         ("loss='mse', optimizer='SGD()', sample_weight_mode=[1]", "temporal"),
         ("loss='mse' optimizer='SGD()'", "required"),
@@ -275,3 +283,33 @@ assert set(p.OPTIMIZERS) <= theirs, set(p.OPTIMIZERS) - theirs
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "text,loss",
+    [
+        ("loss='huber(delta = 2.0)'", "Huber(delta=2.0)"),
+        ("loss=CategoricalCrossentropy( label_smoothing=0.1, from_logits=True )", None),
+        ("loss='Huber()'", "Huber"),
+        ("loss=['mse', 'Huber(delta=2)']", ["mse", "Huber(delta=2)"]),
+        ("loss={'b': 'mse', 'a': 'SparseCategoricalCrossentropy(from_logits=True)'}", None),
+        ("loss='sparse_categorical_crossentropy', metrics=['AUC(curve=\"PR\", name=\"pr\")', 'AUC']", None),
+        (
+            "loss='mse', metrics='TopKCategoricalAccuracy(k=3)', weighted_metrics=['Precision(thresholds=[0.2, 0.5])']",
+            None,
+        ),
+    ],
+)
+def test_losses_and_metrics_with_arguments_are_read_and_written(text, loss):
+    parsed = parse_compile_params(text + ", optimizer='SGD()'")
+    assert loss is None or parsed["loss"] == loss
+    again = parameter_resolver.resolve(text + ", optimizer='SGD()'", None, 1)[0]
+    assert parse_compile_params(again) == parsed
+
+
+def test_metrics_are_reported_by_their_names():
+    parsed = parse_compile_params(
+        "loss='mse', optimizer='SGD()', metrics=['mae', 'AUC(curve=\"PR\", name=\"pr\")', 'TopKCategoricalAccuracy(k=3)'], "
+        "weighted_metrics=['mae', 'mse']"
+    )
+    assert list(params.reported_metrics(parsed)) == ["mae", "pr", "TopKCategoricalAccuracy(k=3)", "weighted_mae", "mse"]

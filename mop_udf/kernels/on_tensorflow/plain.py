@@ -25,7 +25,7 @@ class Plain:
 
     def step(self, batch, inputs, class_weight, full):
         """Train on one batch; `full`: it has the full number of rows."""
-        data = weighted(batch, inputs, class_weight)
+        data = weighted(batch, inputs, len(self.model.outputs), class_weight)
         if self.trains:
             self._run(data, full)
         else:
@@ -33,7 +33,9 @@ class Plain:
 
     def begin(self, batch, inputs, class_weight):
         """Let Keras make the variables of losses and metrics, without training: a loop must not make any."""
-        x, y, *weight = tf.nest.map_structure(tf.convert_to_tensor, weighted(batch, inputs, class_weight))
+        x, y, *weight = tf.nest.map_structure(
+            tf.convert_to_tensor, weighted(batch, inputs, len(self.model.outputs), class_weight)
+        )
         before = state.values(self.model.variables)  # layers may change their variables, even their weights
         predicted = self.model(x, training=True)
         self.model.compute_loss(x, y, predicted, *weight)

@@ -5,7 +5,7 @@ See docs/contract/fit_evaluate_predict.md, section 2.
 
 import functools
 
-from mop_udf import architecture_shapes
+from mop_udf import architecture_shapes, params
 from pg_mop.api import applying
 from pg_mop.api.applying import first_row
 from pg_mop.api.model_table import StoredModel
@@ -68,8 +68,8 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
         [
             report["loss"],
             report["metric"],
-            model.compile["metrics"] or None,
-            model.compile["loss"],
+            list(params.reported_metrics(model.compile)) or None,
+            params.loss_text(model.compile),
             as_json(report["metrics"]),
         ],
     )

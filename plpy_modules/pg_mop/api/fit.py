@@ -1,5 +1,6 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
+from mop_udf import params
 from pg_mop import __version__
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
@@ -135,8 +136,8 @@ def train(db, arguments, earlier=None):
             ("madlib_version", "text", f"pg_mop {__version__}"),
             madlib.num_classes(result.outputs["widths"]),
             *madlib.of_model(source.transform),
-            ("metrics_type", "text[]", c["compile"]["metrics"] or None),
-            ("loss_type", "text", c["compile"]["loss"]),
+            ("metrics_type", "text[]", list(params.reported_metrics(c["compile"])) or None),
+            ("loss_type", "text", params.loss_text(c["compile"])),
         ]
         for dataset in ("training", "validation"):
             values += [

@@ -1,5 +1,6 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
+from mop_udf import params
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
@@ -271,8 +272,8 @@ def info_of(result, c, size):
         "fit_params": ("text", c["fit_params"]),
         "model_type": ("text", "madlib_keras"),
         "model_size": ("float8", size and size / 1024),
-        "metrics_type": ("text[]", compiled["metrics"] or None),
-        "loss_type": ("text", compiled["loss"]),
+        "metrics_type": ("text[]", list(params.reported_metrics(compiled)) or None),
+        "loss_type": ("text", params.loss_text(compiled)),
         "error": ("text", c["error"]),
         "iteration": ("integer", c["iteration"] if size is not None else None),
         **(result.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),

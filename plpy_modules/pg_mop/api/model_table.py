@@ -48,8 +48,8 @@ class StoredModel(Model):
         except params.ParameterError as error:
             raise MopError(f"{what} cannot be used: {error}") from None
         self.transform = madlib.read(db, summary, self.summary)
-        loss = self.compile["loss"].lower().replace("_", "")
-        self.regression = self.transform.is_regression and loss not in OF_CLASSES
+        names = [loss.partition("(")[0].lower().replace("_", "") for loss in params.losses(self.compile)]
+        self.regression = self.transform.is_regression and not all(name in OF_CLASSES for name in names)
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
 
     def check_names(self, inputs):

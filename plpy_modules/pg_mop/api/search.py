@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import secrets
 from collections.abc import Callable
 
@@ -336,12 +337,18 @@ class SearchCall:
     def _metrics_of_space(self):
         """The names of the metrics of every kind of configuration in the space. Raises MopError."""
         for branch in self.space.branches:
-            choices = next((d.choices for d in branch.common if d.key == "metrics"), [None])
-            for choice in choices:
+            keys = ("metrics", "weighted_metrics")
+            choices = [next((d.choices for d in branch.common if d.key == key), [None]) for key in keys]
+            for choice in itertools.product(*choices):
+                given = {key: value for key, value in zip(keys, choice) if value is not None}
                 try:
-                    yield params.parse_compile_params(
-                        grids.compile_text({"optimizer": "SGD"}, {"loss": "mse", "metrics": choice})
-                    )["metrics"]
+                    yield list(
+                        params.reported_metrics(
+                            params.parse_compile_params(
+                                grids.compile_text({"optimizer": "SGD"}, {"loss": "mse", **given})
+                            )
+                        )
+                    )
                 except params.ParameterError as error:
                     raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 

@@ -7,7 +7,7 @@ table must be in the extension's schema, and a superuser must own it. Each reade
 import hashlib
 import re
 
-from mop_udf import parameter_names
+from mop_udf import parameter_names, params
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 
@@ -80,8 +80,10 @@ OWNER_IS_SUPERUSER = (
 
 def custom_names(compile_params):
     """The losses and metrics in parsed compile parameters that Keras does not have."""
-    names = [] if parameter_names.is_builtin_loss(compile_params["loss"]) else [compile_params["loss"]]
-    return names + [m for m in compile_params["metrics"] if not parameter_names.is_builtin_metric(m)]
+    names = [loss for loss in params.losses(compile_params) if not parameter_names.is_builtin_loss(loss)]
+    return list(dict.fromkeys(names)) + [
+        m for m in compile_params["metrics"] if not parameter_names.is_builtin_metric(m)
+    ]
 
 
 def missing_names(db, object_table, compile_params):

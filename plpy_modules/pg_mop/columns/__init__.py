@@ -2,7 +2,7 @@
 
 To add a type, write a subclass of :class:`~pg_mop.columns.base.Column` in a file of its own and put the class into
 INDEPENDENT or DEPENDENT below, before the types that would accept the same columns. (Independent columns are arrays of
-numbers: inference/raw_table.py checks that of a test table.)
+numbers: inference/raw_table.py checks that of a test table.) Sample weights have a type of their own, Weight.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pg_mop.columns.one_hot import OneHot
 from pg_mop.columns.scale import Scale
 from pg_mop.columns.target_number import TargetNumber
 from pg_mop.columns.transform import Transform
+from pg_mop.columns.weight import Weight
 from pg_mop.columns.words import Words
 
 INDEPENDENT: list[type[Column]] = [Scale]
 DEPENDENT: list[type[Column]] = [Identity, OneHot]
-OF_TABLES: list[type[Column]] = [Features, Words, TargetNumber]  # which mop_pack makes (columns/fitting.py)
+OF_TABLES: list[type[Column]] = [Features, Words, TargetNumber, Weight]  # which mop_pack makes (columns/fitting.py)
 
 
 def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:
@@ -42,4 +43,9 @@ def from_json(data: dict[str, Any]) -> Column:
 
 def transform_from_json(data: dict[str, Any]) -> Transform:
     """The transform that `Transform.to_json` describes."""
-    return Transform([from_json(column) for column in data["inputs"]], [from_json(c) for c in data["outputs"]])
+    weight = data.get("weight")
+    return Transform(
+        [from_json(column) for column in data["inputs"]],
+        [from_json(column) for column in data["outputs"]],
+        None if weight is None else from_json(weight),
+    )

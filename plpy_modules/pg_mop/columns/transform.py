@@ -12,14 +12,15 @@ from pg_mop.columns.base import Column
 @dataclass(frozen=True)
 class Transform:
     """The independent columns (`inputs`) and the dependent columns (`outputs`), in the order of the models' inputs and
-    outputs."""
+    outputs, and the column of sample weights, or None."""
 
     inputs: Sequence[Column]
     outputs: Sequence[Column]
+    weight: Column | None = None
 
     @property
     def columns(self) -> list[Column]:
-        return [*self.inputs, *self.outputs]
+        return [*self.inputs, *self.outputs, *([] if self.weight is None else [self.weight])]
 
     @property
     def dtypes(self) -> list[str]:
@@ -57,6 +58,7 @@ class Transform:
             or _other_order("independent_varname", self.inputs, other.inputs)
             or _other_order("dependent_varname", self.outputs, other.outputs)
             or _first_difference(self.outputs, other.outputs)
+            or _weight_difference(self.weight, other.weight)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -64,12 +66,22 @@ class Transform:
         return {
             "inputs": [column.to_json() for column in self.inputs],
             "outputs": [column.to_json() for column in self.outputs],
+            **({} if self.weight is None else {"weight": self.weight.to_json()}),
         }
 
 
 def _first_difference(own: Sequence[Column], others: Sequence[Column]) -> str | None:
     found = (column.difference(other) for column, other in zip(own, others))
     return next((difference for difference in found if difference), None)
+
+
+def _weight_difference(own: Column | None, other: Column | None) -> str | None:
+    """The difference that only one of the two has sample weights; the names of their columns make none."""
+    if own is None and other is not None:
+        return f"no sample weights, not those of {other.name}"
+    if own is not None and other is None:
+        return f"sample weights, {own.name}, not none"
+    return None
 
 
 def _other_order(argument: str, own: Sequence[Column], others: Sequence[Column]) -> str | None:

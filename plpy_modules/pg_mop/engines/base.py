@@ -151,7 +151,7 @@ class Engine(ABC):
         counts = np.zeros(max(2, width), "i8")
         for segment in self.segments(packed):
             for data in self._buffers(packed, segment, column):
-                labels = np.frombuffer(data, packed.dtypes()[-1]).reshape(-1, width)
+                labels = np.frombuffer(data, packed.transform.outputs[0].dtype).reshape(-1, width)
                 if width == 1:
                     if not np.isin(labels, (0, 1)).all():
                         return None

@@ -18,9 +18,10 @@ REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preproces
 class PackedTable:
     """A packed table and its summary.
 
-    `inputs` and `outputs` are column names, `columns` both, `transform` the fitted columns, `summary` the summary's row as
-    a dict. `keyed`: the column `__dist_key__` names the segment of each row; tables that MADlib packed on PostgreSQL have
-    no such column, and are one segment. `foreign`: rows are in foreign tables or, `distributed`, in shards of Citus.
+    `inputs` and `outputs` are column names, `weighted` whether there is a column of sample weights, `columns` all packed
+    columns, `transform` the fitted columns, `summary` the summary's row as a dict. `keyed`: the column `__dist_key__` names
+    the segment of each row; tables that MADlib packed on PostgreSQL have no such column, and are one segment. `foreign`:
+    rows are in foreign tables or, `distributed`, in shards of Citus.
     """
 
     def __init__(self, db: Database, text: str | None, role: str) -> None:
@@ -80,7 +81,11 @@ class PackedTable:
 
     @property
     def columns(self) -> list[str]:
-        return [*self.inputs, *self.outputs]
+        return [column.name for column in self.transform.columns]
+
+    @property
+    def weighted(self) -> bool:
+        return self.transform.weight is not None
 
     @property
     def copies(self) -> list[tuple[int, str | None, str]]:

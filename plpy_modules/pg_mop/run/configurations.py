@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_resolver, params
+from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_names, parameter_resolver, params
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.plan.watch import kept_state
@@ -153,7 +153,7 @@ class Configurations:
             rule = self.inputs.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
         except MopError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
-        if rule[0] != "loss" and rule[0] not in c["compile"]["metrics"]:
+        if rule[0] != "loss" and rule[0] not in params.reported_metrics(c["compile"]):
             if stop is None and self.required_metric is not None:
                 return None  # the search refuses the configuration
             return f"it stops by the metric {rule[0]!r}, which is not among its metrics"
@@ -168,11 +168,11 @@ class Configurations:
         self.outputs = source.wanted_outputs(shapes)
         if validation is not None:
             found = engine.shapes(validation)
-            held = [found[c] for c in validation.columns]
-            if held != self.shapes:
+            trained = self.shapes[: len(source.inputs) + len(source.outputs)]  # (sample weights are single numbers)
+            held = [found[c] for c in (*validation.inputs, *validation.outputs)]
+            if held != trained:
                 raise MopError(
-                    f'"{validation.text}" holds rows of shapes {held}, "{source.text}" of '
-                    f"{self.shapes}: they must be equal",
+                    f'"{validation.text}" holds rows of shapes {held}, "{source.text}" of {trained}: they must be equal',
                     hint="Make it with validation_preprocessor_dl from the same training table.",
                 )
             if difference := validation.differs(source):
@@ -210,12 +210,42 @@ class Configurations:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:
             return "class_weight needs a model with a single output"
+        if problem := self._loss_misfit(c):
+            return problem
+        if c["compile"]["weighted_metrics"] and not source.weighted:
+            return f'weighted_metrics need sample weights, but "{source.text}" has no column of them'
+        if c["compile"]["sample_weight_mode"]:
+            return (
+                f"sample_weight_mode={c['compile']['sample_weight_mode']!r} needs a weight for every time step, "
+                "but a packed table has at most one sample weight a row"
+            )
         if inputs != wanted:
             return (
                 f"the architecture takes input of shape {_one(inputs)}, "
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
         return architecture_shapes.output_misfit(outputs, self.outputs)
+
+    def _loss_misfit(self, c: Configuration) -> str | None:
+        """Why the losses and metrics of a configuration do not fit the outputs, or None."""
+        loss, columns = c["compile"]["loss"], self.inputs.source.transform.outputs
+        losses = [loss] * len(columns) if isinstance(loss, str) else loss
+        if isinstance(loss, dict):
+            names = architecture_shapes.output_names(c["architecture"])
+            if names is None:
+                losses = list(loss.values())  # (the trainer compares the names)
+            elif set(names) != set(loss):
+                return f"loss names the outputs {', '.join(loss)}, the architecture's are {', '.join(names)}"
+            else:
+                losses = [loss[name] for name in names]
+        if len(losses) != len(columns):
+            return f"there are losses for {len(losses)} outputs, but the data have {len(columns)}"
+        for text, column in zip(losses, columns):
+            of_numbers = [text, *params.reported_metrics(c["compile"]).values()] if column.is_numbers else []
+            for name in (text.partition("(")[0] for text in of_numbers):
+                if name in parameter_names.SPARSE_LOSSES | parameter_names.SPARSE_METRICS:
+                    return f'{name} needs classes, but column "{column.name}" has numbers'
+        return None
 
     # --- while the run goes on ------------------------------------------------------------------------
     def make(self, mst_key: int, added: Added) -> Configuration:
@@ -228,7 +258,7 @@ class Configurations:
         """Take a configuration that is added. Returns why it cannot be trained, or None; then it is a misfit."""
         problem = self.problem(c, iterations) or self.misfit(c)
         self.put(c)
-        if problem is None and self.required_metric not in (None, "loss", *c["compile"]["metrics"]):
+        if problem is None and self.required_metric not in (None, "loss", *params.reported_metrics(c["compile"])):
             problem = f"it has no metric {self.required_metric!r}, by which this search judges"
         if problem:
             self.misfits[c["mst_key"]] = c["error"] = problem

@@ -136,8 +136,9 @@ class Inputs:
             )
         if name != "loss":
             try:
-                name = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")["metrics"][0]
-            except (params.ParameterError, IndexError):
+                parsed = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")
+                name = next(iter(params.reported_metrics(parsed)))
+            except (params.ParameterError, StopIteration):
                 raise MopError(f"metric {text!r} is not the name of a metric") from None
         direction = direction or given or goal(name)
         if direction not in ("min", "max"):

@@ -1,0 +1,340 @@
+"""Train and evaluate as pg_mop does and as Keras does: `KERAS_BACKEND=... python against_keras.py`.
+
+Prints {case: {kernel: largest difference of a weight, "scores": [ours, Keras']}} for the cases of CASES. Each case has a
+model, pg_mop's compile_params, and the arguments of Keras' `compile` with the same meaning.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
+
+from mop_udf.kernels.framework import framework  # noqa: E402
+
+assert framework.begin(1) is None
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers as kl  # noqa: E402
+
+from mop_udf import evaluation, model_cache, params, state  # noqa: E402
+from mop_udf.kernels.vmap_batch import VmapBatch  # noqa: E402
+
+ROWS, SIZE, PASSES = 45, 8, 2  # the last batch is short
+SEED = 7
+random = np.random.default_rng(0)
+X = random.normal(size=(ROWS, 4)).astype("f4")
+CLASSES = random.integers(0, 3, ROWS)
+ONE_HOT = np.eye(3, dtype="i2")[CLASSES]
+NUMBER = random.normal(size=(ROWS, 1)).astype("f4")
+WEIGHT = random.uniform(0, 3, (ROWS, 1)).astype("f4")
+WEIGHT[::7] = 0
+
+
+def classifier():
+    return keras.Sequential([keras.Input([4]), kl.Dense(8, "relu"), kl.Dense(3, "softmax")])
+
+
+def two_outputs(kind="kind", size="size"):
+    given = keras.Input([4], name="given")
+    hidden = kl.Dense(8, "relu", name="hidden")(given)
+    return keras.Model(given, [kl.Dense(3, "softmax", name=kind)(hidden), kl.Dense(1, name=size)(hidden)])
+
+
+def mixed(policy):
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            kl.Dense(8, "relu", dtype=policy),
+            kl.Dense(3, dtype=policy),
+            kl.Activation("softmax", dtype="float32"),
+        ]
+    )
+
+
+def augmented():
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            kl.Reshape([2, 2, 1]),
+            kl.RandomFlip(seed=1),
+            kl.RandomTranslation(0.4, 0.4, seed=2),
+            kl.RandomRotation(0.3, seed=3),
+            kl.RandomZoom(0.3, seed=4),
+            kl.RandomContrast(0.5, seed=5),
+            kl.GaussianNoise(0.2, seed=6),
+            kl.Flatten(),
+            kl.Dense(3, "softmax"),
+        ]
+    )
+
+
+@dataclasses.dataclass
+class Case:
+    """`text`: compile_params without the optimizer; `keras`: the arguments of `compile` with the same meaning.
+
+    `optimizer`: as in compile_params, and Keras' own; `labels`: one array an output, as packed; `target`: as Keras takes
+    it, where it differs.
+    """
+
+    text: str
+    keras: dict[str, Any]
+    make: Callable[[], keras.Model] = classifier
+    optimizer: tuple[str, Callable[[], Any]] = ("Adam(lr=0.02)", lambda: keras.optimizers.Adam(0.02))
+    labels: tuple[np.ndarray, ...] = (ONE_HOT,)
+    target: Any = None
+    weight: np.ndarray | None = None
+    class_weight: dict[int, float] | None = None
+    kernels: tuple[str, ...] = ("plain", "loop", "xla", "vmap")
+
+    @property
+    def columns(self):
+        return (X, *self.labels, *([] if self.weight is None else [self.weight]))
+
+
+def optimized(text, make):
+    return Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, optimizer=(text, make))
+
+
+CROSSENTROPY = "loss='categorical_crossentropy'"
+CASES = {
+    "sample weights": Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, weight=WEIGHT),
+    "sample and class weights": Case(
+        CROSSENTROPY, {"loss": "categorical_crossentropy"}, weight=WEIGHT, class_weight={0: 0.5, 2: 3.0}
+    ),
+    "weighted metrics": Case(
+        CROSSENTROPY + ", metrics=['accuracy'], weighted_metrics=['accuracy', 'AUC', 'mae']",
+        {
+            "loss": "categorical_crossentropy",
+            "metrics": ["accuracy"],
+            "weighted_metrics": ["accuracy", keras.metrics.AUC(name="AUC"), "mae"],
+        },
+        weight=WEIGHT,
+    ),
+    "weighted metrics alone": Case(
+        CROSSENTROPY + ", weighted_metrics=['accuracy']",
+        {"loss": "categorical_crossentropy", "weighted_metrics": ["accuracy"]},
+        weight=WEIGHT,
+    ),
+    "two outputs with sample weights": Case(
+        "loss='mse', loss_weights=[0.3, 2.0], metrics=['mae'], weighted_metrics=['mae']",
+        {
+            "loss": ["mse", "mse"],
+            "loss_weights": [0.3, 2.0],
+            "metrics": [["mae"]] * 2,
+            "weighted_metrics": [["mae"]] * 2,
+        },
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+        weight=WEIGHT,
+    ),
+    "a loss of all rows with sample weights": Case("loss='dice'", {"loss": "dice"}, weight=WEIGHT),
+    "label smoothing": Case(
+        "loss='CategoricalCrossentropy(label_smoothing=0.1)'",
+        {"loss": keras.losses.CategoricalCrossentropy(label_smoothing=0.1)},
+        weight=WEIGHT,
+    ),
+    "logits": Case(
+        "loss='CategoricalCrossentropy(from_logits=True)'",
+        {"loss": keras.losses.CategoricalCrossentropy(from_logits=True)},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(3)]),
+    ),
+    "focal": Case(
+        "loss='CategoricalFocalCrossentropy(alpha=[0.2, 0.3, 0.5], gamma=1.5)'",
+        {"loss": keras.losses.CategoricalFocalCrossentropy(alpha=[0.2, 0.3, 0.5], gamma=1.5)},
+    ),
+    "Huber": Case(
+        "loss='Huber(delta=0.5)', metrics=['mae']",
+        {"loss": keras.losses.Huber(delta=0.5), "metrics": ["mae"]},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(1)]),
+        labels=(NUMBER,),
+    ),
+    "Tversky": Case("loss='Tversky(alpha=0.3, beta=0.7)'", {"loss": keras.losses.Tversky(alpha=0.3, beta=0.7)}),
+    "metrics with arguments": Case(
+        CROSSENTROPY
+        + """, metrics=['TopKCategoricalAccuracy(k=2, name="top2")', 'AUC(curve="PR", num_thresholds=50, name="pr")',
+        'F1Score(average="macro", name="f1")', 'Precision(class_id=1, thresholds=0.3, name="p1")',
+        'SensitivityAtSpecificity(specificity=0.5, name="at")', 'R2Score(class_aggregation="uniform_average", name="r2")']""",
+        {
+            "loss": "categorical_crossentropy",
+            "metrics": [
+                keras.metrics.TopKCategoricalAccuracy(k=2, name="top2"),
+                keras.metrics.AUC(curve="PR", num_thresholds=50, name="pr"),
+                keras.metrics.F1Score(average="macro", name="f1"),
+                keras.metrics.Precision(class_id=1, thresholds=0.3, name="p1"),
+                keras.metrics.SensitivityAtSpecificity(0.5, name="at"),
+                keras.metrics.R2Score(class_aggregation="uniform_average", name="r2"),
+            ],
+        },
+        kernels=("plain",),
+    ),
+    "sparse labels": Case(
+        "loss='sparse_categorical_crossentropy', metrics=['sparse_categorical_accuracy', 'SparseCategoricalAccuracy', "
+        "'SparseTopKCategoricalAccuracy(k=2, name=\"top2\")', 'sparse_categorical_crossentropy']",
+        {
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": [
+                "sparse_categorical_accuracy",
+                keras.metrics.SparseCategoricalAccuracy(name="SparseCategoricalAccuracy"),
+                keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2"),
+                "sparse_categorical_crossentropy",
+            ],
+        },
+        target=(CLASSES,),
+        weight=WEIGHT,
+    ),
+    "sparse labels, logits": Case(
+        "loss='SparseCategoricalCrossentropy(from_logits=True)'",
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        lambda: keras.Sequential([keras.Input([4]), kl.Dense(3)]),
+        target=(CLASSES,),
+    ),
+    "losses by output, in a list": Case(
+        "loss=['CategoricalCrossentropy(label_smoothing=0.1)', 'mse'], loss_weights=[0.3, 2.0]",
+        {"loss": [keras.losses.CategoricalCrossentropy(label_smoothing=0.1), "mse"], "loss_weights": [0.3, 2.0]},
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "losses by output, by name": Case(
+        "loss={'size': 'Huber(delta=0.5)', 'kind': 'sparse_categorical_crossentropy'}, "
+        "loss_weights={'size': 2.0, 'kind': 0.3}",
+        {
+            "loss": {"kind": "sparse_categorical_crossentropy", "size": keras.losses.Huber(delta=0.5)},
+            "loss_weights": {"kind": 0.3, "size": 2.0},
+        },
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+        target=(CLASSES, NUMBER),
+        weight=WEIGHT,
+    ),
+    "weights of one loss by name": Case(
+        "loss='mse', loss_weights={'size': 2.0, 'kind': 0.3}",
+        {"loss": ["mse", "mse"], "loss_weights": [0.3, 2.0]},
+        two_outputs,
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "weights of one loss by names out of order": Case(
+        "loss='mse', loss_weights={'a': 2.0, 'z': 0.3}",
+        {"loss": ["mse", "mse"], "loss_weights": [0.3, 2.0]},
+        lambda: two_outputs("z", "a"),
+        labels=(ONE_HOT, NUMBER),
+    ),
+    "clipnorm": optimized("Adam(lr=0.02, clipnorm=0.1)", lambda: keras.optimizers.Adam(0.02, clipnorm=0.1)),
+    "clipvalue": optimized("SGD(lr=0.1, clipvalue=0.01)", lambda: keras.optimizers.SGD(0.1, clipvalue=0.01)),
+    "global_clipnorm": optimized(
+        "SGD(lr=0.1, momentum=0.9, nesterov=True, global_clipnorm=0.1)",
+        lambda: keras.optimizers.SGD(0.1, 0.9, True, global_clipnorm=0.1),
+    ),
+    "weight_decay": optimized("SGD(lr=0.1, weight_decay=0.05)", lambda: keras.optimizers.SGD(0.1, weight_decay=0.05)),
+    "weight_decay of AdamW": optimized(
+        "AdamW(lr=0.02, weight_decay=0.05, amsgrad=True)",
+        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.05, amsgrad=True),
+    ),
+    "moving averages": optimized(
+        "Adam(lr=0.02, use_ema=True, ema_momentum=0.8)",
+        lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8),
+    ),
+    "moving averages put in place": optimized(
+        "Adam(lr=0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)",
+        lambda: keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4),
+    ),
+    "gradient accumulation": optimized(
+        "Adam(lr=0.02, gradient_accumulation_steps=3)",
+        lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3),
+    ),
+    "loss scale": optimized(
+        "Adam(lr=0.02, loss_scale_factor=8.0)", lambda: keras.optimizers.Adam(0.02, loss_scale_factor=8.0)
+    ),
+    "mixed_bfloat16": Case(
+        CROSSENTROPY, {"loss": "categorical_crossentropy"}, lambda: mixed("mixed_bfloat16"), kernels=("plain", "loop")
+    ),
+    "mixed_float16": Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, lambda: mixed("mixed_float16")),
+    "augmentation": Case(CROSSENTROPY, {"loss": "categorical_crossentropy"}, augmented, kernels=("plain", "loop")),
+}
+
+
+def weights_of_rows(case):
+    """The weight of each row, class weights included; None without weights."""
+    weight = None if case.weight is None else case.weight[:, 0]
+    if case.class_weight is None:
+        return weight
+    of_class = np.array([case.class_weight.get(c, 1.0) for c in CLASSES], "f4")
+    return of_class if weight is None else weight * of_class
+
+
+def by_keras(case, architecture):
+    """(the weights, the scores) that Keras gives."""
+    keras.utils.set_random_seed(SEED)
+    model = keras.models.model_from_json(architecture)
+    model.compile(optimizer=case.optimizer[1](), **case.keras, jit_compile=keras.backend.backend() == "jax")
+    weight, labels = weights_of_rows(case), case.labels if case.target is None else case.target
+    for _ in range(PASSES):
+        for start in range(0, ROWS, SIZE):
+            here = slice(start, start + SIZE)
+            y = [label[here] for label in labels]
+            model.train_on_batch(
+                X[here], y if len(y) > 1 else y[0], sample_weight=None if weight is None else weight[here]
+            )
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    scores = model.evaluate(
+        X,
+        list(labels) if len(labels) > 1 else labels[0],
+        sample_weight=None if case.weight is None else case.weight[:, 0],
+        batch_size=ROWS,
+        verbose=0,
+        return_dict=True,
+    )
+    return model.get_weights(), {name: float(np.mean(value)) for name, value in scores.items()}
+
+
+def by_us(case, architecture, kernel):
+    """(the weights, the scores) that pg_mop gives."""
+    parsed = params.parse_compile_params(f"{case.text}, optimizer='{case.optimizer[0]}'")
+    model = model_cache.ModelCache().get(architecture, parsed, {}, SEED)
+    model.start(SEED)
+    if kernel == "vmap":
+        batch = VmapBatch(model.kernels)
+        batch.take()
+        batch.train([case.columns] * PASSES, ROWS, SIZE, 1, case.class_weight, forced=kernel)
+        assert batch.trained, model.kernels.autotuner(SIZE, kernel).refused
+        batch.put(0)
+    else:
+        for _ in range(PASSES):
+            model.kernels.train([case.columns], ROWS, SIZE, 1, case.class_weight, forced=kernel)
+            used = model.kernels.autotuner(SIZE, kernel).refused
+            assert kernel not in used, used
+    weights = state.output_weights(b"".join(model.save()))
+    evaluated = evaluation.Evaluation(model, weights, 1)
+    for start in range(0, ROWS, 20):
+        evaluated.add(tuple(column[start : start + 20] for column in case.columns))
+    scores = evaluated.report()
+    return weights, {"loss": scores["loss"], **scores["metrics"]}
+
+
+def compared(case, kernels):
+    keras.utils.set_random_seed(SEED)
+    architecture = case.make().to_json()
+    theirs, scores = by_keras(case, architecture)
+    result = {}
+    for kernel in case.kernels:
+        if kernel in kernels:
+            ours, own = by_us(case, architecture, kernel)
+            result[kernel] = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+            result["scores"] = [own, scores]
+    return result
+
+
+if __name__ == "__main__":
+    kernels = {"tensorflow": ("plain", "loop", "xla"), "jax": ("plain", "loop", "vmap"), "torch": ("plain",)}
+    names = sys.argv[1:] or CASES
+    found = {}
+    for name in names:
+        try:
+            found[name] = compared(CASES[name], kernels[keras.backend.backend()])
+        except Exception:
+            found[name] = {"error": traceback.format_exc()[-1500:]}
+    print(json.dumps(found))
