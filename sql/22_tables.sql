@@ -12,7 +12,8 @@ CREATE FUNCTION @extschema@.mop_pack(
     fitted_on text DEFAULT NULL,
     max_categories double precision DEFAULT NULL,
     on_null text DEFAULT NULL,
-    buffer_size double precision DEFAULT NULL
+    buffer_size double precision DEFAULT NULL,
+    weight text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import pack

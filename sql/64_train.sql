@@ -9,6 +9,7 @@ CREATE FUNCTION @extschema@.mop_train(
     exclude text DEFAULT NULL,
     kind text DEFAULT NULL,
     transform text DEFAULT NULL,
+    weight text DEFAULT NULL,
     split text DEFAULT 'random',
     by text DEFAULT NULL,
     valid double precision DEFAULT 0.2,

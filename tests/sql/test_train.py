@@ -156,3 +156,22 @@ def test_what_a_rolled_back_call_has_left_does_not_hinder_the_next(people):
 def test_details_are_json_without_nan(people, leaving):
     details = people.value("SELECT details::text FROM leaving WHERE version = 1")
     assert "NaN" not in details and json.loads(details)["arguments"]["target"] == "leaves"
+
+
+def test_weights_are_counted_and_no_feature(people):
+    people.run("CREATE TABLE weighed AS SELECT *, 1 + (leaves = 'yes')::int * 9 AS w FROM people")
+    people.run("ALTER TABLE weighed ADD PRIMARY KEY (id)")
+    people.run(
+        "SELECT mop_train('weighed', 'heavy', target => 'leaves', exclude => 'income, score, age, plan', weight => 'w', "
+        "max_trials => 3, time_limit => '30 s', baselines => false, layers => 'linear', keep => true)"
+    )
+    assert not people.run("SELECT * FROM mop_feature_info('heavy') WHERE column_name = 'w'")
+    # the classes are about even, and nothing left tells them apart: with the weights, most answers are the heavy class
+    answers = people.run(
+        "SELECT prediction, count(*) AS n FROM mop_predict('heavy', 'weighed') GROUP BY 1 ORDER BY 2 DESC"
+    )
+    assert answers[0]["prediction"] == "yes" and answers[0]["n"] > 0.9 * ROWS
+    for change, fragment in (("w = -1", "below 0"), ("w = NULL", "is NULL in"), ("w = 0", "0 in all rows")):
+        people.run(f"UPDATE weighed SET {change}")
+        error = people.error("SELECT mop_pack('weighed', 'heavy_no', target => 'leaves', weight => 'w')")
+        assert fragment in str(error)

@@ -11,7 +11,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, split_names
 from pg_mop.backend.sql_types import NUMBERS, column_kind
-from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, fitting
+from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, Weight, fitting
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL
 from pg_mop.packing import summary, table
@@ -28,11 +28,19 @@ FEW_ROWS = 20
 
 
 @sql_function
-def mop_pack(db, source, output, target, id, exclude, kind, transform, fitted_on, max_categories, on_null, buffer_size):
+def mop_pack(
+    db, source, output, target, id, exclude, kind, transform, fitted_on, max_categories, on_null, buffer_size, weight
+):
     """Pack the rows of `source` with the transform fitted on them, or with that of the packed table `fitted_on`."""
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
     options = Options.read(kind, transform, max_categories, on_null)
+    if weight is not None and fitted_on is not None:
+        raise MopError(
+            "weight must not be given with fitted_on",
+            detail="The weights are in the column that the training rows have them in.",
+            hint="Leave weight out.",
+        )
     db.check_engine("mop_pack")
     config = settings.load(db)
     packed, summary_table = db.output_table(output, "_summary")
@@ -44,10 +52,12 @@ def mop_pack(db, source, output, target, id, exclude, kind, transform, fitted_on
             if training is not None:
                 columns = like_training(db, rows, training, _targets(db, rows, target))
             else:
-                columns = fit(db, rows, target, id, exclude, options)
+                columns = fit(db, rows, target, id, exclude, options, weight)
             if rows.name.startswith("mop_rows_") and not source.strip().lower().startswith(("select", "with", "(")):
                 _tell_unknown(db, source, target)
-            names = SourceNames([c.name for c in columns.inputs], [c.name for c in columns.outputs]).packed_names()
+            names = SourceNames(
+                [c.name for c in columns.inputs], [c.name for c in columns.columns[len(columns.inputs) :]]
+            ).packed_names()
             placement = placement_of(db, rows, config)
             summary.write(db, summary_table, source, output, columns, placement)
             seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
@@ -89,16 +99,26 @@ class Options:
 
 
 def fit(
-    db: Database, rows: Table, target: str | None, id: str | None, exclude: str | None, options: Options
+    db: Database,
+    rows: Table,
+    target: str | None,
+    id: str | None,
+    exclude: str | None,
+    options: Options,
+    weight: str | None = None,
 ) -> Transform:
     """The transform of a table, fitted on its rows. Tells the caller what is left out. Raises MopError."""
     targets = _targets(db, rows, target)
     ids = columns_named(db, rows, id, "id", split_names(id))
     excluded = columns_named(db, rows, exclude, "exclude", split_names(exclude))
+    weights = columns_named(db, rows, weight, "weight", split_names(weight))
+    if len(weights) > 1 or set(weights) & set(targets):
+        raise MopError("weight must be one column, and no target")
     outputs = [fit_target(db, rows, name, options.kind) for name in targets]
+    weighted = fit_weight(db, rows, weights[0]) if weights else None
     columns = db.columns(rows)
-    sources = choice.sources(columns, {*targets, *ids, *excluded}, options.transform, options.on_null)
-    db.check_readable(rows, [*targets, *(source.column for source in sources)])
+    sources = choice.sources(columns, {*targets, *ids, *excluded, *weights}, options.transform, options.on_null)
+    db.check_readable(rows, [*targets, *weights, *(source.column for source in sources)])
     found = fitting.fit(
         db,
         rows,
@@ -106,7 +126,7 @@ def fit(
         options.max_categories,
         targets[0],
         isinstance(outputs[0], TargetNumber),
-        [*targets, "__dist_key__", "buffer_id"],
+        [*targets, *weights, "__dist_key__", "buffer_id"],
     )
     for text, hint in found.warnings:
         db.warning(text, hint=hint)
@@ -122,7 +142,7 @@ def fit(
             detail="; ".join(f"{name}: {reason}" for name, reason in found.left_out.items()) or None,
             hint="A table needs a column besides target, id and excluded columns.",
         )
-    return Transform(found.inputs, outputs)
+    return Transform(found.inputs, outputs, weighted)
 
 
 def _hint_to_pack(left_out: dict[str, str]) -> str:
@@ -133,6 +153,23 @@ def _hint_to_pack(left_out: dict[str, str]) -> str:
         if "type" not in reason:
             return """To pack one, name it: transform => '{"%s": "category"}'.""" % name
     return "Cast a column to a number or text in a view to pack it."
+
+
+def fit_weight(db: Database, rows: Table, name: str) -> Weight:
+    """The column of sample weights. Raises MopError for weights that are NULL, negative or all 0."""
+    column = Weight.fit(SourceColumn(db, rows, name, column_kind(db, rows, name)), Request())
+    quoted = quote_identifier(name)
+    found = db.one(f"SELECT count(*) - count({quoted}) AS nulls, max({quoted}) AS most FROM {rows}")
+    assert found is not None
+    if found["nulls"]:
+        raise MopError(
+            f'column "{name}" of sample weights is NULL in {found["nulls"]} rows',
+            hint=f"SELECT ..., coalesce({quoted}, 1) AS {quoted} FROM ...",
+            sqlstate="22004",
+        )
+    if not found["most"]:
+        raise MopError(f'column "{name}" of sample weights is 0 in all rows', hint="Leave weight out.")
+    return column
 
 
 def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column:
@@ -193,7 +230,11 @@ def like_training(db: Database, rows: Table, training: Training, targets: list[s
     for name, trained in zip(targets, training.transform.outputs):
         source = SourceColumn(db, rows, name, column_kind(db, rows, name))
         outputs.append(type(trained).fit_like(source, training.request, trained, training.summary))
-    return Transform(inputs, outputs)
+    weighted = training.transform.weight
+    if weighted is not None:
+        (name,) = columns_named(db, rows, weighted.name, "weight", [weighted.name])
+        weighted = fit_weight(db, rows, name)
+    return Transform(inputs, outputs, weighted)
 
 
 def check_columns(db: Database, rows: Table, inputs: Any) -> None:

@@ -31,6 +31,7 @@ ARGUMENTS = (
     "exclude",
     "kind",
     "transform",
+    "weight",
     "split",
     "by",
     "valid",
@@ -115,7 +116,7 @@ class Training:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
             columns_named(db, rows, self.target, "target", split_names(self.target))
-            for name in ("id", "exclude"):
+            for name in ("id", "exclude", "weight"):
                 columns_named(db, rows, arguments[name], name, split_names(arguments[name]))
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
@@ -201,7 +202,7 @@ class Training:
 
     def _pack(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
-        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}}
+        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform", "weight")}}
         if a["split"] == "column" and a["by"]:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))

@@ -29,6 +29,7 @@ class Training:
         self.transform = Transform(
             [self._with_shape(column) for column in transform.inputs],
             [self._with_shape(column) for column in transform.outputs],
+            transform.weight,
         )
 
     @property
