@@ -1,0 +1,323 @@
+"""Ordinary tables: what is packed, how rows are split, what named models answer, and who may ask."""
+
+import json
+
+import numpy as np
+import pytest
+
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def shop(db):
+    """A table with a column of each kind, and a named model of it."""
+    db.run("SET search_path = public, madlib; SET pg_mop.seed = 7; CREATE TYPE size AS ENUM ('s', 'm', 'l')")
+    db.run(
+        "CREATE TABLE orders AS SELECT i AS id, (i * 37 % 101)::float8 AS price, "
+        "CASE WHEN i % 9 > 0 THEN (i * 13 % 50)::numeric(6, 1) END AS discount, (ARRAY['s', 'm', 'l'])[1 + i % 3]::size AS size, "
+        "i % 4 = 0 AS gift, 'town ' || i % 60 AS town, date '2024-01-01' + i % 200 AS placed, "
+        "ARRAY[i % 5, 1]::real[] AS vec, "
+        "jsonb_build_object('a', jsonb_build_object('b', i % 7)) AS payload, "
+        "'a note about the order ' || i || ' of ' || (ARRAY['fish', 'bread'])[1 + i % 2] AS note, "
+        "CASE WHEN i * 37 % 101 + 30 * (i % 2) > 60 THEN 'high' ELSE 'low' END AS label "
+        f"FROM generate_series(1, {ROWS}) i; ALTER TABLE orders ADD PRIMARY KEY (id)"
+    )
+    db.run(
+        "SELECT mop_pack('orders', 'packed', target => 'label', id => 'id', "
+        """transform => '{"payload->a->b": "number", "discount": "minmax"}')"""
+    )
+    db.run("SELECT mop_architecture('nets', 'packed', 'small')")
+    db.run(
+        "SELECT madlib_keras_fit('packed', 'fitted', 'nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32, epochs=1', 8)"
+    )
+    assert db.value("SELECT mop_deploy('order_model', 'fitted')") == 1
+    return db
+
+
+def test_the_packed_numbers_are_those_of_numpy(shop):
+    shop.run(
+        "SELECT mop_pack('SELECT price, discount, gift, label FROM orders', 'plain', target => 'label', "
+        "buffer_size => 1000)"
+    )
+    packed = np.concatenate(
+        [
+            np.frombuffer(bytes(r["features"]), "<f4").reshape(r["features_shape"])
+            for r in shop.run("SELECT features, features_shape FROM plain ORDER BY buffer_id")
+        ]
+    )
+    raw = shop.run("SELECT price, discount::float8 AS discount, gift FROM orders")
+    price = np.array([r["price"] for r in raw])
+    discount = np.array([np.nan if r["discount"] is None else r["discount"] for r in raw])
+    wanted = np.stack(
+        [
+            (price - price.mean()) / price.std(),
+            np.nan_to_num((discount - np.nanmean(discount)) / np.nanstd(discount)),
+            np.isnan(discount),
+            [float(r["gift"]) for r in raw],
+        ],
+        1,
+    )
+    order = np.lexsort(packed.T.round(4)), np.lexsort(wanted.astype("<f4").T.round(4))
+    assert packed[order[0]] == pytest.approx(wanted[order[1]], abs=1e-5)
+
+
+def test_the_same_seed_packs_the_same_bytes(shop):
+    for name in ("one", "two"):
+        shop.run(f"SELECT mop_pack('orders', '{name}', target => 'label', id => 'id')")
+    assert shop.value(
+        "SELECT (SELECT md5(string_agg(features || codes || label, '' ORDER BY buffer_id)) FROM one) = "
+        "(SELECT md5(string_agg(features || codes || label, '' ORDER BY buffer_id)) FROM two)"
+    )
+
+
+def test_validation_rows_have_the_transform_of_training(shop):
+    shop.run("SELECT mop_pack('SELECT * FROM orders WHERE id <= 20', 'checked', fitted_on => 'packed')")
+    assert shop.value(
+        "SELECT a.__transform__::json->>'inputs' = b.__transform__::json->>'inputs' FROM packed_summary a, "
+        "checked_summary b"
+    )
+    error = shop.error("SELECT mop_pack('SELECT id, label FROM orders', 'no', fitted_on => 'packed')")
+    assert "of the training rows does not exist" in str(error)
+    error = shop.error(
+        "SELECT mop_pack('SELECT *, price::text AS p FROM orders', 'no', fitted_on => 'packed', target => 'p')"
+    )
+    assert "no subset of those of training" in str(error)
+
+
+def test_what_became_of_each_column(shop):
+    found = {r["column_name"]: r["feature"] for r in shop.run("SELECT * FROM mop_feature_info('packed')")}
+    assert found["price"] == "number, standard" and found["discount"] == "number, minmax, NULL indicator"
+    assert found["size"] == "one-hot, 4 classes" and found["town"] == "code for an embedding, 61 classes"
+    assert found["placed"].startswith("time: age, year, weekday") and found["note"].endswith("words")
+    assert found["payload->a->b"] == "number, standard" and found["vec"] == "array of [2]" and "id" not in found
+
+
+@pytest.mark.parametrize(
+    "method, by", [("random", None), ("stratified", "label"), ("group", "town"), ("time", "placed")]
+)
+def test_parts_are_disjoint_complete_and_independent_of_settings(shop, method, by):
+    name = f"part_{method}"
+    shop.run("SELECT * FROM mop_split('orders', %s, method => %s, by => %s)", [name, method, by])
+    parts = [{r["id"] for r in shop.run(f"SELECT id FROM {name}_{part}")} for part in ("train", "valid", "test")]
+    assert sum(map(len, parts)) == ROWS == len(set.union(*parts))
+    assert 0.05 * ROWS < len(parts[2]) < 0.45 * ROWS  # (60 groups vary)
+    if method == "group":
+        towns = [{r["town"] for r in shop.run(f"SELECT town FROM {name}_{part}")} for part in ("train", "test")]
+        assert not towns[0] & towns[1]
+    if method == "time":
+        assert shop.value(f"SELECT (SELECT max(placed) FROM {name}_train) < (SELECT min(placed) FROM {name}_test)")
+    other = shop.another()
+    other.run("SET DateStyle = 'German'; SET extra_float_digits = -10; SET TimeZone = 'Asia/Tokyo'")
+    assert {r["id"] for r in other.run(f"SELECT id FROM {name}_test")} == parts[2]
+    other.close()
+
+
+def test_a_row_a_table_and_an_output_table_have_the_same_answers(shop):
+    rows = {
+        r["id"]: r
+        for r in shop.run("SELECT t.id, p.* FROM (SELECT * FROM orders LIMIT 20) t, mop_predict('order_model', t) AS p")
+    }
+    table = {r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('order_model', 'orders', keep => 'id')")}
+    assert shop.value("SELECT mop_predict_into('order_model', 'orders', 'answers', keep => 'id, size, placed')") == ROWS
+    into = {r["id"]: r for r in shop.run("SELECT * FROM answers")}
+    assert len(table) == len(into) == ROWS and len(rows) == 20
+    for key, row in rows.items():
+        for other in (table[key], into[key]):
+            assert other["prediction"] == row["prediction"]
+            assert other["probability"] == pytest.approx(row["probability"], abs=1e-5)
+        assert set(row["probabilities"]) == {"high", "low"}
+    kinds = {
+        r["column_name"]: r["data_type"]
+        for r in shop.run("SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'answers'")
+    }
+    assert kinds["size"] == "USER-DEFINED" and kinds["placed"] == "date" and kinds["prediction"] == "text"
+
+
+def test_the_model_has_learnt_something_and_reports_agree_with_answers(shop):
+    right = shop.value("SELECT avg((o.label = a.prediction)::int)::float8 FROM orders o JOIN answers a USING (id)")
+    found = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('order_model', 'orders')")}
+    assert right > 0.8 and found["accuracy"] == pytest.approx(right) and found["rows"] == ROWS
+    assert shop.value(
+        "SELECT (sum(row_count) FILTER (WHERE actual = predicted) / sum(row_count))::float8 FROM "
+        "mop_confusion_matrix('order_model', 'orders')"
+    ) == pytest.approx(right, abs=1e-6)
+    worth = {
+        r["column_name"]: r["importance"] for r in shop.run("SELECT * FROM mop_importance('order_model', 'orders')")
+    }
+    assert worth["price"] > 0.05 and worth["price"] > worth["vec"]
+    drift = {
+        r["column_name"]: r
+        for r in shop.run(
+            "SELECT * FROM mop_drift('order_model', 'SELECT price + 80 AS price, size, gift FROM orders')"
+        )
+    }
+    assert drift["price"]["verdict"] == "drifted" and drift["size"]["verdict"] == "stable"
+    assert drift["town"]["null_share_now"] == 1
+
+
+def test_columns_go_by_name_and_unknown_values_are_tolerated(shop):
+    (plain,) = shop.run("SELECT p.* FROM (SELECT * FROM orders WHERE id = 5) t, mop_predict('order_model', t) AS p")
+    (turned,) = shop.run(
+        "SELECT p.* FROM (SELECT note, 1 AS more, payload, vec, placed, town, gift, size, discount, price "
+        "FROM orders WHERE id = 5) t, mop_predict('order_model', t) AS p"
+    )
+    assert plain == turned
+    (strange,) = shop.run(
+        "SELECT p.* FROM (SELECT 'xl' AS size, 'nowhere' AS town, ARRAY[1, 1] AS vec) t, "
+        "mop_predict('order_model', t) AS p"
+    )
+    assert strange["prediction"] in ("high", "low")
+    del shop.connection.notices[:]
+    shop.run("SELECT * FROM mop_predict('order_model', $$SELECT 'nowhere' AS town, ARRAY[1, 1]::real[] AS vec$$)")
+    told = "".join(shop.connection.notices)
+    assert "columns of training rows are missing" in told and "has values that training rows did not have" in told
+    assert "has type text, but" in str(
+        shop.error("SELECT * FROM mop_predict('order_model', 'SELECT ''1''::text AS price FROM orders')")
+    )
+
+
+def test_answers_in_a_view_a_function_a_trigger_and_a_read_only_transaction(shop):
+    shop.run(
+        "CREATE VIEW answered AS SELECT t.id, p.prediction FROM orders t, madlib.mop_predict('order_model', t) AS p "
+        "WHERE t.id < 4"
+    )
+    wanted = shop.run("SELECT id, prediction FROM answers WHERE id < 4 ORDER BY 1")
+    assert shop.run("SELECT * FROM answered ORDER BY 1") == wanted
+    shop.run(
+        "CREATE FUNCTION answer(t orders) RETURNS text STABLE LANGUAGE sql AS $$ SELECT prediction FROM "
+        "madlib.mop_predict('order_model', t) $$"
+    )
+    assert shop.run("SELECT id, answer(orders) AS prediction FROM orders WHERE id < 4 ORDER BY 1") == wanted
+    shop.run(
+        "CREATE TABLE incoming (LIKE orders); ALTER TABLE incoming ADD said text; CREATE FUNCTION say() RETURNS trigger "
+        "LANGUAGE plpgsql AS $$ BEGIN NEW.said := (SELECT prediction FROM madlib.mop_predict('order_model', NEW)); "
+        "RETURN NEW; END $$; CREATE TRIGGER say BEFORE INSERT ON incoming FOR EACH ROW EXECUTE FUNCTION say(); "
+        "INSERT INTO incoming SELECT * FROM orders WHERE id < 4"
+    )
+    assert shop.run("SELECT id, said AS prediction FROM incoming ORDER BY 1") == wanted
+    shop.run("BEGIN READ ONLY")
+    assert shop.run("SELECT * FROM answered ORDER BY 1") == wanted
+    assert shop.value("SELECT count(*) FROM mop_predict('order_model', 'SELECT * FROM orders LIMIT 3')") == 3
+    shop.run("COMMIT")
+
+
+def test_versions_switch_at_commit(shop):
+    assert shop.value("SELECT mop_deploy('order_model', 'fitted', description => 'again')") == 2
+    reader = shop.another()
+    in_use = "SELECT version FROM madlib.mop_models WHERE name = 'order_model' AND in_use"
+    assert reader.value(in_use) == 2
+    shop.run("BEGIN; SELECT mop_use_version('order_model', 1)")
+    assert reader.value(in_use) == 2
+    shop.run("COMMIT")
+    assert reader.value(in_use) == 1
+    reader.close()
+    assert "has no version 9" in str(shop.error("SELECT mop_use_version('order_model', 9)"))
+    assert "has no version 9" in str(shop.error("SELECT * FROM mop_predict('order_model', 'orders', version => 9)"))
+
+
+def test_another_role_predicts_once_the_model_is_shared_and_no_more(shop):
+    shop.run(
+        "DROP ROLE IF EXISTS reader_of_models; CREATE ROLE reader_of_models LOGIN; GRANT mop_user TO reader_of_models; "
+        "GRANT SELECT ON orders TO reader_of_models; GRANT USAGE ON SCHEMA public TO reader_of_models"
+    )
+    other = shop.another("reader_of_models")
+    other.run("SET search_path = public, madlib")
+    ask = "SELECT p.prediction FROM (SELECT * FROM orders LIMIT 1) t, mop_predict('order_model', t) AS p"
+    assert "permission denied for model" in str(other.error(ask))
+    assert other.run("SELECT * FROM mop_models") == []
+    shop.run("SELECT mop_share('order_model', 'reader_of_models')")
+    assert other.value(ask) in ("high", "low") and other.value("SELECT count(*) FROM mop_models") == 2
+    for change in (
+        "SELECT mop_use_version('order_model', 2)",
+        "DELETE FROM order_model",
+        "SELECT mop_deploy('order_model', 'fitted')",
+    ):
+        assert "permission denied" in str(other.error(change))
+    other.close()
+    assert 'role "nobody_here" does not exist' in str(shop.error("SELECT mop_share('order_model', 'nobody_here')"))
+
+
+def test_a_hostile_model_executes_nothing(shop):
+    """Names, paths and types in the transform of somebody else's model are data."""
+    shop.run(
+        "CREATE TABLE trap (seen text); CREATE FUNCTION public.evil() RETURNS float8 LANGUAGE sql AS "
+        "$$ INSERT INTO trap VALUES (current_user) RETURNING 1.0 $$"
+    )
+    text = shop.value("SELECT transform::text FROM order_model WHERE version = 1")
+    code = "public.evil()"
+    changes = [
+        lambda f: f["parameters"].update(sql_type=code),
+        lambda f: f["parameters"].update(column=f'x" + {code} + "'),
+        lambda f: f["parameters"].update(path=[f"a', {code}, '"]),
+        lambda f: f.update(name=code),
+        lambda f: f.update(type="os.system"),
+    ]
+    for number, change in enumerate(changes):
+        transform = json.loads(text)
+        change(transform["inputs"][0]["parameters"]["features"][0])
+        name = f"hostile_{number}"
+        shop.run(f"CREATE TABLE {name} AS SELECT * FROM order_model WHERE version = 1")
+        shop.run(f"UPDATE {name} SET in_use = true, transform = %s", [json.dumps(transform)])
+        for ask in (
+            f"SELECT p.* FROM (SELECT * FROM orders LIMIT 1) t, mop_predict('{name}', t) AS p",
+            f"SELECT * FROM mop_predict('{name}', 'SELECT * FROM orders LIMIT 1')",
+        ):
+            try:
+                shop.run(ask)
+            except Exception:
+                shop.run("ROLLBACK")
+    assert shop.value("SELECT count(*) FROM trap") == 0
+
+
+@pytest.mark.parametrize(
+    "call, fragment",
+    [
+        ("'orders', 'no'", "no target is named"),
+        ("'orders', 'no', target => 'nothing'", 'column "nothing" does not exist'),
+        ("'SELECT id, 1 AS one FROM orders', 'no', target => 'one'", "the same value in all"),
+        ("'SELECT price, id::text AS t FROM orders', 'no', target => 't'", "another value in each of"),
+        ("'SELECT price, NULL::text AS t FROM orders', 'no', target => 't'", "NULL in all rows"),
+        ("'SELECT label, 1e300::float8 AS big, price FROM orders', 'no', target => 'label'", 'column "big" has 1e+300'),
+        ("'SELECT label, 1e400::numeric AS big, price FROM orders', 'no', target => 'label'", 'column "big" has inf'),
+        ("'SELECT label FROM orders', 'no', target => 'label'", "no column is left to predict from"),
+        ("'orders', 'no', target => 'label', kind => 'regression'", "which is no number"),
+        ("'orders', 'no', target => 'label', transform => '{\"town\": \"number\"}'", "cannot be packed as number"),
+        ("'orders', 'no', target => 'label', on_null => 'panic'", "on_null must be one of"),
+        ("'orders', 'no', target => 'label', on_null => 'refuse'", 'column "discount" is NULL in'),
+        ("'SELECT * FROM', 'no', target => 'label'", "syntax error"),
+        ("'SELECT * FROM orders LIMIT 0', 'no', target => 'label'", "is empty"),
+        ("'orders', 'no', target => 'label, label'", "named twice"),
+        ("'orders', 'no', target => 'label', max_categories => 0", "max_categories must be"),
+    ],
+)
+def test_bad_input_names_what_is_wrong(shop, call, fragment):
+    assert fragment in str(shop.error(f"SELECT mop_pack({call})"))
+    assert not shop.value("SELECT to_regclass('no') IS NOT NULL")
+
+
+def test_odd_names_types_and_sizes(shop):
+    shop.run(
+        'CREATE DOMAIN positive AS integer CHECK (VALUE > 0); CREATE TABLE "Odd" AS SELECT i AS "a ""b"" \\c", '
+        "(i % 7 + 1)::positive AS p, (i % 3)::text::char(5) AS features, make_interval(days => i % 11) AS wait, "
+        "CASE WHEN i % 5 > 0 THEN timestamp '2024-01-01' + i * interval '1 hour' ELSE 'infinity' END AS t, "
+        'i % 2 = 0 AS "Target" FROM generate_series(1, 50) i'
+    )
+    shop.run("""SELECT mop_pack('"Odd"', '"Packed Odd"', target => '"Target"')""")
+    shop.run("SELECT mop_architecture('odd_nets', '\"Packed Odd\"', '8')")
+    names = shop.value('SELECT independent_varname FROM "Packed Odd_summary"')
+    assert names == ["features"]
+    wide = ", ".join(f"(i * {k} % 17)::real AS c{k}" for k in range(1, 1001))
+    shop.run(f"CREATE TABLE wide AS SELECT {wide}, i % 2 = 0 AS y FROM generate_series(1, 40) i")
+    shop.run("SELECT mop_pack('wide', 'wide_packed', target => 'y')")
+    assert shop.value("SELECT features_shape[2] FROM wide_packed LIMIT 1") > 900
+    shop.run("SELECT mop_pack('SELECT price, label FROM orders LIMIT 5 -- few', 'few', target => 'label')")
+
+
+def test_leaks_and_identifiers_get_a_warning(shop):
+    del shop.connection.notices[:]
+    shop.run(
+        "SELECT mop_pack('SELECT id, price, upper(label) AS shouted, label FROM orders', 'leaky', target => 'label')"
+    )
+    told = "".join(shop.connection.notices)
+    assert 'column "shouted" gives the target away' in told and 'column "id" looks like an identifier' in told
