@@ -14,7 +14,8 @@ def shop(db):
     db.run("SET search_path = public, madlib; SET pg_mop.seed = 7; CREATE TYPE size AS ENUM ('s', 'm', 'l')")
     db.run(
         "CREATE TABLE orders AS SELECT i AS id, (i * 37 % 101)::float8 AS price, "
-        "CASE WHEN i % 9 > 0 THEN (i * 13 % 50)::numeric(6, 1) END AS discount, (ARRAY['s', 'm', 'l'])[1 + i % 3]::size AS size, "
+        "CASE WHEN i % 9 > 0 THEN (i * 13 % 50)::numeric(6, 1) END AS discount, "
+        "(ARRAY['s', 'm', 'l'])[1 + i % 3]::size AS size, "
         "i % 4 = 0 AS gift, 'town ' || i % 60 AS town, date '2024-01-01' + i % 200 AS placed, "
         "ARRAY[i % 5, 1]::real[] AS vec, "
         "jsonb_build_object('a', jsonb_build_object('b', i % 7)) AS payload, "
