@@ -112,7 +112,7 @@ $$;
 
 -- Users see precision and recall of each class with this.
 CREATE FUNCTION @extschema@.mop_class_report(model text, source text, version double precision DEFAULT NULL)
-RETURNS TABLE(class text, "precision" double precision, recall double precision, f1 double precision, support bigint)
+RETURNS TABLE(label text, "precision" double precision, recall double precision, f1 double precision, support bigint)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import reports
@@ -123,7 +123,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_roc_curve(
     model text,
     source text,
-    class text DEFAULT NULL,
+    label text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(threshold double precision, false_positive_rate double precision, true_positive_rate double precision)
 LANGUAGE plpython3u VOLATILE AS $$
@@ -136,7 +136,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_calibration(
     model text,
     source text,
-    class text DEFAULT NULL,
+    label text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(probability double precision, share double precision, row_count bigint)
 LANGUAGE plpython3u VOLATILE AS $$

@@ -14,6 +14,7 @@ COMPILE = {
     "optimizer": "SGD",
     "optimizer_args": {"learning_rate": 0.01},
     "metrics": [],
+    "weighted_metrics": None,
     "loss_weights": None,
 }
 
