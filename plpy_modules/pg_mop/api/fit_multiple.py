@@ -264,7 +264,8 @@ def weights_of(result, outcomes):
 
 def info_of(result, c, size):
     """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
-    key, compiled = c["mst_key"], result.configurations[c["mst_key"]].get("compile", {"metrics": None, "loss": None})
+    key = c["mst_key"]
+    compiled = result.configurations[key].get("compile")  # None: the parameters could not be read
     return {
         "mst_key": ("integer", key),
         "model_id": ("integer", c["model_id"]),
@@ -272,8 +273,8 @@ def info_of(result, c, size):
         "fit_params": ("text", c["fit_params"]),
         "model_type": ("text", "madlib_keras"),
         "model_size": ("float8", size and size / 1024),
-        "metrics_type": ("text[]", list(params.reported_metrics(compiled)) or None),
-        "loss_type": ("text", params.loss_text(compiled)),
+        "metrics_type": ("text[]", (compiled and list(params.reported_metrics(compiled))) or None),
+        "loss_type": ("text", compiled and params.loss_text(compiled)),
         "error": ("text", c["error"]),
         "iteration": ("integer", c["iteration"] if size is not None else None),
         **(result.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),
