@@ -89,7 +89,7 @@ def is_call(text: Any) -> bool:
 
 
 def canonical(what: str, text: str, classes: Mapping[str, tuple[str, ...]]) -> str:
-    """The text of a class with arguments, equal for equal meanings; `what`: 'loss' or 'metric'. Raises ParameterError."""
+    """Write the call of a class in one way for each meaning. `what`: 'loss' or 'metric'. Raises ParameterError."""
     match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
     if match is None:
         raise ParameterError(f"{what} {abbreviated(text)} is not a name, nor a name with arguments in brackets")

@@ -14,10 +14,10 @@ OF_SECOND_CLASS = (keras.metrics.AUC, keras.metrics.Precision, keras.metrics.Rec
 
 
 def by_position(what, given, architecture, model, default=None):
-    """`given`, the argument `what` of compile, as a list with a value for each output of the model; None for None.
+    """Turn the argument `what` of compile into a list with a value for each output of the model; None stays None.
 
-    It is one value for all outputs, a list, or a dictionary of the outputs' names; `default`: of outputs that the
-    dictionary leaves out, None: it must name all. Raises ConfigurationError.
+    `given`: one value for all outputs, a list, or a dictionary of the outputs' names; `default`: the value of outputs that
+    the dictionary leaves out; None: it must name all. Raises ConfigurationError.
     """
     outputs = len(model.outputs)
     if isinstance(given, dict):

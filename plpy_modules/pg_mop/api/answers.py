@@ -33,10 +33,9 @@ def mop_predict_row(db, session, model, row, version):
 def mop_predict_table(db, session, model, source, keep, version):
     """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
     found = NamedModel.find(db, model, version)
-    reader = RowReader(db, source, found, split_names(keep))
-    kept = ", ".join(f"{quote_literal(name)}, {quote_identifier(name)}" for name in reader.keep)
-    extra = [f"jsonb_build_object({kept})::text"] if reader.keep else []
-    reader.keep = []
+    reader = RowReader(db, source, found)
+    kept = ", ".join(f"{quote_literal(name)}, {quote_identifier(name)}" for name in reader.kept(split_names(keep)))
+    extra = [f"jsonb_build_object({kept})::text"] if kept else []
     rows: list[Any] = []
     with trainer_of(session, trainer_options(db, False)) as trainer:
         for chunk, made in _answered(db, found, trainer, reader, extra):
@@ -48,13 +47,14 @@ def mop_predict_table(db, session, model, source, keep, version):
 def mop_predict_into(db, session, model, source, output, keep, version):
     """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
     found = NamedModel.find(db, model, version)
-    reader = RowReader(db, source, found, split_names(keep))
+    reader = RowReader(db, source, found)
+    kept = reader.kept(split_names(keep))
     table = db.output_table(output)
-    for name in reader.keep:
+    for name in kept:
         if name in ("prediction", "probability", "probabilities"):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
-    names = [quote_identifier(name) for name in reader.keep]
-    types = [reader.columns[name] for name in reader.keep]
+    names = [quote_identifier(name) for name in kept]
+    types = [reader.columns[name] for name in kept]
     answer_types = [found.prediction_type, "double precision", "jsonb"]
     columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
     db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
@@ -65,7 +65,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
         f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
         [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
     )
-    extra, reader.keep = [f"{name}::text" for name in names], []
+    extra = [f"{name}::text" for name in names]
     count = 0
     with trainer_of(session, trainer_options(db, False)) as trainer:
         for chunk, made in _answered(db, found, trainer, reader, extra):
@@ -78,7 +78,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
 def _answered(
     db: Any, model: NamedModel, trainer: Any, reader: RowReader, extra: list[str]
 ) -> Iterator[tuple[list[Any], list[Answer]]]:
-    """(rows, their answers) in chunks; then the caller is told what the rows lack."""
+    """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
     model.lent_to(db, trainer)
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):

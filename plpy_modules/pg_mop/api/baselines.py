@@ -1,4 +1,4 @@
-"""What simple models reach on the same rows, so that a net's measure can be judged."""
+"""Simple models that are trained on the same rows as a net, for comparison."""
 
 from __future__ import annotations
 
@@ -71,18 +71,15 @@ def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.
     reader = RowReader(db, source, model)
     features, truth = [], []
     kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, Words)]
-    for rows in reader.chunks([reports.target_sql(reader, model)]):
-        known = [row for row in rows if row["e0"] is not None]
-        if known:
-            arrays = model.encode(known)
-            parts = [arrays[i].reshape(len(known), -1) for i in kept]
-            features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
-            truth += [row["e0"] for row in known]
+    for known, targets in reports.rows_with_target(reader, model):
+        arrays = model.encode(known)
+        parts = [arrays[i].reshape(len(known), -1) for i in kept]
+        features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
+        truth += targets
         if len(truth) >= MOST_ROWS:
             break
     x = np.concatenate(features) if features else np.zeros((0, 1), "<f4")
     if model.regression:
         return x, np.array(truth, "f8")
-    numbers = {label: k for k, label in enumerate(model.labels(int(model.outputs[0])))}
-    codes = np.array([numbers.get(value, -1) for value in truth])
+    codes = reports.class_numbers(model.labels(int(model.outputs[0])), truth)
     return x[codes >= 0], codes[codes >= 0]

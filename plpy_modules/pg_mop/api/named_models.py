@@ -108,6 +108,11 @@ def mop_use_version(db, name, version):
     db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
     if db.one(f"SELECT 1 AS x FROM {table} WHERE version = {number}") is None:
         raise MopError(f'model "{name}" has no version {number}', hint=f"SELECT version, in_use, metrics FROM {table};")
+    switch(db, str(table), number)
+
+
+def switch(db: Database, table: str, number: int) -> None:
+    """Put version `number` of a model into use. `table`: the model's, quoted; the caller holds its lock."""
     db.execute(f"UPDATE {table} SET in_use = false WHERE in_use AND version <> {number}")
     db.execute(f"UPDATE {table} SET in_use = true WHERE version = {number} AND NOT in_use")
 

@@ -15,7 +15,7 @@ from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, 
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL
 from pg_mop.packing import summary, table
-from pg_mop.packing.row_source import columns_named, rows_of
+from pg_mop.packing.row_source import columns_named, is_query, rows_of
 from pg_mop.packing.rows import steady_scans
 from pg_mop.packing.shards import placement_of
 from pg_mop.packing.source_columns import SourceNames
@@ -53,7 +53,7 @@ def mop_pack(
                 columns = like_training(db, rows, training, _targets(db, rows, target))
             else:
                 columns = fit(db, rows, target, id, exclude, options, weight)
-            if rows.name.startswith("mop_rows_") and not source.strip().lower().startswith(("select", "with", "(")):
+            if rows.name.startswith("mop_rows_") and not is_query(source):
                 _tell_unknown(db, source, target)
             names = SourceNames(
                 [c.name for c in columns.inputs], [c.name for c in columns.columns[len(columns.inputs) :]]
@@ -107,11 +107,11 @@ def fit(
     options: Options,
     weight: str | None = None,
 ) -> Transform:
-    """The transform of a table, fitted on its rows. Tells the caller what is left out. Raises MopError."""
+    """Fit the transform of a table on its rows, and tell the caller which columns are left out. Raises MopError."""
     targets = _targets(db, rows, target)
-    ids = columns_named(db, rows, id, "id", split_names(id))
-    excluded = columns_named(db, rows, exclude, "exclude", split_names(exclude))
-    weights = columns_named(db, rows, weight, "weight", split_names(weight))
+    ids = columns_named(db, rows, "id", split_names(id))
+    excluded = columns_named(db, rows, "exclude", split_names(exclude))
+    weights = columns_named(db, rows, "weight", split_names(weight))
     if len(weights) > 1 or set(weights) & set(targets):
         raise MopError("weight must be one column, and no target")
     outputs = [fit_target(db, rows, name, options.kind) for name in targets]
@@ -232,7 +232,7 @@ def like_training(db: Database, rows: Table, training: Training, targets: list[s
         outputs.append(type(trained).fit_like(source, training.request, trained, training.summary))
     weighted = training.transform.weight
     if weighted is not None:
-        (name,) = columns_named(db, rows, weighted.name, "weight", [weighted.name])
+        (name,) = columns_named(db, rows, "weight", [weighted.name])
         weighted = fit_weight(db, rows, name)
     return Transform(inputs, outputs, weighted)
 
@@ -280,7 +280,7 @@ def _targets(db: Database, rows: Table, target: str | None) -> list[str]:
         raise MopError(
             "no target is named", hint="target => 'column', the column to predict; several with commas between."
         )
-    found = columns_named(db, rows, target, "target", names)
+    found = columns_named(db, rows, "target", names)
     for name in found:
         if found.count(name) > 1:
             raise MopError(f'target "{name}" is named twice')

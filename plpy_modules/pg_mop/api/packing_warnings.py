@@ -3,10 +3,10 @@
 import re
 
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.numbers import Numbers
 from pg_mop.columns.one_hot import OneHot
 
-NUMBERS = ("smallint", "integer", "bigint", "real", "double precision", "numeric")
 MANY_CLASSES, MANY_FRACTIONS, DISTINCT = 100, 10, 0.05  # more numbers, and a larger share of the rows, are no classes
 RATIO = 1000  # between the largest absolute values of two elements
 SAMPLED_ROWS, SAMPLED_NUMBERS = 10_000, 1_000_000  # at most
@@ -14,7 +14,7 @@ SHOWN = 5  # elements in a warning
 
 
 def warn(db, source, transform):
-    """Warn of the columns of a Transform, by which the rows of the table `source` have been packed."""
+    """Warn the caller about columns of a Transform. The rows of the table `source` have been packed with it."""
     for column in transform.outputs:
         if isinstance(column, OneHot) and column.kind is not None and column.kind.shown in NUMBERS:
             _warn_of_classes(db, source, column)

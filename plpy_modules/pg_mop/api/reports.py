@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
@@ -16,7 +17,7 @@ from pg_mop.columns import Column, Words
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.moment import Moment
-from pg_mop.columns.features.number import Boolean, Number
+from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, RowReader
@@ -51,11 +52,9 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     unknown = 0
     with trainer_of(session, trainer_options(db, False)) as trainer:
         model.lent_to(db, trainer)
-        for rows in reader.chunks([target_sql(reader, model)]):
-            known = [row for row in rows if row["e0"] is not None]
-            if known:
-                outputs.append(model.outputs_of(trainer, model.encode(known)))
-                truth += [row["e0"] for row in known]
+        for known, targets in rows_with_target(reader, model):
+            outputs.append(model.outputs_of(trainer, model.encode(known)))
+            truth += targets
     if not truth:
         raise MopError(
             f'no row has a value of target "{model.target}"', hint="A report needs rows whose target is known."
@@ -65,10 +64,9 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     if model.regression:
         return Measured(np.array(truth, "f8"), together, [], 0)
     labels = model.labels(together.shape[1])
-    numbers = {label: k for k, label in enumerate(labels)}
-    codes = np.array([numbers.get(value, -1) for value in truth])
+    codes = class_numbers(labels, truth)
     if unknown := int((codes < 0).sum()):
-        strange = sorted({value for value in truth if value not in numbers})[:5]
+        strange = sorted(set(truth) - set(labels))[:5]
         db.warning(
             f"{unknown} rows have a class that training rows did not have: they are left out",
             detail=f"For instance {', '.join(strange)}.",
@@ -78,7 +76,20 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     return Measured(codes[codes >= 0], together[codes >= 0], labels, unknown)
 
 
-def target_sql(reader: RowReader, model: NamedModel) -> str:
+def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:
+    """(rows, their targets) of each chunk, without the rows whose target is NULL. Raises MopError."""
+    for rows in reader.chunks([_target_sql(reader, model)]):
+        if known := [row for row in rows if row["e0"] is not None]:
+            yield known, [row["e0"] for row in known]
+
+
+def class_numbers(labels: list[str], truth: list[str]) -> np.ndarray:
+    """The number of each class; -1 for a class that is not among the labels."""
+    numbers = {label: k for k, label in enumerate(labels)}
+    return np.array([numbers.get(value, -1) for value in truth])
+
+
+def _target_sql(reader: RowReader, model: NamedModel) -> str:
     """SQL: the target of a row. Raises MopError where the rows do not have it."""
     if model.target not in reader.columns:
         raise MopError(
@@ -160,11 +171,10 @@ def mop_importance(db, session, model, source, version, seed):
     random = np.random.default_rng(0 if seed is None else int(seed))
     with trainer_of(session, trainer_options(db, False)) as trainer:
         found.lent_to(db, trainer)
-        for rows in reader.chunks([target_sql(reader, found)]):
-            known = [row for row in rows if row["e0"] is not None][: MOST_ROWS - len(truth)]
-            if known:
-                chunks.append(found.encode(known))
-                truth += [row["e0"] for row in known]
+        for known, targets in rows_with_target(reader, found):
+            left = MOST_ROWS - len(truth)
+            chunks.append(found.encode(known[:left]))
+            truth += targets[:left]
             if len(truth) >= MOST_ROWS:
                 break
         if not truth:
@@ -259,13 +269,10 @@ def mop_drift(db, model, source, version):
     features = {f.name: f for column in found.inputs if isinstance(column, Features) for f in column.features}
     for rows in reader.chunks():
         count += len(rows)
-        first = 0
-        for column, parts in zip(found.inputs, found.wire_counts()):
-            wires = [[row[f"w{i}"] for row in rows] for i in range(first, first + parts)]
-            first += parts
+        for column, values in found.values(rows):
             if not isinstance(column, Features):
                 continue
-            for name, own in column.wires(column.values_of(wires)).items():
+            for name, own in column.wires(values).items():
                 feature = features[name]
                 if isinstance(feature, Category):
                     counts = np.bincount(feature.numbers(own), minlength=len(feature.classes))
@@ -284,7 +291,7 @@ def mop_drift(db, model, source, version):
             then = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
             index = scores.stability([n / max(1, sum(then)) for n in then], (codes[name] / codes[name].sum()).tolist())
         elif isinstance(feature, (Number, Moment)):
-            index = scores.stability(p["shares"], scores.shares(p["edges"], np.concatenate(numbers[name])))
+            index = scores.stability(p["shares"], shares(p["edges"], np.concatenate(numbers[name])))
         elif isinstance(feature, Boolean):
             values = np.concatenate(numbers[name])
             now = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0

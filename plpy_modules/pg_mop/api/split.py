@@ -47,8 +47,8 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
     with rows_of(db, source) as rows:
         if method != "random" and by is None:
             raise MopError(f"method '{method}' needs a column", hint="by => 'column'")
-        (column,) = columns_named(db, rows, by, "by", split_names(by)[:1]) if by is not None else (None,)
-        ids = columns_named(db, rows, id, "id", split_names(id))
+        (column,) = columns_named(db, rows, "by", split_names(by)[:1]) if by is not None else (None,)
+        ids = columns_named(db, rows, "id", split_names(id))
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
         columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows))
     made = []

@@ -9,12 +9,12 @@ from typing import Any
 from pg_mop.api import reports
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.model_table import StoredModel
-from pg_mop.api.named_models import Version, add_version, with_shapes
+from pg_mop.api.named_models import Version, add_version, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
@@ -23,6 +23,7 @@ from pg_mop.run.steps import Steps
 MARK = "a step of mop_train"
 RESERVED = 0.05  # of the time limit, for measuring the winner
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = (
     "source",
     "name",
@@ -115,9 +116,9 @@ class Training:
         with rows_of(db, self.source) as rows:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
-            columns_named(db, rows, self.target, "target", split_names(self.target))
+            columns_named(db, rows, "target", split_names(self.target))
             for name in ("id", "exclude", "weight"):
-                columns_named(db, rows, arguments[name], name, split_names(arguments[name]))
+                columns_named(db, rows, name, split_names(arguments[name]))
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
@@ -156,7 +157,12 @@ class Training:
         best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
         if best is None:
             raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
-        number = self._add(n, best, kind, use)
+        chosen = db.one(
+            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
+        )
+        assert chosen is not None
+        number = self._add(n, best, chosen["fit_params"], kind, use)
         model = NamedModel.find(db, self.name, number)
         measured = reports.measure(db, session, model, n["test"])
         metrics = measured.measures(model.regression)
@@ -165,11 +171,6 @@ class Training:
             found += contenders(db, session, model, n["train"], n["test"])
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
-        chosen = db.one(
-            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
-            f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
-        )
-        assert chosen is not None
         details = {
             "arguments": {name: value for name, value in self.arguments.items() if value is not None},
             "statements": self.statements,
@@ -184,9 +185,10 @@ class Training:
             self._drop_tables(n)
         return self._report(number, model, measured, found, details, chosen, switched)
 
-    def _say(self, steps: Steps, sql: str) -> list[tuple[Any, ...]]:
+    def _say(self, steps: Steps, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
+        """Run a statement that the report will show."""
         self.statements.append(sql)
-        return steps.run(sql, quiet=True) if "mop_search" in sql or "mop_architecture" in sql else steps.run(sql)
+        return steps.run(sql, quiet)
 
     def _split(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
@@ -213,12 +215,12 @@ class Training:
             self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
 
     def _nets(self, steps: Steps, n: dict[str, str]) -> str:
-        self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], {"layers": self.arguments["layers"]}))
-        self.made.append(("TABLE", n["nets"]))
-        row = steps.run(
-            f"SELECT num_classes, to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s"
+        self._say(
+            steps, self._call("mop_architecture", [n["nets"], n["packed"]], {"layers": self.arguments["layers"]}), True
         )
-        return "regression" if row[0][1] == "float32" else "classification"
+        self.made.append(("TABLE", n["nets"]))
+        row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
+        return "regression" if row[0][0] == "float32" else "classification"
 
     def _search(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
         rows = self.parts["train"]
@@ -243,8 +245,8 @@ class Training:
             "max_trials": self.arguments["max_trials"],
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
-        self._say(steps, call)
-        self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in ("", "_info", "_summary", "_trials")]
+        self._say(steps, call, quiet=True)
+        self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in OF_SEARCH]
 
     def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
         """SQL that calls one of our functions, as a user writes it."""
@@ -260,7 +262,7 @@ class Training:
         return ".".join(quote_identifier(part) for part in (schema, own) if part is not None)
 
     def _found(self, name: str, suffix: str = "") -> str:
-        return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step"))
+        return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step", rows=False))
 
     # --- leftovers ---
 
@@ -273,7 +275,7 @@ class Training:
             *(("VIEW", n[part]) for part in ("train", "valid", "test")),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             ("TABLE", n["nets"]),
-            *(("TABLE", suffixed(n["search"], end)) for end in ("", "_info", "_summary", "_trials")),
+            *(("TABLE", suffixed(n["search"], end)) for end in OF_SEARCH),
         ]
 
     def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
@@ -299,19 +301,12 @@ class Training:
         """Drop the tables of the steps in the caller's transaction; the views stay, for reports."""
         for kind, name in reversed(self.made):
             if kind == "TABLE":
-                self.db.execute(f"DROP TABLE {self._found_or(name)}")
-
-    def _found_or(self, name: str) -> str:
-        table = self.db.find_table(name)
-        return str(table) if table is not None else self._ref(name)
+                self.db.execute(f"DROP TABLE {self._found(name)}")
 
     # --- the result ---
 
-    def _add(self, n: dict[str, str], best: int, kind: str, use: bool) -> int:
+    def _add(self, n: dict[str, str], best: int, fit_params: str, kind: str, use: bool) -> int:
         model = StoredModel(self.db, n["search"], best)
-        row = self.db.one(
-            f"SELECT fit_params FROM {self._found(n['search'], '_trials')} WHERE mst_key = {int(best)}"
-        ) or {"fit_params": None}
         return add_version(
             self.db,
             self.name,
@@ -322,7 +317,7 @@ class Training:
                 target=model.output_names[0],
                 kind=kind,
                 compile_params=model.compile_params,
-                fit_params=row["fit_params"],
+                fit_params=fit_params,
                 description=f"trained on {self.source}"[:200],
                 statement=self.statements[-1],
             ),
@@ -338,12 +333,9 @@ class Training:
         present = NamedModel.find(self.db, self.name)
         before = reports.measure(self.db, session, present, n["test"]).measures(present.regression)
         main = main_metric(model.regression)
-        self.before = before
         if not metrics[main] > before[main]:
             return False
-        table = table_of(self.db, self.name)
-        self.db.execute(f"UPDATE {table} SET in_use = false WHERE in_use")
-        self.db.execute(f"UPDATE {table} SET in_use = true WHERE version = {number}")
+        switch(self.db, str(table_of(self.db, self.name)), number)
         return True
 
     def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
@@ -351,7 +343,7 @@ class Training:
         self.db.execute(
             f"UPDATE {table} SET metrics = $1::jsonb, details = $2::jsonb WHERE version = {number}",
             ["text", "text"],
-            [json.dumps(_finite(metrics)), json.dumps(_finite(details))],
+            [finite_json(metrics), finite_json(details)],
         )
 
     def _report(
@@ -398,17 +390,6 @@ class Training:
 def main_metric(regression: bool) -> str:
     """The measure by which versions are compared."""
     return "r2" if regression else "accuracy"
-
-
-def _finite(value: Any) -> Any:
-    """The value without numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(own) for key, own in value.items()}
-    if isinstance(value, list):
-        return [_finite(own) for own in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
 
 
 @with_trainer

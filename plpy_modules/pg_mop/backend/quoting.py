@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 MAX_NAME = 63  # bytes of an identifier
 
@@ -31,11 +32,21 @@ def quote_literal(value: object) -> str:
     return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else "'" + text + "'"
 
 
-def finite_json(values: Mapping[str, float | None]) -> str:
-    """{name: number or None} as JSON text; NaN and infinity, which JSON lacks, become null."""
-    return json.dumps(
-        {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
-    )
+def finite_json(values: Mapping[str, Any]) -> str:
+    """{name: value} as JSON text; NaN and infinity, which JSON lacks, become null at any depth.
+
+    >>> finite_json({"loss": float("nan"), "all": {"auc": 0.5, "r2": [float("inf")]}})
+    '{"loss": null, "all": {"auc": 0.5, "r2": [null]}}'
+    """
+    return json.dumps(_finite(values))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(own) for name, own in value.items()}
+    if isinstance(value, list):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def split_names(text: str | None) -> list[str]:

@@ -19,9 +19,9 @@ from pg_mop.backend.sql_types import column_kind
 from pg_mop.columns import words
 from pg_mop.columns.base import Column, Request, SourceColumn
 from pg_mop.columns.features import CodedCategory, Feature, Source, Statistics, choice
-from pg_mop.columns.features.base import number_sql, raw_sql
-from pg_mop.columns.features.moment import moment_sql
-from pg_mop.columns.features.number import MOST, boolean_sql
+from pg_mop.columns.features.base import raw_sql
+from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.number import MOST
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.scale import Scale
 from pg_mop.columns.words import Words
@@ -29,6 +29,7 @@ from pg_mop.columns.words import Words
 SAMPLE = 10_000  # rows of the sample
 AT_ONCE = 150  # columns whose statistics one statement computes: PostgreSQL's select lists end at 1664 entries
 MAX_COUNTED = 20_000  # values of a category that are read
+NAN = "'NaN'"  # SQL
 CHUNK = 5_000  # texts read at a time
 FEATURES, CODES = "features", "codes"  # packed columns
 
@@ -52,19 +53,11 @@ class _Candidate:
 
     @property
     def is_number(self) -> bool:
-        return self.kind in ("number", "boolean", "time")
+        return self.kind in choice.OF_KIND
 
     def wire_sql(self) -> str:
         """SQL: the value as a feature of this kind reads it."""
-        source = self.source
-        raw = raw_sql(source.column, source.path)
-        if self.kind == "boolean":
-            return boolean_sql(raw, bool(source.path))
-        if self.kind == "number":
-            return number_sql(raw, source.sql_type, bool(source.path))
-        if self.kind == "time":
-            return moment_sql(raw, source.sql_type)
-        return f"rtrim({raw}::text, ' ')" if source.sql_type == "character" else f"{raw}::text"
+        return choice.OF_KIND.get(self.kind, Category).wire_of(self.source)
 
     def spread_sql(self) -> str:
         """SQL: the number whose mean and deviation count."""
@@ -216,7 +209,7 @@ def _read_sample(
     numbers = [c for c in candidates if c.is_number]
     texts = [c for c in candidates if not c.is_number]
     sent = [
-        f"array_send(ARRAY[{', '.join(f'coalesce({c.wire_sql()}, {_NAN})' for c in numbers)}]::double precision[]) AS n",
+        f"array_send(ARRAY[{', '.join(f'coalesce({c.wire_sql()}, {NAN})' for c in numbers)}]::double precision[]) AS n",
         f"ARRAY[{', '.join(c.wire_sql() for c in texts)}]::text[] AS t",
         f"{quote_identifier(target) if target else 'NULL'}::{'double precision' if regression else 'text'} AS y",
     ]
@@ -229,17 +222,10 @@ def _read_sample(
     if numbers:
         matrix = binary.read([row["n"] for row in found], [len(numbers)], "double precision", FEATURES)
         for i, c in enumerate(numbers):
-            c.statistics = _with_sample(c.statistics, matrix[:, i].tolist())
+            c.statistics = replace(c.statistics, sample=tuple(matrix[:, i].tolist()))
     for i, c in enumerate(texts):
-        c.statistics = _with_sample(c.statistics, [row["t"][i] for row in found])
+        c.statistics = replace(c.statistics, sample=tuple(row["t"][i] for row in found))
     return [row["y"] for row in found]
-
-
-_NAN = "'NaN'"
-
-
-def _with_sample(statistics: Statistics, sample: list[Any]) -> Statistics:
-    return replace(statistics, sample=tuple(sample))
 
 
 def _read_values(db: Database, table: Table, candidates: Sequence[_Candidate]) -> None:

@@ -11,11 +11,10 @@ from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features.base import number_sql
+from pg_mop.columns.features.number import MOST
 
 if TYPE_CHECKING:
     import numpy
-
-MOST = 1e30
 
 
 @dataclass
@@ -63,12 +62,9 @@ class TargetNumber(Column):
     def wire(self) -> str:
         return "double precision"
 
-    def raw_parts(self) -> list[str]:
+    def raw_sql(self) -> str:
         number = number_sql(quote_identifier(self.name), self.parameters["sql_type"])
-        return [f"array_send(ARRAY[coalesce({number}, 'NaN')]::double precision[])"]
-
-    def wire_parts(self, values: list[str]) -> list[str]:
-        return values
+        return f"array_send(ARRAY[coalesce({number}, 'NaN')]::double precision[])"
 
     def wire_sql(self, value: str) -> str:
         return value

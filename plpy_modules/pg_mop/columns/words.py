@@ -52,11 +52,8 @@ class Words(Column):
     def sources(self) -> list[str]:
         return [self.parameters["column"]]
 
-    def raw_parts(self) -> list[str]:
-        return [f"{raw_sql(self.parameters['column'], self.parameters.get('path'))}::text"]
-
     def raw_sql(self) -> str:
-        return self.raw_parts()[0]
+        return f"{raw_sql(self.parameters['column'], self.parameters.get('path'))}::text"
 
     def wire_sql(self, value: str) -> str:
         return value

@@ -16,6 +16,7 @@ from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import Column, OneHot, transform_from_json
 from pg_mop.columns.features_column import Features
 from pg_mop.inference.model import Model
@@ -68,7 +69,6 @@ class NamedModel(Model):
 
     version: int
     key: tuple[str, str]
-    row_sql: str
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -126,11 +126,6 @@ class NamedModel(Model):
 
     # --- rows ---
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the source that predictions are made from."""
-        return list(dict.fromkeys(name for column in self.inputs for name in column.sources))
-
     def types(self) -> dict[str, str]:
         """{column: its SQL type in training}."""
         found: dict[str, str] = {}
@@ -149,9 +144,6 @@ class NamedModel(Model):
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
 
-    def wire_counts(self) -> list[int]:
-        return [len(column.raw_parts()) for column in self.inputs]
-
     def row_query(self) -> str:
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
         columns = ", ".join(
@@ -160,24 +152,24 @@ class NamedModel(Model):
         wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
         return f"SELECT {wires} FROM jsonb_to_record($1) AS q({columns})"
 
+    def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
+        """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""
+        first = 0
+        for column in self.inputs:
+            end = first + len(column.raw_parts())
+            yield column, column.values_of([[row[f"w{i}"] for row in rows] for i in range(first, end)])
+            first = end
+
     def encode(self, rows: Sequence[Any]) -> list[np.ndarray]:
         """Rows with wires w0, w1, ... -> the arrays that the net takes."""
-        arrays, first = [], 0
-        for column, count in zip(self.inputs, self.wire_counts()):
-            parts = [[row[f"w{i}"] for row in rows] for i in range(first, first + count)]
-            arrays.append(column.encode_for_prediction(column.values_of(parts)))
-            first += count
-        return arrays
+        return [column.encode_for_prediction(values) for column, values in self.values(rows)]
 
     def unseen(self, rows: Sequence[Any]) -> dict[str, list[str]]:
         """{column: values that training rows did not have} of a chunk."""
         found: dict[str, list[str]] = {}
-        first = 0
-        for column, count in zip(self.inputs, self.wire_counts()):
+        for column, values in self.values(rows):
             if isinstance(column, Features):
-                parts = [[row[f"w{i}"] for row in rows] for i in range(first, first + count)]
-                found.update(column.unseen(column.values_of(parts)))
-            first += count
+                found.update(column.unseen(values))
         return found
 
     def outputs_of(self, trainer: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -229,30 +221,26 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
 
 
 class RowReader:
-    """The rows of a table, view or query, as a model reads them. `kept`: further expressions, in each row as k0, k1, ..."""
+    """The rows of a table, view or query, as a model reads them."""
 
-    def __init__(self, db: Database, source: str | None, model: NamedModel, keep: Sequence[str] = ()) -> None:
+    def __init__(self, db: Database, source: str | None, model: NamedModel) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model = db, model
         self.origin, self.columns = origin_of(db, source)
-        types = model.types()
-        self.missing = [name for name in types if name not in self.columns]
-        for name, wanted in types.items():
+        self.types = model.types()
+        self.missing = [name for name in self.types if name not in self.columns]
+        for name, wanted in self.types.items():
             if name in self.columns and _family(self.columns[name]) != _family(wanted):
                 raise MopError(
                     f'column "{name}" has type {self.columns[name]}, but model "{model.name}" was trained on {wanted}',
                     hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{wanted} FROM ...",
                     sqlstate="42804",
                 )
-        self.keep = [find_kept(db, self.columns, name) for name in keep]
 
     def sql(self, extra: Sequence[str] = ()) -> str:
-        """SQL: wires w0, w1, ..., kept columns k0, k1, ... and further expressions e0, e1, ... of each row."""
-        absent = "".join(
-            f", NULL::{_row_type(self.model.types()[name])} AS {quote_identifier(name)}" for name in self.missing
-        )
+        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
+        absent = "".join(f", NULL::{_row_type(self.types[name])} AS {quote_identifier(name)}" for name in self.missing)
         entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
-        entries += [f"{quote_identifier(name)} AS k{i}" for i, name in enumerate(self.keep)]
         entries += [f"{expression} AS e{i}" for i, expression in enumerate(extra)]
         return f"SELECT {', '.join(entries)} FROM (SELECT t.*{absent} FROM {self.origin} t) q"
 
@@ -269,6 +257,18 @@ class RowReader:
                 yield rows
         finally:
             cursor.close()
+
+    def kept(self, names: Sequence[str]) -> list[str]:
+        """The columns of the rows that the caller keeps. Raises MopError."""
+        found = []
+        for name in names:
+            column = self.db.find_column(self.columns, name)
+            if column is None:
+                raise MopError(
+                    f'keep: column "{name}" does not exist', hint="The columns are " + ", ".join(self.columns) + "."
+                )
+            found.append(column)
+        return found
 
     def tell_missing(self) -> None:
         """Tell the caller once which columns the rows do not have."""
@@ -302,14 +302,6 @@ def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str]]:
     return str(table), db.columns(table)
 
 
-def find_kept(db: Database, columns: dict[str, str], name: str) -> str:
-    """The column to keep. Raises MopError."""
-    found = db.find_column(columns, name)
-    if found is None:
-        raise MopError(f'keep: column "{name}" does not exist', hint="The columns are " + ", ".join(columns) + ".")
-    return found
-
-
 def table_of(db: Database, name: str | None) -> Table:
     """The table of a model. Raises MopError."""
     if name is None or not name.strip():
@@ -331,7 +323,7 @@ def table_of(db: Database, name: str | None) -> Table:
 
 def _family(sql_type: str) -> str:
     """Types of one family may stand for one another in a prediction."""
-    if sql_type in ("smallint", "integer", "bigint", "numeric", "real", "double precision"):
+    if sql_type in NUMBERS:
         return "number"
     if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
         return "moment"

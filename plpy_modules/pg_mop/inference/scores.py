@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pg_mop.backend.arrays import np
 
@@ -115,13 +114,3 @@ def stability(before: Sequence[float], now: Sequence[float]) -> float:
     """The population stability index of two distributions over the same bins (shares)."""
     least = 1e-4
     return sum((max(b, least) - max(a, least)) * math.log(max(b, least) / max(a, least)) for a, b in zip(before, now))
-
-
-def shares(edges: Sequence[float], values: Any) -> list[float]:
-    """The shares of numbers in the bins between `edges`."""
-    values = np.asarray(values, "f8")
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return [0.0] * (len(edges) + 1)
-    counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-    return (counts / len(values)).tolist()

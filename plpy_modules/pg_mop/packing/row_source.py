@@ -63,8 +63,8 @@ def _view(db: Database, body: str) -> Iterator[Table]:
     db.execute(f"DROP VIEW {quoted}")
 
 
-def columns_named(db: Database, table: Table, text: str | None, argument: str, names: list[str]) -> list[str]:
-    """The existing columns in `names`, as the caller wrote them in `argument`. Raises MopError."""
+def columns_named(db: Database, table: Table, argument: str, names: list[str]) -> list[str]:
+    """The existing columns in `names`, which the caller wrote in `argument`. Raises MopError."""
     existing = db.columns(table)
     found = []
     for name in names:

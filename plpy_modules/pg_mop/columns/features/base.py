@@ -99,13 +99,14 @@ class Feature(ABC):
     def sql_type(self) -> str:
         return self.parameters["sql_type"]
 
-    def raw_sql(self) -> str:
-        """SQL: the raw value in the source's row; a field of a JSON column as text."""
-        return raw_sql(self.column, self.parameters.get("path"))
-
+    @classmethod
     @abstractmethod
+    def wire_of(cls, source: Source) -> str:
+        """SQL: a source's value as a double precision number, or as a text; NULL where there is none."""
+
     def wire_sql(self) -> str:
-        """SQL: the value as a double precision number, or as a text; NULL where there is none."""
+        """SQL: the same for the fitted feature."""
+        return self.wire_of(Source(self.name, self.column, self.sql_type, tuple(self.parameters.get("path") or ())))
 
     # --- elements ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pg_mop.columns.features.base import Feature, Source, Statistics
+from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql
 
 if TYPE_CHECKING:
     import numpy
@@ -23,7 +23,7 @@ class Category(Feature):
     """The values of training rows, most frequent first; rare and unseen ones share a class of their own.
 
     Parameters: `values` (text), `counts` (rows of each), `other` (rows of rare values), `null` (whether NULL is a class of
-    its own, after the values; else it is one of the others), `trim` (blanks at the end do not count: type char(n)).
+    its own, after the values; else it is one of the others).
     """
 
     wire = "text"
@@ -43,12 +43,13 @@ class Category(Feature):
             other=statistics.rows - statistics.nulls - known,
             distinct=statistics.distinct,
             null=bool(statistics.nulls),
-            trim=source.sql_type == "character",
         )
 
-    def wire_sql(self) -> str:
-        text = f"{self.raw_sql()}::text"
-        return f"rtrim({text}, ' ')" if self.parameters["trim"] else text
+    @classmethod
+    def wire_of(cls, source: Source) -> str:
+        """Blanks at the end of char(n) do not count."""
+        text = f"{raw_sql(source.column, source.path)}::text"
+        return f"rtrim({text}, ' ')" if source.sql_type == "character" else text
 
     @property
     def classes(self) -> list[str]:

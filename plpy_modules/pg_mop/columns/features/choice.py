@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.backend.sql_types import NUMBERS, STRINGS
 from pg_mop.columns.features.base import ON_NULL, Feature, Source, Statistics
 from pg_mop.columns.features.category import MAX_ONE_HOT, CodedCategory, OneHotCategory
 from pg_mop.columns.features.moment import TYPES as MOMENTS
@@ -28,7 +27,12 @@ OPTIONS = {
     "max_tokens": int,
     "constant": float,
 }
-TEXTS = {"text", "character varying", "character", "name", '"char"', "citext"}
+OF_KIND: dict[str, type[Feature]] = {
+    "number": Number,
+    "boolean": Boolean,
+    "time": Moment,
+}  # those whose wires are numbers
+TEXTS = STRINGS | {"citext"}
 WORDS_OF_TEXT = 4  # a column whose values have so many words, and mostly differ, is text
 DISTINCT_OF_TEXT = 0.5
 FEW_ROWS = 20  # with fewer rows, different values say nothing
@@ -200,7 +204,7 @@ def feature_of(kind: str, source: Source, statistics: Statistics, max_categories
         if kind == "category" and len(fitted.parameters["values"]) <= most:  # type: ignore[union-attr]
             return OneHotCategory(fitted.name, fitted.parameters)
         return fitted
-    return {"number": Number, "boolean": Boolean, "time": Moment}[kind].fit(source, statistics)  # type: ignore[attr-defined]
+    return OF_KIND[kind].fit(source, statistics)
 
 
 def leaks(values: list[Any], targets: list[Any], regression: bool) -> bool:
@@ -223,8 +227,3 @@ def leaks(values: list[Any], targets: list[Any], regression: bool) -> bool:
             return False
     classes = len(set(decided.values()))
     return classes > 1 and len(decided) <= 2 * classes
-
-
-def with_options(source: Source, **options: Any) -> Source:
-    """The same source with more options."""
-    return dataclasses.replace(source, options={**source.options, **options})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pg_mop.columns.features.base import Feature, Source, Statistics, wants_indicator, with_indicator
+from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
 from pg_mop.columns.features.number import CLIP, distribution
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ class Moment(Feature):
             **distribution(statistics.sample),
         )
 
-    def wire_sql(self) -> str:
-        return moment_sql(self.raw_sql(), self.sql_type)
+    @classmethod
+    def wire_of(cls, source: Source) -> str:
+        """Infinity is NULL."""
+        raw = raw_sql(source.column, source.path)
+        if source.sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
+            return f"(CASE WHEN isfinite({raw}) THEN date_part('epoch', {raw}) END)"
+        return f"date_part('epoch', {raw})"  # (extract would compute with type numeric, which is slow)
 
     @property
     def elements(self) -> list[str]:
@@ -98,10 +103,3 @@ def _has_times(sample: Any) -> bool:
 
     seconds = np.asarray(sample, "f8")
     return bool((seconds[np.isfinite(seconds)] % DAY != 0).any())
-
-
-def moment_sql(raw: str, sql_type: str) -> str:
-    """SQL: a date or time as seconds. Infinity is NULL."""
-    if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
-        return f"(CASE WHEN isfinite({raw}) THEN date_part('epoch', {raw}) END)"
-    return f"date_part('epoch', {raw})"  # (extract would compute with type numeric, which is slow)

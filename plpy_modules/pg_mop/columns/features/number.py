@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.columns.features.base import Feature, Source, Statistics, number_sql, wants_indicator, with_indicator
+from pg_mop.columns.features.base import (
+    Feature,
+    Source,
+    Statistics,
+    number_sql,
+    raw_sql,
+    wants_indicator,
+    with_indicator,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -49,8 +58,9 @@ class Number(Feature):
         }
         return cls.stored(source, statistics, **parameters)  # type: ignore[return-value]
 
-    def wire_sql(self) -> str:
-        return number_sql(self.raw_sql(), self.sql_type, bool(self.parameters.get("path")))
+    @classmethod
+    def wire_of(cls, source: Source) -> str:
+        return number_sql(raw_sql(source.column, source.path), source.sql_type, bool(source.path))
 
     @property
     def elements(self) -> list[str]:
@@ -99,8 +109,19 @@ def distribution(sample: Any) -> dict[str, Any]:
     if not len(values):
         return {"edges": [], "shares": []}
     edges = sorted({float(v) for v in np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])})
+    return {"edges": edges, "shares": shares(edges, values)}
+
+
+def shares(edges: Sequence[float], values: Any) -> list[float]:
+    """The shares of numbers in the bins between `edges`; NaN and infinity do not count."""
+    import numpy as np
+
+    values = np.asarray(values, "f8")
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return [0.0] * (len(edges) + 1)
     counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-    return {"edges": edges, "shares": (counts / len(values)).tolist()}
+    return (counts / len(values)).tolist()
 
 
 @dataclass
@@ -116,8 +137,13 @@ class Boolean(Feature):
             source, statistics, fill=share, share=share, indicator=wants_indicator(source, statistics)
         )
 
-    def wire_sql(self) -> str:
-        return boolean_sql(self.raw_sql(), bool(self.parameters.get("path")))
+    @classmethod
+    def wire_of(cls, source: Source) -> str:
+        """A field of a JSON column that is no boolean is NULL."""
+        raw = raw_sql(source.column, source.path)
+        if source.path:
+            return f"(CASE {raw} WHEN 'true' THEN 1.0 WHEN 'false' THEN 0.0 END)::double precision"
+        return f"{raw}::integer::double precision"
 
     @property
     def elements(self) -> list[str]:
@@ -128,10 +154,3 @@ class Boolean(Feature):
 
         values = np.where(np.isnan(wires), self.parameters["fill"], wires).astype("<f4").reshape(-1, 1)
         return with_indicator(wires, values, self.parameters["indicator"])
-
-
-def boolean_sql(raw: str, is_field: bool = False) -> str:
-    """SQL: a boolean as 0 or 1. A field of a JSON column that is no boolean is NULL."""
-    if is_field:
-        return f"(CASE {raw} WHEN 'true' THEN 1.0 WHEN 'false' THEN 0.0 END)::double precision"
-    return f"{raw}::integer::double precision"
