@@ -20,6 +20,18 @@ def prepare(db):
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    db.run(
+        "CREATE TABLE cells AS SELECT i AS id, i % 7 AS size, 'kind ' || i % 3 AS form, (i % 5 > 2)::text AS y "
+        "FROM generate_series(1, 60) i; ALTER TABLE cells ADD PRIMARY KEY (id); "
+        "SELECT madlib.mop_pack('cells', 'cells_packed', 'y'); "
+        "SELECT madlib.mop_architecture('cells_nets', 'cells_packed', 'linear')"
+    )
+    db.run(
+        "SELECT madlib.madlib_keras_fit('cells_packed', 'cells_model', 'cells_nets', 1, "
+        "$$loss='categorical_crossentropy', optimizer='Adam()'$$, 'batch_size=8', 1)"
+    )
+    for _ in range(2):
+        db.run("SELECT madlib.mop_deploy('cells_named', 'cells_model')")
     fit(db, "flowers_packed", "models", "mst", 1)
 
 
@@ -65,6 +77,24 @@ delete_keras_model('arch_d', {1})
 load_top_k_accuracy_function('d_objects', {3})
 delete_custom_function('d_objects', {1})
 top_k_categorical_acc_pickled({2}, 'top')
+mop_split('cells', 'd_cells', 0.2, 0.2, 'random', seed => {1})
+mop_pack('cells', 'd_cells_packed', 'y', max_categories => {9}, buffer_size => {20})
+mop_train('cells', 'd_trained', 'y', max_trials => {2}, time_limit => '15 s', layers => 'linear', baselines => FALSE)
+mop_deploy('d_named', 'models', {1})
+mop_predict('cells_named', 'cells', NULL, {1})
+mop_predict('cells_named', c, {1}) FROM cells c WHERE id = 1
+mop_predict_into('cells_named', 'cells', 'd_answers', NULL, {1})
+mop_evaluate('cells_named', 'cells', {1})
+mop_compare('cells_named', {1}, {2}, 'cells')
+mop_confusion_matrix('cells_named', 'cells', {1})
+mop_class_report('cells_named', 'cells', {1})
+mop_roc_curve('cells_named', 'cells', NULL, {1})
+mop_calibration('cells_named', 'cells', NULL, {1})
+mop_importance('cells_named', 'cells', {1}, {3})
+mop_feature_info('cells_named', {1})
+mop_drift('cells_named', 'cells', {1})
+mop_baselines('cells_named', 'cells', 'cells', {1})
+mop_use_version('cells_named', {1})
 """
 CALLS = [" ".join(call.split()) for call in re.split(r"\n(?=\w)", CALLS.strip())]  # (each on one line, or more)
 # the errors of calls that say what they were given, which shows that the function was found
