@@ -45,7 +45,7 @@ return named_models.mop_list_models(plpy)
 $$;
 
 -- The versions of all named models that the role may read.
-CREATE VIEW @extschema@.mop_models AS SELECT * FROM @extschema@.mop_list_models();
+CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
 CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" jsonb, version double precision DEFAULT NULL)
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE plpython3u STABLE AS $$

@@ -11,7 +11,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform
-from pg_mop.inference.named_model import COLUMNS, SIGNATURE, table_of
+from pg_mop.inference.named_model import COLUMNS, IS_MODEL, IS_SAFE, table_of
 
 
 @sql_function
@@ -104,11 +104,12 @@ def mop_use_version(db, name, version):
     table = table_of(db, name)
     if version is None:
         raise MopError("version must not be NULL", hint=f"SELECT version, in_use, metrics FROM {table};")
-    number = int(version)
     db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-    if db.one(f"SELECT 1 AS x FROM {table} WHERE version = {number}") is None:
-        raise MopError(f'model "{name}" has no version {number}', hint=f"SELECT version, in_use, metrics FROM {table};")
-    switch(db, str(table), number)
+    if db.one(f"SELECT 1 AS x FROM {table} WHERE version = {version}") is None:
+        raise MopError(
+            f'model "{name}" has no version {version}', hint=f"SELECT version, in_use, metrics FROM {table};"
+        )
+    switch(db, str(table), version)
 
 
 def switch(db: Database, table: str, number: int) -> None:
@@ -140,11 +141,9 @@ def mop_list_models(db):
     tables = db.execute(
         "SELECT format('%I.%I', n.nspname, c.relname) AS t, quote_ident(c.relname) AS bare, c.oid, "
         "pg_get_userbyid(c.relowner)::text AS owner FROM pg_class c "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND has_schema_privilege(n.oid, 'USAGE') "
-        "AND has_table_privilege(c.oid, 'SELECT') AND $1 <@ ARRAY(SELECT a.attname::text FROM pg_attribute a "
-        "WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) ORDER BY 1",
-        ["text[]"],
-        [[*SIGNATURE, "target", "kind", "metrics"]],
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN (SELECT attrelid FROM pg_attribute WHERE "
+        "attname = 'model_weights') AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
+        f"AND {IS_MODEL} AND {IS_SAFE} ORDER BY 1"
     )
     found: list[Any] = []
     for table in tables:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
-from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
+from pg_mop.columns.features.base import as_trained, family
 from pg_mop.columns.features_column import Features
 from pg_mop.inference.model import Model
-from pg_mop.packing.row_source import is_query
+from pg_mop.packing.row_source import in_brackets, is_query
 
 # the columns of the table, in order
 COLUMNS = {
@@ -39,7 +41,25 @@ COLUMNS = {
     "model_arch": "json NOT NULL",
     "model_weights": "bytea NOT NULL",
 }
-SIGNATURE = ("version", "in_use", "transform", "model_arch", "model_weights")
+TYPES = {name: definition.split()[0] for name, definition in COLUMNS.items()}
+# SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. (A value of another type
+# would run its owner's functions with the reader's rights.)
+IS_MODEL = (
+    "(c.relkind = 'r' AND NOT EXISTS (SELECT 1 FROM (VALUES "
+    + ", ".join(f"('{name}', '{sql_type}'::regtype)" for name, sql_type in TYPES.items())
+    + ") AS w(name, type) WHERE NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = w.name "
+    "AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = w.type "
+    "AND (row_to_json(a)->>'attgenerated') IS DISTINCT FROM 'v')))"
+)
+# SQL: to read c runs no code of another role: the table has no policies, and no expressions that the planner would compute
+IS_SAFE = (
+    "(c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user) OR (SELECT rolsuper FROM pg_roles r WHERE "
+    "r.oid = c.relowner) OR NOT (c.relrowsecurity OR c.relhassubclass OR EXISTS (SELECT 1 FROM pg_index i WHERE "
+    "i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR pg_get_expr(i.indpred, i.indrelid) <> 'in_use')) OR EXISTS (SELECT 1 "
+    "FROM pg_statistic_ext s WHERE s.stxrelid = c.oid) OR EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = c.oid "
+    "AND k.contype = 'c')))"
+)
+MOST_ELEMENTS = 1 << 26  # of a row of an input
 KEPT = 8  # models that a session keeps
 CHUNK_BYTES = 16 << 20
 CHUNK_ROWS = 10_000
@@ -74,7 +94,7 @@ class NamedModel(Model):
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
         """The version of the model that is in use, or another. Raises MopError."""
         table = table_of(db, name)
-        where = "in_use" if version is None else f"version = {int(version)}"
+        where = "in_use" if version is None else f"version = {version}"
         row = db.one(f"SELECT version, ctid::text AS place, xmin::text AS writer FROM {table} WHERE {where}")
         if row is None:
             raise MopError(
@@ -99,16 +119,30 @@ class NamedModel(Model):
         )
         assert row is not None
         self.kind, self.target = row["kind"], row["target"]
-        self.transform = transform_from_json(json.loads(row["transform"]))
         self.regression = self.kind == "regression"
         self.weights_sql = f"SELECT model_weights FROM {table} WHERE version = {version}"
         what = f'version {version} of model "{name}"'
-        self._read_architecture(row["arch"], None, len(self.transform.outputs), what)
-        if len(self.input_shapes) != len(self.transform.inputs):
-            raise MopError(f"{what} cannot be used: its net has {len(self.input_shapes)} inputs")
-        self.inputs = self.input_columns([column.name for column in self.transform.inputs])
-        size = sum(math.prod(column.shape) * 8 + column.wire_bytes for column in self.inputs) + 200
-        self.chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
+        with _reading(what):
+            self.transform = transform_from_json(json.loads(row["transform"]))
+            outputs = len(self.transform.outputs)
+        self._read_architecture(row["arch"], None, outputs, what)
+        with _reading(what):
+            self._check_inputs()
+            self.inputs = self.input_columns([column.name for column in self.transform.inputs])
+            self.wires_sql()
+            self.output.labels(1)
+            size = sum(math.prod(column.shape) * 8 + column.wire_bytes for column in self.inputs) + 200
+            self.chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
+
+    def _check_inputs(self) -> None:
+        """Raises ValueError where the columns of the transform are not the inputs of the net."""
+        if len(self.input_shapes) != len(self.transform.inputs) or len(self.transform.outputs) != 1:
+            raise ValueError(f"the net has {len(self.input_shapes)} inputs, the transform {len(self.transform.inputs)}")
+        for column, shape in zip(self.transform.inputs, self.input_shapes, strict=True):
+            if list(column.shape) != list(shape) or not 0 < math.prod(shape) <= MOST_ELEMENTS:
+                raise ValueError(f"an input of the net has shape {shape}, its column {column.shape}")
+            if isinstance(column, Features) and [len(column.elements)] != list(shape):
+                raise ValueError(f"{len(column.elements)} elements do not fill an input of shape {shape}")
 
     @property
     def output(self) -> Column:
@@ -146,11 +180,35 @@ class NamedModel(Model):
 
     def row_query(self) -> str:
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
-        columns = ", ".join(
-            f"{quote_identifier(name)} {_row_type(sql_type)}" for name, sql_type in self.types().items()
+        types = self.types()
+        columns = ", ".join(f"{quote_identifier(name)} {_row_type(sql_type)}" for name, sql_type in types.items())
+        values = ", ".join(
+            f"{as_trained('t.' + quote_identifier(name), _row_type(sql_type), sql_type)} AS {quote_identifier(name)}"
+            for name, sql_type in types.items()
         )
         wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
-        return f"SELECT {wires} FROM jsonb_to_record($1) AS q({columns})"
+        return f"SELECT {wires} FROM (SELECT {values} FROM jsonb_to_record($1) AS t({columns})) q"
+
+    def bad_value(self, db: Database, row: str) -> MopError | None:
+        """The error for the first value of a JSON row that does not have the type of its column."""
+        for name, sql_type in self.types().items():
+            try:
+                db.one(
+                    f"SELECT x FROM jsonb_to_record($1::jsonb) AS t({quote_identifier(name)} {_row_type(sql_type)}), "
+                    f"LATERAL (SELECT t.{quote_identifier(name)}::text) AS q(x)",
+                    ["text"],
+                    [row],
+                )
+            except db.plpy.SPIError as error:
+                if not str(error.sqlstate).startswith("22"):
+                    raise
+                value = json.dumps(json.loads(row).get(name))
+                return MopError(
+                    f'column "{name}" has {value[:100]}, but model "{self.name}" was trained on {sql_type}',
+                    detail=str(error).partition("\n")[0],
+                    sqlstate="22P02",
+                )
+        return None
 
     def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
         """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""
@@ -162,7 +220,8 @@ class NamedModel(Model):
 
     def encode(self, rows: Sequence[Any]) -> list[np.ndarray]:
         """Rows with wires w0, w1, ... -> the arrays that the net takes."""
-        return [column.encode_for_prediction(values) for column, values in self.values(rows)]
+        with _reading(self.what):
+            return [column.encode_for_prediction(values) for column, values in self.values(rows)]
 
     def unseen(self, rows: Sequence[Any]) -> dict[str, list[str]]:
         """{column: values that training rows did not have} of a chunk."""
@@ -180,7 +239,8 @@ class NamedModel(Model):
         )
         _, payloads = trainer.receive()
         numbers = np.frombuffer(payloads[0], "<f4").reshape(len(arrays[0]), -1).astype("f8")
-        _, decoded = self.output.decode(numbers)
+        with _reading(self.what):
+            _, decoded = self.output.decode(numbers)
         return decoded
 
     def labels(self, width: int) -> list[str]:
@@ -195,6 +255,18 @@ class NamedModel(Model):
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
         return sql_type if sql_type in plain and isinstance(self.output, OneHot) else "text"
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """An error in what the model's row stores, perhaps by another role's hand, becomes an error for the caller."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise MopError(
+            f"{what} cannot be used: its transform does not suit its net",
+            detail=f"{type(error).__name__}: {error}"[:500],
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -226,11 +298,11 @@ class RowReader:
     def __init__(self, db: Database, source: str | None, model: NamedModel) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model = db, model
-        self.origin, self.columns = origin_of(db, source)
+        self.origin, self.columns, self.exact_types = origin_of(db, source)
         self.types = model.types()
         self.missing = [name for name in self.types if name not in self.columns]
         for name, wanted in self.types.items():
-            if name in self.columns and _family(self.columns[name]) != _family(wanted):
+            if name in self.columns and family(self.columns[name]) != family(wanted):
                 raise MopError(
                     f'column "{name}" has type {self.columns[name]}, but model "{model.name}" was trained on {wanted}',
                     hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{wanted} FROM ...",
@@ -239,10 +311,19 @@ class RowReader:
 
     def sql(self, extra: Sequence[str] = ()) -> str:
         """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
-        absent = "".join(f", NULL::{_row_type(self.types[name])} AS {quote_identifier(name)}" for name in self.missing)
+        inner = [
+            (
+                f"NULL::{_row_type(wanted)}"
+                if name in self.missing
+                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted)
+            )
+            + f" AS {quote_identifier(name)}"
+            for name, wanted in self.types.items()
+        ]
+        inner += [f"{expression} AS __mop_e{i}" for i, expression in enumerate(extra)]
         entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
-        entries += [f"{expression} AS e{i}" for i, expression in enumerate(extra)]
-        return f"SELECT {', '.join(entries)} FROM (SELECT t.*{absent} FROM {self.origin} t) q"
+        entries += [f"__mop_e{i} AS e{i}" for i in range(len(extra))]
+        return f"SELECT {', '.join(entries)} FROM (SELECT {', '.join(inner)} FROM {self.origin} t) q"
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
@@ -288,50 +369,56 @@ class RowReader:
             )
 
 
-def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str]]:
-    """(SQL after FROM, {column: type}) of a table, view or query. Raises MopError. Writes nothing."""
+def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str], dict[str, str]]:
+    """(SQL after FROM, {column: type without the domain}, {column: type}) of a table, view or query.
+
+    Raises MopError. Writes nothing.
+    """
     if is_query(source):
         assert source is not None
-        origin = f"({source.strip().rstrip(';')})"
+        origin = in_brackets(source)
         with db.caller_path():
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
-        names = result.colnames()
-        types = [db.value("SELECT format_type($1, NULL)", ["oid"], [oid]) for oid in result.coltypes()]
-        return origin, dict(zip(names, types))
+        oids = dict(zip(result.colnames(), result.coltypes()))
+        plain = {name: plain_name(kind_of(db, oid)) for name, oid in oids.items()}
+        # (with -1, type char is not cut to one character)
+        exact = {name: db.value("SELECT format_type($1, -1)", ["oid"], [oid]) for name, oid in oids.items()}
+        return origin, plain, exact
     table = db.input_table(source, "source table", rows=False)
-    return str(table), db.columns(table)
+    rows = db.execute(
+        "SELECT attname, format_type(atttypid, -1) AS t FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 "
+        "AND NOT attisdropped ORDER BY attnum",
+        ["oid"],
+        [table.oid],
+    )
+    return str(table), plain_types(db, table), {row["attname"]: row["t"] for row in rows}
 
 
 def table_of(db: Database, name: str | None) -> Table:
     """The table of a model. Raises MopError."""
     if name is None or not name.strip():
         raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
-    table = db.find_table(name)
-    if table is None:
+    table = db.input_table(name, "model", hint=f"SELECT * FROM {db.extension}.mop_models;", rows=False)
+    found = db.one(
+        f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe FROM pg_class c WHERE c.oid = $1", ["oid"], [table.oid]
+    )
+    assert found is not None
+    if not found["is_model"]:
+        columns = db.columns(table)
+        missing = [column for column in TYPES if column not in columns]
         raise MopError(
-            f'model "{name}" does not exist', hint=f"SELECT * FROM {db.extension}.mop_models;", sqlstate="42P01"
+            f'"{name}" is no model with versions: '
+            + (f'it has no column "{missing[0]}"' if missing else "it is no plain table with the columns of one"),
+            hint=f"SELECT {db.extension}.mop_deploy('name', {quote_literal(name)}, mst_key); makes a model of a trained one.",
         )
-    table = db.input_table(name, "model", rows=False)
-    missing = [column for column in SIGNATURE if column not in db.columns(table)]
-    if missing:
+    if not found["is_safe"]:
         raise MopError(
-            f'"{name}" is no model with versions: it has no column "{missing[0]}"',
-            hint=f"SELECT {db.extension}.mop_deploy('name', '{name}', mst_key); makes a model of a trained one.",
+            f'model "{name}" of another role has policies, constraints, children, or indexes or statistics of expressions',
+            detail="Their functions would run with your rights.",
+            hint=f"CREATE TABLE my_model AS SELECT * FROM {table}; copies it, if you trust its owner.",
+            sqlstate="42501",
         )
     return table
-
-
-def _family(sql_type: str) -> str:
-    """Types of one family may stand for one another in a prediction."""
-    if sql_type in NUMBERS:
-        return "number"
-    if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
-        return "moment"
-    if sql_type in ("json", "jsonb"):
-        return "json"
-    if sql_type.endswith("[]"):
-        return "array"
-    return sql_type if sql_type in ROW_TYPES else "text"
 
 
 def _row_type(sql_type: str) -> str:
