@@ -287,9 +287,25 @@ def test_a_hostile_model_executes_nothing(shop):
         ("'orders', 'no', target => 'label', on_null => 'panic'", "on_null must be one of"),
         ("'orders', 'no', target => 'label', on_null => 'refuse'", 'column "discount" is NULL in'),
         ("'SELECT * FROM', 'no', target => 'label'", "syntax error"),
-        ("'SELECT * FROM orders LIMIT 0', 'no', target => 'label'", "is empty"),
+        ("'SELECT * FROM orders LIMIT 0', 'no', target => 'label'", "returns no rows"),
         ("'orders', 'no', target => 'label, label'", "named twice"),
         ("'orders', 'no', target => 'label', max_categories => 0", "max_categories must be"),
+        ("'orders', 'no', target => 'label', max_categories => 2.5", "max_categories must be an integer"),
+        ("'orders', 'no', target => 'label', transform => '{\"vec\": {\"constant\": Infinity}}'", "no number of JSON"),
+        ("'orders', 'no', target => 'label', transform => '{\"price\": \"log\", \"price\": \"none\"}'", "named twice"),
+        ("'orders', 'no', target => 'label', transform => '{\"payload->\": \"number\"}'", "an empty key"),
+        (
+            "'orders', 'no', target => 'label', transform => '{\"payload->a\": \"number\", \"payload -> a\": \"text\"}'",
+            "twice",
+        ),
+        (
+            "'SELECT price, CASE WHEN id % 5 > 0 THEN id ELSE ''NaN''::float8 END AS y FROM orders', 'no', target => 'y'",
+            "is no number in",
+        ),
+        (
+            "'SELECT price, id % 2 AS a, nullif(id % 3, 0) AS y FROM orders', 'no', target => 'a, y', kind => 'regression'",
+            "y IS NOT NULL",
+        ),
     ],
 )
 def test_bad_input_names_what_is_wrong(shop, call, fragment):
@@ -322,3 +338,165 @@ def test_leaks_and_identifiers_get_a_warning(shop):
     )
     told = "".join(shop.connection.notices)
     assert 'column "shouted" gives the target away' in told and 'column "id" looks like an identifier' in told
+
+
+def test_packed_columns_find_free_names_and_nets_accept_them(shop):
+    shop.run(
+        "CREATE TABLE named AS SELECT i AS price, 'one of these long notes ' || i || ' ' || i * 7 AS features, "
+        "ARRAY[i % 3, 1]::real[] AS \"a/b\", ARRAY[i % 2]::real[] AS codes_shape, 'town ' || i % 40 AS town, "
+        "i % 2 = 0 AS dense FROM generate_series(1, 60) i"
+    )
+    shop.run("SELECT mop_pack('named', 'named_packed', target => 'dense')")
+    found = shop.value("SELECT independent_varname FROM named_packed_summary")
+    assert found == ["features_", "codes_", "features", "a/b", "codes_shape"]
+    shop.run("SELECT mop_architecture('named_nets', 'named_packed', 'small')")
+    shop.run(
+        "SELECT madlib_keras_fit('named_packed', 'named_model', 'named_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam()'$$, 'batch_size=8', 1)"
+    )
+    shop.run("SELECT mop_deploy('named_named', 'named_model')")
+    assert shop.value("SELECT count(*) FROM mop_predict('named_named', 'named')") == 60
+
+
+def test_domains_are_packed_as_their_base_types(shop):
+    shop.run(
+        "CREATE DOMAIN money_amount AS numeric CHECK (VALUE >= 0); CREATE DOMAIN word AS text; "
+        "CREATE TABLE of_domains AS SELECT (i % 17)::money_amount AS paid, ('w' || i % 3)::word AS w, i % 2 = 0 AS y "
+        "FROM generate_series(1, 60) i; SELECT mop_pack('of_domains', 'of_domains_packed', target => 'y')"
+    )
+    found = {r["column_name"]: r["feature"] for r in shop.run("SELECT * FROM mop_feature_info('of_domains_packed')")}
+    assert found == {"paid": "number, standard", "w": "one-hot, 4 classes"}
+    shop.run(
+        "SELECT mop_pack('SELECT paid::text::int AS paid, w, y FROM of_domains', 'o_v', fitted_on => 'of_domains_packed')"
+    )
+
+
+def test_capitals_of_citext_do_not_count(shop):
+    if not shop.value("SELECT count(*) FROM pg_available_extensions WHERE name = 'citext'"):
+        pytest.skip("extension citext is not installed on this machine")
+    shop.run(
+        "CREATE EXTENSION citext; CREATE TABLE of_citext AS SELECT (ARRAY['a', 'A', 'b', 'B'])[1 + i % 4]::citext AS c, "
+        "i % 3 = 0 AS y FROM generate_series(1, 60) i; SELECT mop_pack('of_citext', 'of_citext_packed', target => 'y')"
+    )
+    (found,) = shop.run("SELECT feature, top_values FROM mop_feature_info('of_citext_packed')")
+    assert found["feature"] == "one-hot, 3 classes" and found["top_values"] == {"a": 30, "b": 30}
+
+
+@pytest.fixture(scope="module")
+def daily(shop):
+    """A named model of columns of dates and numbers."""
+    shop.run(
+        "CREATE TABLE daily AS SELECT i AS id, date '2024-01-01' + i AS day, i % 13 AS n, (i % 7)::numeric AS v, "
+        "('c' || i % 3)::char(4) AS code, i % 3 = 0 AS y FROM generate_series(1, 200) i; "
+        "SELECT mop_pack('daily', 'daily_packed', target => 'y', id => 'id'); "
+        "SELECT mop_architecture('daily_nets', 'daily_packed', 'small')"
+    )
+    shop.run(
+        "SELECT madlib_keras_fit('daily_packed', 'daily_fitted', 'daily_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam()'$$, 'batch_size=32', 2)"
+    )
+    shop.run("SELECT mop_deploy('daily_model', 'daily_fitted')")
+    return shop
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "day + time '18:30' AS day, n, v, code",
+        "day, 1e400::numeric AS n, v, code",
+        "day, n::float8, 3::int AS v, code::text",
+        "(day + time '23:00')::timestamptz AS day, n::numeric, v::float8, code",
+        "day, n",
+    ],
+)
+def test_a_row_and_a_table_of_other_types_have_the_same_answer(daily, columns):
+    query = f"SELECT {columns} FROM daily WHERE id = 7"
+    (row,) = daily.run(f"SELECT p.* FROM ({query}) t, mop_predict('daily_model', t) AS p")
+    (table,) = daily.run("SELECT * FROM mop_predict('daily_model', %s)", [query])
+    assert row["prediction"] == table["prediction"] and row["probability"] == pytest.approx(
+        table["probability"], abs=1e-6
+    )
+
+
+def test_bad_values_and_versions_are_named(daily):
+    for value, fragment in (
+        ("'soon'::text AS day", 'column "day" has "soon"'),
+        ("'x'::text AS n", 'column "n" has "x"'),
+    ):
+        error = daily.error(f"SELECT p.* FROM (SELECT {value}) t, mop_predict('daily_model', t) AS p")
+        assert fragment in str(error)
+    for version, fragment in (("2.5", "version must be an integer"), ("'NaN'", "version must be an integer")):
+        error = daily.error(f"SELECT * FROM mop_predict('daily_model', 'daily', NULL, {version}::float8)")
+        assert fragment in str(error)
+
+
+def test_queries_may_have_comments(daily):
+    query = "-- the first days\n/* of\nthe year */ SELECT * FROM daily WHERE id < 5 -- no more"
+    assert daily.value("SELECT count(*) FROM mop_predict('daily_model', %s)", [query]) == 4
+    daily.run("SELECT * FROM mop_split(%s, 'commented', id => 'id')", [query.replace("< 5", "< 90")])
+
+
+def test_kept_columns_keep_their_length(daily):
+    daily.run("SELECT mop_predict_into('daily_model', 'daily', 'daily_answers', keep => 'id, code')")
+    assert daily.value("SELECT bool_and(a.code = d.code) FROM daily_answers a JOIN daily d USING (id)")
+
+
+def test_a_right_on_the_columns_of_a_model_suffices(daily):
+    daily.run(
+        "DROP ROLE IF EXISTS reader_of_columns; CREATE ROLE reader_of_columns LOGIN; GRANT mop_user TO reader_of_columns; "
+        "GRANT SELECT (day, n, v, code, y) ON daily TO reader_of_columns; "
+        "SELECT mop_share('daily_model', 'reader_of_columns'); GRANT USAGE, CREATE ON SCHEMA public TO reader_of_columns"
+    )
+    other = daily.another("reader_of_columns")
+    other.run("SET search_path = public, madlib")
+    assert other.value("SELECT count(*) FROM mop_predict('daily_model', 'daily')") == 200
+    assert other.value("SELECT count(*) FROM mop_evaluate('daily_model', 'daily')") > 1
+    other.run(
+        "SELECT mop_pack('SELECT day, n, y FROM daily', 'own_packed', target => 'y'); DROP TABLE own_packed, own_packed_summary"
+    )
+    assert 'permission denied for column "id"' in str(
+        other.error("SELECT mop_pack('daily', 'own_packed', target => 'y')")
+    )
+    other.close()
+
+
+@pytest.mark.parametrize("by", ["at", "f", "b", "d"])
+def test_groups_by_any_type_stay_together_under_any_setting(shop, by):
+    shop.run(
+        "CREATE TABLE IF NOT EXISTS moments AS SELECT i AS id, timestamptz '2024-01-01 12:00+00' + (i % 50) * interval '1 h' "
+        "AS at, (CASE WHEN i % 50 = 0 THEN -0.0 ELSE (i % 50) / 3.0 END)::float8 AS f, decode(lpad(to_hex(i % 50), 8, '0'), "
+        "'hex') AS b, date '2024-01-01' + i % 50 AS d FROM generate_series(1, 300) i"
+    )
+    shop.run("SELECT * FROM mop_split('moments', %s, method => 'group', by => %s)", [f"moments_{by}", by])
+    other = shop.another()
+    other.run(
+        "SET DateStyle = 'SQL, DMY'; SET extra_float_digits = -15; SET TimeZone = 'Asia/Tokyo'; SET bytea_output = 'escape'"
+    )
+    ids = f"SELECT id FROM moments_{by}_train ORDER BY 1"
+    assert shop.run(ids) == other.run(ids)
+    assert not shop.value(
+        f"SELECT count(*) FROM (SELECT {by} FROM moments_{by}_train INTERSECT SELECT {by} FROM moments_{by}_test) t"
+    )
+    other.close()
+
+
+def test_parts_do_not_overlap_where_ids_repeat(shop):
+    shop.run("CREATE TABLE doubled AS SELECT i % 40 AS id, i AS n, i % 2 AS y FROM generate_series(1, 400) i")
+    for attempt in range(3):
+        name = f"doubled_{attempt}"
+        shop.run(
+            f"SELECT * FROM mop_split('doubled', '{name}', method => 'stratified', by => 'y', id => 'id', seed => {attempt})"
+        )
+        parts = [{r["n"] for r in shop.run(f"SELECT n FROM {name}_{part}")} for part in ("train", "valid", "test")]
+        assert sum(map(len, parts)) == 400 == len(set.union(*parts))
+
+
+def test_a_column_of_parts_may_have_many_other_values(shop):
+    shop.run(
+        "CREATE TABLE by_column AS SELECT i AS id, CASE WHEN i > 50 THEN 'other ' || i WHEN i % 5 = 0 THEN 'test' "
+        "ELSE 'train' END AS part FROM generate_series(1, 100) i"
+    )
+    del shop.connection.notices[:]
+    found = shop.run("SELECT * FROM mop_split('by_column', 'parted', method => 'column', by => 'part')")
+    assert {r["part"]: r["row_count"] for r in found} == {"train": 40, "test": 10}
+    assert "50 rows are in no part" in "".join(shop.connection.notices)

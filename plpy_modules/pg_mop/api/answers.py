@@ -22,7 +22,13 @@ def mop_predict_row(db, session, model, row, version):
             "a row must have columns with names", hint="mop_predict('model', t) with t a table or subquery of FROM."
         )
     found = NamedModel.find(db, model, version)
-    rows = session.query(found.row_query(), ("jsonb",), (row,))
+    try:
+        rows = session.query(found.row_query(), ("jsonb",), (row,))
+    except db.plpy.SPIError as error:
+        problem = found.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
+        if problem is None:
+            raise
+        raise problem from None
     with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
         found.lent_to(db, trainer)
         (answer,) = answers(found, found.outputs_of(trainer, found.encode(rows)))
@@ -54,7 +60,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
         if name in ("prediction", "probability", "probabilities"):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
     names = [quote_identifier(name) for name in kept]
-    types = [reader.columns[name] for name in kept]
+    types = [reader.exact_types[name] for name in kept]
     answer_types = [found.prediction_type, "double precision", "jsonb"]
     columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
     db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
 
@@ -9,13 +10,13 @@ from pg_mop.backend import settings
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
-from pg_mop.backend.quoting import quote_identifier, split_names
-from pg_mop.backend.sql_types import NUMBERS, column_kind
+from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types
 from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, Weight, fitting
 from pg_mop.columns.features import choice
-from pg_mop.columns.features.base import ON_NULL
+from pg_mop.columns.features.base import ON_NULL, as_trained, family
 from pg_mop.packing import summary, table
-from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_with_values
 from pg_mop.packing.rows import steady_scans
 from pg_mop.packing.shards import placement_of
 from pg_mop.packing.source_columns import SourceNames
@@ -48,32 +49,34 @@ def mop_pack(
         training = None if fitted_on is None else Training(db, fitted_on)
         if training is not None and target is None:
             target = ", ".join(quote_identifier(column.name) for column in training.transform.outputs)
-        with rows_of(db, source, known=_single(target)) as rows:
+        with rows_of(db, source, known=_single(target)) as found:
             if training is not None:
-                columns = like_training(db, rows, training, _targets(db, rows, target))
+                columns = like_training(db, found, training, _targets(db, found, target))
+                casts = _casts(db, found, columns)
             else:
-                columns = fit(db, rows, target, id, exclude, options, weight)
-            if rows.name.startswith("mop_rows_") and not is_query(source):
+                columns, casts = fit(db, found, target, id, exclude, options, weight), {}
+            if found.name.startswith("mop_rows_") and not is_query(source):
                 _tell_unknown(db, source, target)
             names = SourceNames(
                 [c.name for c in columns.inputs], [c.name for c in columns.columns[len(columns.inputs) :]]
             ).packed_names()
-            placement = placement_of(db, rows, config)
-            summary.write(db, summary_table, source, output, columns, placement)
-            seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-            table.pack(
-                db,
-                rows,
-                packed,
-                summary_table,
-                columns,
-                names,
-                buffer_size,
-                placement,
-                [column.shape[0] for column in columns.outputs],
-                seed if training is None else None,
-                training and training.packed,
-            )
+            with rows_with_values(db, found, casts, [name for c in columns.columns for name in c.sources]) as rows:
+                placement = placement_of(db, rows, config)
+                summary.write(db, summary_table, source, output, columns, placement)
+                seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
+                table.pack(
+                    db,
+                    rows,
+                    packed,
+                    summary_table,
+                    columns,
+                    names,
+                    buffer_size,
+                    placement,
+                    [column.shape[0] for column in columns.outputs],
+                    seed if training is None else None,
+                    training and training.packed,
+                )
 
 
 class Options:
@@ -116,7 +119,7 @@ def fit(
         raise MopError("weight must be one column, and no target")
     outputs = [fit_target(db, rows, name, options.kind) for name in targets]
     weighted = fit_weight(db, rows, weights[0]) if weights else None
-    columns = db.columns(rows)
+    columns = plain_types(db, rows)
     sources = choice.sources(columns, {*targets, *ids, *excluded, *weights}, options.transform, options.on_null)
     db.check_readable(rows, [*targets, *weights, *(source.column for source in sources)])
     found = fitting.fit(
@@ -149,9 +152,11 @@ def _hint_to_pack(left_out: dict[str, str]) -> str:
     """How a user packs one of the columns that are left out."""
     for name, reason in left_out.items():
         if "json" in reason:
-            return """To pack a field, name it: transform => '{"%s->key": "number"}'.""" % name
+            return (
+                "To pack a field, name it: transform => " + quote_literal(json.dumps({f"{name}->key": "number"})) + "."
+            )
         if "type" not in reason:
-            return """To pack one, name it: transform => '{"%s": "category"}'.""" % name
+            return "To pack one, name it: transform => " + quote_literal(json.dumps({name: "category"})) + "."
     return "Cast a column to a number or text in a view to pack it."
 
 
@@ -237,9 +242,23 @@ def like_training(db: Database, rows: Table, training: Training, targets: list[s
     return Transform(inputs, outputs, weighted)
 
 
+def _casts(db: Database, rows: Table, columns: Transform) -> dict[str, str]:
+    """{column: SQL for its value as one of the type of training} of the columns that have other types now."""
+    existing = plain_types(db, rows)
+    casts = {}
+    for column in columns.inputs:
+        for feature in getattr(column, "features", ()):
+            if not feature.parameters.get("path"):
+                name = quote_identifier(feature.column)
+                value = as_trained(name, existing[feature.column], feature.sql_type)
+                if value != name:
+                    casts[feature.column] = value
+    return casts
+
+
 def check_columns(db: Database, rows: Table, inputs: Any) -> None:
     """Raises MopError where rows lack columns of the inputs, or have them with types that do not suit."""
-    existing = db.columns(rows)
+    existing = plain_types(db, rows)
     for column in inputs:
         missing = [name for name in column.sources if name not in existing]
         if missing:
@@ -254,24 +273,13 @@ def check_columns(db: Database, rows: Table, inputs: Any) -> None:
             if not feature.parameters.get("path")
         }
         for name, sql_type in wanted.items():
-            if _family(existing[name]) != _family(sql_type):
+            if family(existing[name]) != family(sql_type):
                 raise MopError(
                     f'column "{name}" has type {existing[name]}, but training had {sql_type}',
                     hint=f"Cast it in a view: {quote_identifier(name)}::{sql_type}.",
                     sqlstate="42804",
                 )
         db.check_readable(rows, column.sources)
-
-
-def _family(sql_type: str) -> str:
-    """Types of one family are interchangeable after training."""
-    if sql_type in NUMBERS:
-        return "number"
-    if sql_type in choice.TEXTS:
-        return "text"
-    if sql_type.startswith("timestamp") or sql_type == "date":
-        return "moment"
-    return sql_type
 
 
 def _targets(db: Database, rows: Table, target: str | None) -> list[str]:

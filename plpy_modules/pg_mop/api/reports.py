@@ -168,7 +168,7 @@ def mop_importance(db, session, model, source, version, seed):
     reader = RowReader(db, source, found)
     truth: list[Any] = []
     chunks = []
-    random = np.random.default_rng(0 if seed is None else int(seed))
+    random = np.random.default_rng(abs(seed or 0))
     with trainer_of(session, trainer_options(db, False)) as trainer:
         found.lent_to(db, trainer)
         for known, targets in rows_with_target(reader, found):

@@ -6,8 +6,8 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.backend.sql_types import column_kind
-from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.backend.sql_types import column_kind, plain_types
+from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of
 
 METHODS = ("random", "stratified", "group", "time", "column")
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -30,6 +30,20 @@ HASHED = (
     "timestamp with time zone",
 )
 
+# types whose text depends on a setting, and the functions of their binary form
+SENT = {
+    "real": "float4send",
+    "double precision": "float8send",
+    "date": "date_send",
+    "time without time zone": "time_send",
+    "time with time zone": "timetz_send",
+    "timestamp without time zone": "timestamp_send",
+    "timestamp with time zone": "timestamptz_send",
+    "interval": "interval_send",
+    "money": "cash_send",
+    "bytea": "byteasend",
+}
+
 
 @sql_function
 def mop_split(db, source, output, valid, test, method, by, id, seed):
@@ -43,7 +57,7 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
             raise MopError(f"{name} must be a share from 0 to 1, not {share:g}", hint=f"For instance: {name} => 0.2.")
     if method != "column" and not 0 < valid + test < 1:
         raise MopError(f"valid and test together must be between 0 and 1, not {valid + test:g}")
-    seed = 0 if seed is None else int(seed)
+    seed = seed or 0
     with rows_of(db, source) as rows:
         if method != "random" and by is None:
             raise MopError(f"method '{method}' needs a column", hint="by => 'column'")
@@ -52,7 +66,7 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
         columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows))
     made = []
-    origin = f"({source.strip().rstrip(';')})" if is_query(source) else str(db.find_table(source))
+    origin = in_brackets(source) if is_query(source) else str(db.find_table(source))
     names = {part: db.suffixed(output, f"_{part}") for part in conditions}
     views = {part: db.output_table(name) for part, name in names.items()}
     inner = f"(SELECT t.*{extra} FROM {origin} t)" if extra else origin
@@ -80,11 +94,20 @@ def _conditions(
     """({part: SQL condition on a row t}, SQL of a further column of t that conditions use)."""
     name = column and f"t.{quote_identifier(column)}"
     if method == "column":
-        if db.columns(rows)[column] == "boolean":
+        if plain_types(db, rows)[column] == "boolean":
             return {TRAIN: f"{name}", TEST: f"NOT {name}"}, ""
-        found = {row["v"] for row in db.execute(f"SELECT DISTINCT {name}::text AS v FROM {rows} t LIMIT 10")}
+        counts = {
+            row["v"]: row["n"]
+            for row in db.execute(
+                f"SELECT v, count(*) AS n FROM (SELECT CASE WHEN {name}::text IN ('{TRAIN}', '{VALID}', '{TEST}') THEN "
+                f"{name}::text END AS v FROM {rows} t) t GROUP BY 1"
+            )
+        }
+        other, found = counts.pop(None, 0), set(counts)
         if TRAIN not in found:
             raise MopError(f"column \"{column}\" has no row with the value 'train'", hint=_VALUES)
+        if other:
+            db.notice(f'{other} rows are in no part: column "{column}" has another value there', hint=_VALUES)
         return {part: f"{name}::text = {quote_literal(part)}" for part in (TRAIN, VALID, TEST) if part in found}, ""
     if method == "time":
         sql_type = column_kind(db, rows, column).sql
@@ -101,13 +124,16 @@ def _conditions(
         if test:
             parts[TEST] = f"{name} >= {second}"
         return parts, ""
+    types = plain_types(db, rows)
     if method == "group":
-        position, extra = f"(hashtextextended({name}::text, {seed}) & {UNIT - 1})", ""
+        hashed = f"hashtextextended({_stable_text(types, column)}, {seed})"
     else:
-        position, extra = f"({_row_hash(db, rows, ids, seed)} & {UNIT - 1})", ""
+        hashed = _row_hash(db, rows, types, ids, seed)
+    position, extra = f"({hashed} & {UNIT - 1})", ""
     if method == "stratified":
+        # rows of one hash get one rank, and so one part: no order decides between them
         extra = (
-            f", ((row_number() OVER (PARTITION BY {name} ORDER BY {position}) - 0.5) / count(*) OVER (PARTITION BY {name}) "
+            f", ((rank() OVER (PARTITION BY {name} ORDER BY {hashed}) - 0.5) / count(*) OVER (PARTITION BY {name}) "
             f"* {UNIT})::bigint AS __mop_position"
         )
         position = "t.__mop_position"
@@ -120,7 +146,18 @@ def _conditions(
     return parts, extra
 
 
-def _row_hash(db: Database, rows: Table, ids: list[str], seed: int) -> str:
+def _stable_text(types: dict[str, str], column: str | None) -> str:
+    """SQL: the value of a column of row t as a text that depends on no setting, and is equal for equal values."""
+    assert column is not None
+    value, send = f"t.{quote_identifier(column)}", SENT.get(types[column])
+    if send is None:
+        return f"{value}::text"
+    if types[column] in ("real", "double precision"):
+        value = f"({value} + 0)"  # (-0 becomes 0)
+    return f"encode({send}({value}), 'hex')"
+
+
+def _row_hash(db: Database, rows: Table, types: dict[str, str], ids: list[str], seed: int) -> str:
     """SQL: a hash of a row t by its id, its primary key or, without one, its values; no setting changes it. Raises
     MopError."""
     if not ids:
@@ -132,9 +169,9 @@ def _row_hash(db: Database, rows: Table, ids: list[str], seed: int) -> str:
         )
         ids = [row["attname"] for row in key]
     if ids:
-        texts = ", ".join(f"t.{quote_identifier(name)}::text" for name in ids)
+        texts = ", ".join(_stable_text(types, name) for name in ids)
         return f"hashtextextended(concat_ws('/', {texts}), {seed})"
-    values = [name for name, sql_type in db.columns(rows).items() if sql_type in HASHED]
+    values = [name for name, sql_type in types.items() if sql_type in HASHED]
     if not values or not db.has("hash_record_extended", "record, int8"):
         raise MopError(
             "the rows have no primary key",

@@ -397,7 +397,7 @@ def mop_compare(db, session, name, first, second, source):
     """Two versions of a model on the same rows: [(metric, first, second, difference)]."""
     values = []
     for version in (first, second):
-        model = NamedModel.find(db, name, int(version))
+        model = NamedModel.find(db, name, version)
         values.append(reports.measure(db, session, model, source).measures(model.regression))
     return [
         (metric, value, values[1][metric], values[1][metric] - value)

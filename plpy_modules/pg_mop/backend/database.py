@@ -8,7 +8,7 @@ from typing import Any
 
 from pg_mop.backend.caller import CallerSession, extension_schema
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import MAX_NAME, parse_identifier, quote_identifier
+from pg_mop.backend.quoting import MAX_NAME, parse_identifier, quote_identifier, written
 
 __all__ = ["Database", "Table", "extension_schema"]
 
@@ -99,11 +99,7 @@ class Database(CallerSession):
 
     def bare(self, text: str) -> str:
         """The name `text` without needless quotes. Raises MopError for an invalid name."""
-        return ".".join(
-            p if re.fullmatch(r"[a-z_][a-z0-9_]*", p) else quote_identifier(p)
-            for p in self.parse_name(text)
-            if p is not None
-        )
+        return ".".join(written(p) for p in self.parse_name(text) if p is not None)
 
     def input_table(
         self, text: str | None, what: str = "input table", hint: str | None = None, rows: bool = True
@@ -189,6 +185,7 @@ class Database(CallerSession):
                     f'permission denied for column "{column}" of {table}',
                     sqlstate="42501",
                     hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};",
+                    detail="A query that names other columns needs no right on this one.",
                 )
 
     def find_column(self, columns: Container[str], name: str) -> str | None:

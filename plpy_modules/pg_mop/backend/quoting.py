@@ -20,6 +20,15 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def written(name: str) -> str:
+    """`name` as a user writes it in SQL: in quotes where they are needed.
+
+    >>> print(written("price"), written("List price"))
+    price "List price"
+    """
+    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else quote_identifier(name)
+
+
 def quote_literal(value: object) -> str:
     """`value` as an SQL literal; None is NULL.
 

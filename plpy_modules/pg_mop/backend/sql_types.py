@@ -59,6 +59,26 @@ def column_kind(db, table, column):
     )
 
 
+def plain_name(kind):
+    """The name of a type, without the schema of the extension citext."""
+    return "citext" if kind.shown.rpartition(".")[2] == "citext" else kind.shown
+
+
+def plain_types(db, table):
+    """{column: its type's name} of a table, in the order of its columns; a domain is replaced by its base type."""
+    known, found = {}, {}
+    for row in db.execute(
+        "SELECT attname, atttypid::bigint AS oid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 "
+        "AND NOT attisdropped ORDER BY attnum",
+        ["oid"],
+        [table.oid],
+    ):
+        if row["oid"] not in known:
+            known[row["oid"]] = plain_name(kind_of(db, row["oid"]))
+        found[row["attname"]] = known[row["oid"]]
+    return found
+
+
 def equality(db, kind):
     """The equality operator of a type's default ordering, as OPERATOR(schema.=), or None."""
     row = db.one(

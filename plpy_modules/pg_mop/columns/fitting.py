@@ -14,7 +14,7 @@ from typing import Any
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal, written
 from pg_mop.backend.sql_types import column_kind
 from pg_mop.columns import words
 from pg_mop.columns.base import Column, Request, SourceColumn
@@ -101,34 +101,39 @@ def fit(
             features.append(choice.feature_of(c.kind, c.source, c.statistics, max_categories))
             _warn(fitted, c, targets, regression)
     names = _Names(reserved)
-    fitted.inputs = [*_feature_columns(features, names), *_read_words(db, table, texts, names)]
+    own = _read_words(db, table, texts, names)
     for source in arrays:
         column = Scale.fit(
             SourceColumn(db, table, source.column, column_kind(db, table, source.column)),
             Request(normalizing_const=source.options.get("constant", 1.0)),
         )
-        fitted.inputs.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
+        own.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
+    fitted.inputs = [*_feature_columns(features, names), *own]  # (the names of the features' columns are free ones)
     return fitted
 
 
 class _Names:
-    """Names of packed columns, which must differ."""
+    """Names of packed columns. Each takes two: a column's, and that of its shapes."""
 
     def __init__(self, reserved: Sequence[str]) -> None:
-        self.taken = set(reserved)
+        self.taken = {name for own in reserved for name in _both(own)}
 
     def take(self, name: str) -> str:
-        if name in self.taken:
+        if not self.taken.isdisjoint(_both(name)):
             raise MopError(
                 f'the packed table would have two columns "{name}"', hint="Rename the source column in a view."
             )
-        self.taken.add(name)
+        self.taken.update(_both(name))
         return name
 
     def free(self, name: str) -> str:
-        while name in self.taken:
+        while not self.taken.isdisjoint(_both(name)):
             name += "_"
         return self.take(name)
+
+
+def _both(name: str) -> tuple[str, str]:
+    return name, f"{name}_shape"
 
 
 def _candidates(
@@ -215,8 +220,11 @@ def _read_sample(
     ]
     if not candidates:
         return []
+    # (the columns that are read, no others: the caller may lack the right to read those)
+    used = dict.fromkeys([c.source.column for c in candidates] + ([target] if target else []))
+    read = ", ".join(map(quote_identifier, used))
     found = db.execute(
-        f"SELECT {', '.join(sent if numbers else sent[1:])} FROM (SELECT *, row_number() OVER () AS __mop_n "
+        f"SELECT {', '.join(sent if numbers else sent[1:])} FROM (SELECT {read}, row_number() OVER () AS __mop_n "
         f"FROM {table}) s WHERE __mop_n % {step} = 0"
     )
     if numbers:
@@ -293,7 +301,7 @@ def _feature_columns(features: Sequence[Feature], names: _Names) -> list[Column]
 
 
 def _warn(fitted: Fitted, c: _Candidate, targets: list[Any], regression: bool) -> None:
-    exclude = f"exclude => '{c.source.column}'"
+    exclude = f"exclude => {quote_literal(written(c.source.column))}"
     if choice.looks_like_id(c.source, c.statistics):
         fitted.warnings.append(
             (f'column "{c.source.name}" looks like an identifier: its values number the rows', f"Call with {exclude}.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pg_mop.backend.database import Table
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, written
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features.base import number_sql
@@ -15,6 +15,8 @@ from pg_mop.columns.features.number import MOST
 
 if TYPE_CHECKING:
     import numpy
+
+INEXACT = ("numeric", "real", "double precision")  # types that have NaN
 
 
 @dataclass
@@ -75,6 +77,18 @@ class TargetNumber(Column):
         numbers = binary.read(values, [1], "double precision", self.name)
         packed = ((numbers - self.parameters["mean"]) / self._deviation).astype("<f4")
         return packed if binary.np.isfinite(packed).all() else None
+
+    def explain_misfit(self, db: Database, source: Table, summary: str, training: str | None) -> None:
+        number = number_sql(quote_identifier(self.name), self.parameters["sql_type"])
+        unknown = db.value(f"SELECT count(*) FROM {source} WHERE {number} IS NULL OR abs({number}) > {MOST}")
+        if unknown:
+            name = written(self.name)
+            raise MopError(
+                f'target "{self.name}" is no number in {unknown} row{"s" if unknown > 1 else ""}: NULL, NaN or beyond {MOST:g}',
+                hint=f"Leave such rows out: SELECT ... WHERE {name} IS NOT NULL"
+                + (f" AND {name} <> 'NaN'." if self.parameters["sql_type"] in INEXACT else "."),
+                sqlstate="22004",
+            )
 
     @property
     def _deviation(self) -> float:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 
-QUERY = re.compile(r"\s*(\(|(select|with|values|table)\b)", re.IGNORECASE)
+COMMENT = r"--[^\n]*(?:\n|$)|/\*.*?\*/"
+QUERY = re.compile(rf"(?:\s|{COMMENT})*(\(|(select|with|values|table)\b)", re.IGNORECASE | re.DOTALL)
 
 
 def is_query(text: str | None) -> bool:
     """Whether the caller's text is a query, not a name."""
     return bool(QUERY.match(text or ""))
+
+
+def in_brackets(query: str) -> str:
+    """A query as a relation of FROM. (A comment at its end must not hide the bracket.)"""
+    return f"({query.strip().rstrip(';')}\n)"
 
 
 @contextmanager
@@ -29,7 +35,8 @@ def rows_of(db: Database, text: str | None, what: str = "source table", known: s
         assert text is not None
         body = text.strip().rstrip(";")
         with _view(db, body) as view:
-            db.input_table(f"pg_temp.{quote_identifier(view.name)}", what)  # raises an error if it has no rows
+            if db.one(f"SELECT 1 AS x FROM {view} LIMIT 1") is None:
+                raise MopError(f"the query of the {what} returns no rows")
             with rows_with(db, view, known) as rows:
                 yield rows
         return
@@ -47,6 +54,20 @@ def rows_with(db: Database, table: Table, known: str | None) -> Iterator[Table]:
             yield view
     else:
         yield table
+
+
+@contextmanager
+def rows_with_values(db: Database, table: Table, values: Mapping[str, str], columns: Iterable[str]) -> Iterator[Table]:
+    """The rows of a table in which some columns have other values: {column: SQL}. `columns`: all that are needed."""
+    if not values:
+        yield table
+        return
+    entries = [
+        f"{values[name]} AS {quote_identifier(name)}" if name in values else quote_identifier(name)
+        for name in dict.fromkeys(columns)
+    ]
+    with _view(db, f"SELECT {', '.join(entries)} FROM {table}") as view:
+        yield view
 
 
 @contextmanager

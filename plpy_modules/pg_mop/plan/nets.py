@@ -66,8 +66,9 @@ def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body,
     ['InputLayer', 'Dense', 'Dense']
     """
     net = _Net()
-    parts = [net.part(given) for given in inputs]
-    joined = parts[0] if len(parts) == 1 else net.add("Concatenate", parts, name="joined", axis=-1)
+    entries = [net.free(given.name) for given in inputs]
+    parts = [net.part(given, entry) for given, entry in zip(inputs, entries)]
+    joined = parts[0] if len(parts) == 1 else net.add("Concatenate", parts, name=net.free("joined"), axis=-1)
     last = net.body(joined, body)
     names = []
     for output in outputs:
@@ -76,7 +77,7 @@ def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body,
     config = {
         "name": name,
         "layers": net.layers,
-        "input_layers": [[given.name, 0, 0] for given in inputs],
+        "input_layers": [[entry, 0, 0] for entry in entries],
         "output_layers": [[name, 0, 0] for name in names],
     }
     return json.dumps({"class_name": "Functional", "config": config, "keras_version": "3.0.0", "module": "keras"})
@@ -87,6 +88,7 @@ class _Net:
 
     def __init__(self) -> None:
         self.layers: list[Mapping[str, Any]] = []
+        self.taken: set[str] = set()
 
     def add(self, class_name: str, inputs: Sequence[str], name: str | None = None, **config: Any) -> str:
         """Add a layer; returns its name."""
@@ -105,18 +107,18 @@ class _Net:
         return name
 
     def free(self, name: str) -> str:
-        """A name that no layer has."""
+        """A name that no layer has, of the characters that Keras accepts; it is taken from now on."""
         name = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-        taken = {layer["name"] for layer in self.layers}
         number, made = 1, name
-        while made in taken:
+        while made in self.taken:
             number, made = number + 1, f"{name}_{number}"
+        self.taken.add(made)
         return made
 
-    def part(self, given: Input) -> str:
-        """The layers of one input; returns the name of a vector."""
+    def part(self, given: Input, entry: str) -> str:
+        """The layers of one input, whose first layer is named `entry`; returns the name of a vector."""
         shape = list(given.shape)
-        last = self.add("InputLayer", [], name=given.name, batch_shape=[None, *shape], dtype="float32")
+        last = self.add("InputLayer", [], name=entry, batch_shape=[None, *shape], dtype="float32")
         if given.what == "codes":
             size = embedded(given.codes // max(1, given.columns))
             last = self.add("Embedding", [last], input_dim=given.codes, output_dim=size)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.quoting import quote_identifier, quote_literal, written
+from pg_mop.backend.sql_types import NUMBERS
 
 if TYPE_CHECKING:
     import numpy
 
 ON_NULL = ("indicator", "fill", "refuse")
+TIMES = ("time without time zone", "time with time zone", "interval")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Feature(ABC):
             raise MopError(
                 f'column "{source.name}" is NULL in {statistics.nulls} of {statistics.rows} rows',
                 detail="on_null is 'refuse'.",
-                hint=f'Leave such rows out: SELECT ... WHERE "{source.column}" IS NOT NULL. Or call with '
+                hint=f"Leave such rows out: SELECT ... WHERE {written(source.column)} IS NOT NULL. Or call with "
                 "on_null => 'indicator'.",
                 sqlstate="22004",
             )
@@ -170,3 +172,27 @@ def with_indicator(wires: numpy.ndarray, elements: numpy.ndarray, indicator: boo
 def wants_indicator(source: Source, statistics: Statistics) -> bool:
     """Whether the feature tells the net which values are NULL."""
     return bool(statistics.nulls) and source.options.get("on_null", "indicator") == "indicator"
+
+
+def family(sql_type: str) -> str:
+    """Types of one family may stand for one another once the features are fitted."""
+    if sql_type in NUMBERS:
+        return "number"
+    if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
+        return "moment"
+    if sql_type in ("json", "jsonb"):
+        return "json"
+    if sql_type.endswith("[]"):
+        return "array"
+    return sql_type if sql_type in ("boolean", *TIMES) else "text"
+
+
+def as_trained(value: str, actual: str, trained: str) -> str:
+    """SQL: a column's value, of its present type, as a value of the type of training. Both are of one family."""
+    if trained != actual and family(trained) == "moment":
+        return f"{value}::{trained}"
+    if actual == "numeric" and trained in NUMBERS - {"numeric"}:
+        return number_sql(value, "numeric")  # (a cast fails for numbers that double precision does not hold)
+    if trained == "numeric" and actual in ("smallint", "integer", "bigint"):
+        return f"{value}::numeric"
+    return value

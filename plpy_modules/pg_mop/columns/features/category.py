@@ -47,8 +47,10 @@ class Category(Feature):
 
     @classmethod
     def wire_of(cls, source: Source) -> str:
-        """Blanks at the end of char(n) do not count."""
+        """Blanks at the end of char(n) do not count, and capitals of citext do not."""
         text = f"{raw_sql(source.column, source.path)}::text"
+        if source.sql_type == "citext":
+            return f"lower({text})"
         return f"rtrim({text}, ' ')" if source.sql_type == "character" else text
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -49,12 +50,25 @@ def read_transform(text: str | None) -> dict[str, dict[str, Any]]:
         return {}
     example = """transform => '{"price": "log", "city": {"kind": "embedding"}}'"""
     try:
-        given = json.loads(text)
+        given = json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_doubles)
     except ValueError as error:
         raise MopError(f"transform is not JSON: {error}", hint=f"For instance: {example}") from None
     if not isinstance(given, dict):
         raise MopError("transform must be a JSON object with a key for each column", hint=f"For instance: {example}")
     return {column: _read_options(column, options) for column, options in given.items()}
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{json.dumps(double)} is named twice")
+    return found
 
 
 def _read_options(column: str, options: Any) -> dict[str, Any]:
@@ -75,7 +89,10 @@ def _read_options(column: str, options: Any) -> dict[str, Any]:
                 hint=f"A word alone is a scale ({', '.join(SCALES)}) or a kind ({', '.join(KINDS)}).",
             )
         if not isinstance(allowed, tuple) and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0 or allowed is int and value % 1
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < math.inf
+            or (allowed is int and value % 1)
         ):
             raise MopError(f'transform of column "{column}": {name} must be a positive number, not {value!r}')
     return dict(options)
@@ -102,6 +119,11 @@ def sources(
                 )
             continue
         column, *path = (part.strip().strip("'") for part in key.split("->"))
+        if column in columns and not all(path):
+            raise MopError(
+                f'transform names "{key}", a field with an empty key',
+                hint="A field of a JSON column is written column->key->key.",
+            )
         if not path or column not in columns:
             raise MopError(
                 f'transform names column "{key}", which does not exist',
@@ -117,6 +139,8 @@ def sources(
                 f'transform of "{key}" must name the kind of the field',
                 hint=f"""For instance: transform => '{{"{key}": "number"}}', or category, one_hot, embedding, text.""",
             )
+        if any(other.column == column and other.path == tuple(path) for other in found):
+            raise MopError(f'transform names the field "{key}" twice')
         options = {"on_null": on_null, **options, "kind": kind}
         found.append(Source(key, column, "numeric" if kind == "number" else "text", tuple(path), options))
     return found

@@ -62,7 +62,7 @@ class Moment(Feature):
     def wire_of(cls, source: Source) -> str:
         """Infinity is NULL."""
         raw = raw_sql(source.column, source.path)
-        if source.sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
+        if not source.sql_type.startswith("time "):  # (a time of the day is finite)
             return f"(CASE WHEN isfinite({raw}) THEN date_part('epoch', {raw}) END)"
         return f"date_part('epoch', {raw})"  # (extract would compute with type numeric, which is slow)
 
