@@ -44,6 +44,11 @@ def save(model: keras.Model, described: dict[str, Any]) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # (Keras expects the tensors' names to equal the dictionary's keys)
             model = keras.Model(taken, given, name=model.name)
+    return written(model)
+
+
+def written(model: keras.Model) -> bytes:
+    """The bytes of a .keras file of a model."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
         model.save(path)

@@ -156,9 +156,13 @@ class TrainerServer:
 
     def on_export(self, header, payloads):
         try:
-            from mop_udf import keras_file
+            from mop_udf import keras_file, raw_model
 
-            self.channel.send({}, keras_file.save(self.predictor.model, models.normalise(self.described)))
+            if "raw" in header:
+                data = keras_file.written(raw_model.build(self.predictor.model, **header["raw"]))
+            else:
+                data = keras_file.save(self.predictor.model, models.normalise(self.described))
+            self.channel.send({}, data)
         except Exception as error:
             self._refuse(error)
 

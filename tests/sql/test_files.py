@@ -153,3 +153,90 @@ def test_other_bad_input(db, models):
         ("mop_import_model(NULL, '\\x00')", "not a .keras file"),
     ):
         assert fragment in str(db.error("SELECT madlib." + call))
+
+
+RAW = "id, price, discount, gift, form, town, placed, stay, vec, note"
+
+
+@pytest.fixture(scope="module", params=["classes", "numbers"])
+def of_a_table(db, request):
+    """(target, name of a model of a table with columns of all kinds)."""
+    name = f"raw_{request.param}"
+    db.run("SET pg_mop.seed = 3; SET search_path = public, madlib")
+    db.run(
+        "CREATE TABLE IF NOT EXISTS raw_rows AS SELECT i AS id, (i * 37 % 101 + 1e6)::float8 AS price, CASE WHEN i % 9 > 0 "
+        "THEN (i * 13 % 50)::numeric END AS discount, i % 4 = 0 AS gift, CASE WHEN i % 11 > 0 THEN 'f' || i % 5 END AS form, "
+        "'town ' || i % 60 AS town, CASE WHEN i % 13 > 0 THEN timestamptz '2024-01-01 05:30+00' + i * interval '17 h' END AS "
+        "placed, make_interval(hours => i % 30) AS stay, ARRAY[i % 5, 1]::real[] AS vec, 'Some note, of the order ' || i || "
+        "': ' || (ARRAY['fish!', 'bread'])[1 + i % 2] AS note, (ARRAY['low', 'high', NULL])[1 + i % 3] AS classes, "
+        "i * 7 % 91 + 500.0 AS numbers FROM generate_series(1, 300) i"
+    )
+    other = {"classes": "numbers", "numbers": "classes"}[request.param]
+    db.run(
+        f"SELECT mop_pack('raw_rows', '{name}_packed', target => '{request.param}', id => 'id', exclude => '{other}', "
+        """transform => '{"discount": "log", "price": "robust"}')"""
+    )
+    db.run(f"SELECT mop_architecture('{name}_nets', '{name}_packed', 'small')")
+    loss = "categorical_crossentropy" if request.param == "classes" else "mse"
+    db.run(
+        f"SELECT madlib_keras_fit('{name}_packed', '{name}_fitted', '{name}_nets', 1, $$loss='{loss}', "
+        "optimizer='Adam(lr=0.01)'$$, 'batch_size=32', 3)"
+    )
+    db.run(f"SELECT mop_deploy('{name}', '{name}_fitted')")
+    return request.param, name
+
+
+def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table, tmp_path):
+    target, name = of_a_table
+    (tmp_path / "model.keras").write_bytes(bytes(db.value(f"SELECT madlib.mop_export_model('{name}', NULL)")))
+    rows = db.run(
+        f"SELECT {RAW}, extract(epoch FROM placed)::float8 AS at, extract(epoch FROM stay)::float8 AS length FROM raw_rows "
+        "UNION ALL SELECT 301, NULL, NULL, NULL, 'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', NULL, NULL "
+        "ORDER BY id"
+    )
+
+    def numbers(column):
+        return [float("nan") if r[column] is None else float(r[column]) for r in rows]
+
+    raw = {
+        **{column: numbers(column) for column in ("price", "discount", "gift")},
+        "placed": numbers("at"),
+        "stay": numbers("length"),
+        **{column: [r[column] or "" for r in rows] for column in ("form", "town", "note")},
+        "vec": [r["vec"] for r in rows],
+    }
+    (tmp_path / "raw.json").write_text(json.dumps(raw))
+    program = (
+        "import json, keras, numpy, sys; p = sys.argv[1]; m = keras.models.load_model(p + '/model.keras'); "
+        "raw = {k: numpy.array(v) for k, v in json.load(open(p + '/raw.json')).items()}; import tensorflow as tf; "
+        "out = m({k: tf.constant(v) for k, v in raw.items()}); out = {k: numpy.asarray(v) for k, v in out.items()}; "
+        "texts = [v.decode() if isinstance(v, bytes) else float(v) for v in out.pop('prediction')]; "
+        "json.dump({'prediction': texts, **{k: v.tolist() for k, v in out.items()}}, open(p + '/out.json', 'w'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads((tmp_path / "out.json").read_text())
+    ours = db.run(
+        f"SELECT * FROM madlib.mop_predict('{name}', $$SELECT {RAW} FROM raw_rows UNION ALL SELECT 301, NULL, NULL, NULL, "
+        "'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words' ORDER BY id$$)"
+    )
+    if target == "classes":
+        assert theirs["prediction"] == [r["prediction"] for r in ours]
+        ordered = sorted(ours[0]["probabilities"])
+        assert np.array(theirs["probabilities"]) == pytest.approx(
+            np.array([[r["probabilities"][c] for c in ordered] for r in ours]), abs=1e-5
+        )
+    else:
+        assert np.array(theirs["prediction"]) == pytest.approx(
+            np.array([float(r["prediction"]) for r in ours]), rel=1e-5
+        )
+
+
+def test_no_vocabulary_is_read_from_a_file(db, of_a_table):
+    target, name = of_a_table
+    transform = json.loads(db.value(f"SELECT transform::text FROM {name}"))
+    (words,) = (column for column in transform["inputs"] if column["type"] == "words")
+    words["parameters"]["vocabulary"] = "/etc/passwd"
+    db.run(f"DROP TABLE IF EXISTS reads_files; CREATE TABLE reads_files AS SELECT * FROM {name}")
+    db.run("UPDATE reads_files SET transform = %s", [json.dumps(transform)])
+    assert "is no list of texts" in str(db.error("SELECT madlib.mop_export_model('reads_files', NULL)"))

@@ -1,20 +1,30 @@
 """mop_export_model and mop_import_model: models as .keras files."""
 
+from typing import Any
+
 from pg_mop.api.architectures import append
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.errors import MopError
+from pg_mop.inference.named_model import NamedModel, is_named
 
 MOST_BYTES = (1 << 30) - 5  # of a bytea value, which has a header of four bytes
 
 
 @with_trainer
 def mop_export_model(db, session, model_table, mst_key):
-    """A trained model as the bytes of a .keras file."""
-    model = StoredModel(db, model_table, mst_key)
+    """A trained model as the bytes of a .keras file; of a named model, the version `mst_key`, which takes raw columns."""
+    request: dict[str, Any] = {"op": "export"}
+    table = db.input_table(model_table, "model table", rows=False)
+    if is_named(db, table):
+        named = NamedModel.find(db, model_table, mst_key)
+        request["raw"] = named.to_keras()
     with trainer_of(session, trainer_options(db, False)) as trainer:
-        model.lend(trainer)
-        trainer.send({"op": "export"})
+        if "raw" in request:
+            named.lent_to(db, trainer)
+        else:
+            StoredModel(db, model_table, mst_key).lend(trainer)
+        trainer.send(request)
         _, (data,) = trainer.receive()
     if len(data) >= MOST_BYTES:
         raise MopError(

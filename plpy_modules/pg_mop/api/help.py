@@ -214,7 +214,8 @@ SELECT * FROM predictions ORDER BY id LIMIT 5;
         True,
     ),
     "mop_export_model": (
-        "Returns a trained model as the bytes of a .keras file; the best of several if mst_key is NULL.",
+        "Returns a trained model as the bytes of a .keras file: the best of several if mst_key is NULL. Of a named model, "
+        "mst_key is the version (NULL: the one in use), and the file takes the columns of the table (docs/tables.md).",
         """
 SELECT length({schema}.mop_export_model('flower_models', 1));
 -- into a file:

@@ -242,6 +242,10 @@ class Column(ABC):
         """
         return None
 
+    def raw_inputs(self) -> list[dict[str, Any]]:
+        """Descriptions of the raw values that the packed column is made of, for an exported model (mop_udf/raw_model.py)."""
+        return [{"kind": "array", "name": self.name, "shape": self.shape, "layer": self.to_keras()}]
+
     # --- comparing and storing ---
 
     @property

@@ -118,6 +118,9 @@ class Features(Column):
         found = {feature.name: feature.unseen(columns[feature.name]) for feature in self.texts}
         return {name: values for name, values in found.items() if values}
 
+    def raw_inputs(self) -> list[dict[str, Any]]:
+        return [{"name": feature.name, **feature.to_keras()} for feature in self.features]
+
     @property
     def codes(self) -> int:
         """The number of codes of all features together: the rows of their embedding table."""

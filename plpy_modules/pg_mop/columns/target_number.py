@@ -97,6 +97,12 @@ class TargetNumber(Column):
     def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
         return self.labels(outputs.shape[1]), outputs * self._deviation + self.parameters["mean"]
 
+    def to_keras(self) -> dict[str, Any]:
+        return {
+            "class_name": "Rescaling",
+            "config": {"scale": self._deviation, "offset": self.parameters["mean"], "dtype": "float64"},
+        }
+
     def difference(self, other: Column) -> str | None:
         if not isinstance(other, TargetNumber) or self.parameters["mean"] == other.parameters["mean"]:
             return None

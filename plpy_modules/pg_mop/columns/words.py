@@ -74,6 +74,11 @@ class Words(Column):
             packed[row, : len(found)] = found
         return packed
 
+    def raw_inputs(self) -> list[dict[str, Any]]:
+        return [
+            {"kind": "words", "name": self.name, "vocabulary": self.parameters["vocabulary"], "length": self.shape[0]}
+        ]
+
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
 

@@ -247,6 +247,15 @@ class NamedModel(Model):
         """The class of each unit."""
         return ["NULL" if label is None else label for label in self.output.labels(width)]
 
+    def to_keras(self) -> dict[str, Any]:
+        """What the trainer needs to build the model that takes raw columns (mop_udf/raw_model.py); JSON-able."""
+        with _reading(self.what):
+            return {
+                "inputs": [column.raw_inputs() for column in self.inputs],
+                "output": self.output.to_keras(),
+                "classes": not self.regression,
+            }
+
     @property
     def prediction_type(self) -> str:
         """The SQL type of predictions in a table: of the target, if it is one of PostgreSQL's own plain types."""
@@ -392,6 +401,11 @@ def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str], di
         [table.oid],
     )
     return str(table), plain_types(db, table), {row["attname"]: row["t"] for row in rows}
+
+
+def is_named(db: Database, table: Table) -> bool:
+    """Whether a table has the columns of a named model."""
+    return bool(db.value(f"SELECT {IS_MODEL} FROM pg_class c WHERE c.oid = $1", ["oid"], [table.oid]))
 
 
 def table_of(db: Database, name: str | None) -> Table:

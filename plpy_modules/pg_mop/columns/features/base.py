@@ -129,6 +129,10 @@ class Feature(ABC):
         """What becomes of the column, in a few words."""
         return self.type_name
 
+    @abstractmethod
+    def to_keras(self) -> dict[str, Any]:
+        """The parameters by which layers of Keras compute the elements (mop_udf/raw_model.py); JSON-able."""
+
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type_name, "name": self.name, "parameters": self.parameters}
 

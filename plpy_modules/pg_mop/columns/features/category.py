@@ -74,6 +74,17 @@ class Category(Feature):
             self._numbers = numbers
         return self._numbers
 
+    def to_keras(self) -> dict[str, Any]:
+        values = self.parameters["values"]
+        null = next(text for text in ("", "NULL", "(NULL)", "(no value)") if text not in values)
+        return {
+            "kind": "category",
+            "values": values,
+            "null": null if self.parameters["null"] else None,
+            "one_hot": not self.is_code,
+            "offset": self.parameters.get("offset", 0),
+        }
+
     def unseen(self, wires: list[str | None]) -> list[str]:
         known = self._known()
         if self.parameters["other"]:  # rare values of training rows are not kept: nothing tells them from new ones

@@ -94,6 +94,10 @@ class Moment(Feature):
                 columns.append(np.stack([np.sin(angle), np.cos(angle)], 1))
         return with_indicator(wires, np.concatenate(columns, 1).astype("<f4"), p["indicator"])
 
+    def to_keras(self) -> dict[str, Any]:
+        own = ("parts", "mean", "deviation", "fill", "indicator")
+        return {"kind": "moment", "limit": CLIP, **{name: self.parameters[name] for name in own}}
+
     def described(self) -> str:
         return f"time: {', '.join(self.parameters['parts'])}" + ", NULL indicator" * self.parameters["indicator"]
 

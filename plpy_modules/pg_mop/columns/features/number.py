@@ -78,6 +78,15 @@ class Number(Feature):
         limit = MOST if p["scale"] == "none" else CLIP
         return with_indicator(wires, np.clip(scaled, -limit, limit).astype("<f4").reshape(-1, 1), p["indicator"])
 
+    def to_keras(self) -> dict[str, Any]:
+        p = self.parameters
+        return {
+            "kind": "number",
+            "log": p["scale"] == "log",
+            "limit": MOST if p["scale"] == "none" else CLIP,
+            **{name: p[name] for name in ("fill", "center", "factor", "indicator")},
+        }
+
     def described(self) -> str:
         return f"number, {self.parameters['scale']}" + ", NULL indicator" * self.parameters["indicator"]
 
@@ -154,3 +163,7 @@ class Boolean(Feature):
 
         values = np.where(np.isnan(wires), self.parameters["fill"], wires).astype("<f4").reshape(-1, 1)
         return with_indicator(wires, values, self.parameters["indicator"])
+
+    def to_keras(self) -> dict[str, Any]:
+        own = {name: self.parameters[name] for name in ("fill", "indicator")}
+        return {"kind": "number", "log": False, "limit": MOST, "center": 0.0, "factor": 1.0, **own}
