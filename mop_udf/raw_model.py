@@ -51,6 +51,12 @@ def _encoded(one: dict[str, Any], raw: dict[str, Any]) -> Any:
     if kind == "array":
         value = _input(raw, name, tuple(one["shape"]), "float32")
         return _layer(one["layer"])(value) if one["layer"] else ops.cast(value, "float32")
+    if kind == "series":
+        value = _input(raw, name, tuple(one["shape"]), "float32")
+        scaled = layers.Normalization(mean=one["means"], variance=[d * d for d in one["deviations"]])(value)
+        known = ops.logical_not(ops.isnan(value))
+        scaled = ops.where(known, ops.clip(scaled, -one["limit"], one["limit"]), ops.zeros_like(value))
+        return ops.where(ops.any(known, axis=-1, keepdims=True), scaled, ops.full_like(value, one["padding"]))
     if kind == "words":
         texts = _input(raw, name, (), "string")
         layer = layers.TextVectorization(vocabulary=_texts(one["vocabulary"]), output_sequence_length=one["length"])
@@ -94,8 +100,8 @@ def _moment(seconds: Any, one: dict[str, Any]) -> list[Any]:
 def _input(raw: dict[str, Any], name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """The input for a raw column, which several descriptions may share."""
     if name not in raw:
-        plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-        raw[name] = keras.Input(shape=shape, dtype=dtype, name=f"{plain}_{len(raw)}")
+        # (Keras accepts no "/" in a name, and warns where the input's name is not its key)
+        raw[name] = keras.Input(shape=shape, dtype=dtype, name=None if "/" in name else name)
     return raw[name]
 
 

@@ -155,7 +155,7 @@ def test_other_bad_input(db, models):
         assert fragment in str(db.error("SELECT madlib." + call))
 
 
-RAW = "id, price, discount, gift, form, town, placed, stay, vec, note"
+RAW = "id, price, discount, gift, form, town, placed, stay, vec, note, steps"
 
 
 @pytest.fixture(scope="module", params=["classes", "numbers"])
@@ -167,14 +167,15 @@ def of_a_table(db, request):
         "CREATE TABLE IF NOT EXISTS raw_rows AS SELECT i AS id, (i * 37 % 101 + 1e6)::float8 AS price, CASE WHEN i % 9 > 0 "
         "THEN (i * 13 % 50)::numeric END AS discount, i % 4 = 0 AS gift, CASE WHEN i % 11 > 0 THEN 'f' || i % 5 END AS form, "
         "'town ' || i % 60 AS town, CASE WHEN i % 13 > 0 THEN timestamptz '2024-01-01 05:30+00' + i * interval '17 h' END AS "
-        "placed, make_interval(hours => i % 30) AS stay, ARRAY[i % 5, 1]::real[] AS vec, 'Some note, of the order ' || i || "
+        "placed, make_interval(hours => i % 30) AS stay, ARRAY[i % 5, 1]::real[] AS vec, (SELECT array_agg((i * k % 7)::real) "
+        "FROM generate_series(1, 1 + i % 6) k) AS steps, 'Some note, of the order ' || i || "
         "': ' || (ARRAY['fish!', 'bread'])[1 + i % 2] AS note, (ARRAY['low', 'high', NULL])[1 + i % 3] AS classes, "
         "i * 7 % 91 + 500.0 AS numbers FROM generate_series(1, 300) i"
     )
     other = {"classes": "numbers", "numbers": "classes"}[request.param]
     db.run(
         f"SELECT mop_pack('raw_rows', '{name}_packed', target => '{request.param}', id => 'id', exclude => '{other}', "
-        """transform => '{"discount": "log", "price": "robust"}')"""
+        """transform => '{"discount": "log", "price": "robust", "steps": {"kind": "series", "length": 6}}')"""
     )
     db.run(f"SELECT mop_architecture('{name}_nets', '{name}_packed', 'small')")
     loss = "categorical_crossentropy" if request.param == "classes" else "mse"
@@ -191,7 +192,8 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     (tmp_path / "model.keras").write_bytes(bytes(db.value(f"SELECT madlib.mop_export_model('{name}', NULL)")))
     rows = db.run(
         f"SELECT {RAW}, extract(epoch FROM placed)::float8 AS at, extract(epoch FROM stay)::float8 AS length FROM raw_rows "
-        "UNION ALL SELECT 301, NULL, NULL, NULL, 'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', NULL, NULL "
+        "UNION ALL SELECT 301, NULL, NULL, NULL, 'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', "
+        "NULL::real[], NULL, NULL "
         "ORDER BY id"
     )
 
@@ -204,6 +206,7 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
         "stay": numbers("length"),
         **{column: [r[column] or "" for r in rows] for column in ("form", "town", "note")},
         "vec": [r["vec"] for r in rows],
+        "steps": [[[v] for v in ((r["steps"] or []) + [float("nan")] * 6)[:6]] for r in rows],
     }
     (tmp_path / "raw.json").write_text(json.dumps(raw))
     program = (
@@ -218,7 +221,7 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     theirs = json.loads((tmp_path / "out.json").read_text())
     ours = db.run(
         f"SELECT * FROM madlib.mop_predict('{name}', $$SELECT {RAW} FROM raw_rows UNION ALL SELECT 301, NULL, NULL, NULL, "
-        "'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words' ORDER BY id$$)"
+        "'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', NULL::real[] ORDER BY id$$)"
     )
     if target == "classes":
         assert theirs["prediction"] == [r["prediction"] for r in ours]

@@ -500,3 +500,53 @@ def test_a_column_of_parts_may_have_many_other_values(shop):
     found = shop.run("SELECT * FROM mop_split('by_column', 'parted', method => 'column', by => 'part')")
     assert {r["part"]: r["row_count"] for r in found} == {"train": 40, "test": 10}
     assert "50 rows are in no part" in "".join(shop.connection.notices)
+
+
+def test_series_of_various_lengths_are_padded_and_masked(shop):
+    shop.run(
+        "CREATE TABLE readings AS SELECT i AS id, CASE WHEN i % 10 > 0 THEN (SELECT array_agg(((i % 2) * 3 + (i * k) % 5)"
+        "::real) FROM generate_series(1, 1 + i % 12) k) END AS heat, (SELECT array_agg(ARRAY[k, i % 3]) FROM "
+        "generate_series(1, 2 + i % 4) k) AS pairs, i % 2 = 0 AS y FROM generate_series(1, 200) i; "
+        "UPDATE readings SET heat = ARRAY[1, NULL, 3] WHERE id = 1; UPDATE readings SET heat = '{}' WHERE id = 2"
+    )
+    shop.run(
+        """SELECT mop_pack('readings', 'readings_packed', target => 'y', id => 'id', transform => '{"heat": "series"}')"""
+    )
+    found = {r["column_name"]: r for r in shop.run("SELECT * FROM mop_feature_info('readings_packed')")}
+    assert found["heat"]["feature"] == "series of [12, 1]" and found["pairs"]["feature"] == "series of [5, 2]"
+    assert found["heat"]["null_share"] == pytest.approx(0.1)
+    shop.run("SELECT mop_architecture('readings_nets', 'readings_packed', 'small')")
+    shop.run(
+        "SELECT madlib_keras_fit('readings_packed', 'readings_fitted', 'readings_nets', 1, $$loss="
+        "'categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 12)"
+    )
+    shop.run("SELECT mop_deploy('readings_model', 'readings_fitted')")
+    table = {
+        r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('readings_model', 'readings', keep => 'id')")
+    }
+    rows = shop.run("SELECT t.id, p.* FROM readings t, mop_predict('readings_model', t) AS p WHERE id < 30")
+    for row in rows:
+        assert row["probability"] == pytest.approx(table[row["id"]]["probability"], abs=1e-5)
+    right = shop.value("SELECT value FROM mop_evaluate('readings_model', 'readings') WHERE metric = 'accuracy'")
+    assert right > 0.75
+    longer = "SELECT array_cat(ARRAY[9, 9]::real[], heat) AS heat, pairs FROM readings WHERE id = 11"
+    (cut,) = shop.run("SELECT * FROM mop_predict('readings_model', %s)", [longer])  # (12 steps: the last ones count)
+    assert cut["probability"] == pytest.approx(table[11]["probability"], abs=1e-5)
+    error = shop.error(
+        "SELECT * FROM mop_predict('readings_model', 'SELECT heat, ARRAY[ARRAY[1, 2, 3]] AS pairs FROM readings')"
+    )
+    assert "its series have 2 channels" in str(error)
+
+
+@pytest.mark.parametrize(
+    "columns, fragment",
+    [
+        ("ARRAY[ARRAY[ARRAY[i]]] AS x", "arrays of 3 to 3 dimensions"),
+        ("CASE WHEN i % 2 = 0 THEN ARRAY[ARRAY[i]] ELSE ARRAY[ARRAY[i, i]] END AS x", "series of 1 to 2 channels"),
+        ("NULL::real[] AS x", "has no array with an element"),
+    ],
+)
+def test_arrays_that_are_no_series(shop, columns, fragment):
+    query = f"SELECT {columns}, i % 3 = 0 AS y FROM generate_series(1, 50) i"
+    error = shop.error("SELECT mop_pack(%s, 'no', target => 'y', transform => %s)", [query, '{"x": "series"}'])
+    assert fragment in str(error)

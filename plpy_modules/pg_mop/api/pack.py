@@ -272,6 +272,8 @@ def check_columns(db: Database, rows: Table, inputs: Any) -> None:
             for feature in getattr(column, "features", ())
             if not feature.parameters.get("path")
         }
+        if column.sql_type and not column.parameters.get("path"):
+            wanted[column.sources[0]] = column.sql_type
         for name, sql_type in wanted.items():
             if family(existing[name]) != family(sql_type):
                 raise MopError(

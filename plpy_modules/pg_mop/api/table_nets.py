@@ -6,7 +6,8 @@ from pg_mop.api.architectures import append
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import split_names
-from pg_mop.columns import Column, Features, Words
+from pg_mop.columns import Column, Features, Series, Words
+from pg_mop.columns.series import PADDING
 from pg_mop.packing.training import Training
 from pg_mop.plan import nets
 
@@ -50,6 +51,8 @@ def _input(column: Column) -> nets.Input:
     shape = tuple(column.shape)
     if isinstance(column, Words):
         return nets.Input(column.name, shape, "words", column.tokens)
+    if isinstance(column, Series):
+        return nets.Input(column.name, shape, "series", padding=PADDING)
     if isinstance(column, Features) and column.codes:
-        return nets.Input(column.name, shape, "codes", column.codes, len(column.features))
+        return nets.Input(column.name, shape, "codes", column.codes, columns=len(column.features))
     return nets.Input(column.name, shape)

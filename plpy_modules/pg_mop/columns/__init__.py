@@ -15,6 +15,7 @@ from pg_mop.columns.features_column import Features
 from pg_mop.columns.identity import Identity
 from pg_mop.columns.one_hot import OneHot
 from pg_mop.columns.scale import Scale
+from pg_mop.columns.series import Series
 from pg_mop.columns.target_number import TargetNumber
 from pg_mop.columns.transform import Transform
 from pg_mop.columns.weight import Weight
@@ -22,7 +23,13 @@ from pg_mop.columns.words import Words
 
 INDEPENDENT: list[type[Column]] = [Scale]
 DEPENDENT: list[type[Column]] = [Identity, OneHot]
-OF_TABLES: list[type[Column]] = [Features, Words, TargetNumber, Weight]  # which mop_pack makes (columns/fitting.py)
+OF_TABLES: list[type[Column]] = [
+    Features,
+    Words,
+    Series,
+    TargetNumber,
+    Weight,
+]  # which mop_pack makes (columns/fitting.py)
 
 
 def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:

@@ -24,6 +24,7 @@ from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.number import MOST
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.scale import Scale
+from pg_mop.columns.series import Series, Shapes
 from pg_mop.columns.words import Words
 
 SAMPLE = 10_000  # rows of the sample
@@ -103,13 +104,19 @@ def fit(
     names = _Names(reserved)
     own = _read_words(db, table, texts, names)
     for source in arrays:
-        column = Scale.fit(
-            SourceColumn(db, table, source.column, column_kind(db, table, source.column)),
-            Request(normalizing_const=source.options.get("constant", 1.0)),
-        )
+        column = _array(SourceColumn(db, table, source.column, column_kind(db, table, source.column)), source.options)
         own.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
     fitted.inputs = [*_feature_columns(features, names), *own]  # (the names of the features' columns are free ones)
     return fitted
+
+
+def _array(source: SourceColumn, options: dict[str, Any]) -> Column:
+    """The column of arrays: of one shape, or series."""
+    kind = options.get("kind")
+    shapes = None if kind == "array" else Shapes.of(source.db, source.table, source.name)
+    if shapes is not None and (kind == "series" or shapes.are_series):
+        return Series.of(source, shapes, None if "length" not in options else int(options["length"]))
+    return Scale.fit(source, Request(normalizing_const=options.get("constant", 1.0)))
 
 
 class _Names:
@@ -147,7 +154,7 @@ def _candidates(
             hint = " (name its fields in transform)" if source.sql_type in ("json", "jsonb") else ""
             if not any(other.column == source.column and other.path for other in sources):
                 fitted.left_out[source.name] = f"type {source.sql_type} has no features{hint}"
-        elif chosen == "array":
+        elif chosen in ("array", "series"):
             arrays.append(source)
         elif chosen != "ignore":
             candidates.append(_Candidate(source, chosen))

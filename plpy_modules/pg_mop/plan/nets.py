@@ -1,7 +1,7 @@
 """Nets for packed tables: the JSON of Keras models whose inputs are a table's packed columns. Pure.
 
-A net joins one part for each packed column: numbers as they are, codes and words by embeddings, arrays of two dimensions by
-Conv1D, arrays of three by Conv2D. A body of dense layers and an output for each target follow.
+A net joins one part for each packed column: numbers as they are, codes and words by embeddings, short series by GRU, long ones
+and arrays of two dimensions by Conv1D, arrays of three by Conv2D. A body of dense layers and an output for each target follow.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MOST_RECURRENT = 100  # steps of a series that GRU reads; longer ones take convolutions, which are faster
 MOST_EMBEDDED = 50  # dimensions of an embedding
 
 
@@ -38,15 +39,17 @@ DEFAULT = ("linear", "small", "medium", "residual")
 
 @dataclass(frozen=True)
 class Input:
-    """A packed column: its name, the shape of a row, and what the elements are: numbers, codes or words.
+    """A packed column: its name, the shape of a row, and what the elements are: numbers, codes, words, or a series.
 
-    `codes`: rows of the embedding table; `columns`: columns of the source that the codes stand for.
+    `padding`: the value of the steps after the end of a series; `codes`: rows of the embedding table; `columns`: columns of the
+    source that the codes stand for.
     """
 
     name: str
     shape: tuple[int, ...]
     what: str = "numbers"
     codes: int = 0
+    padding: float = 0.0
     columns: int = 1
 
 
@@ -126,6 +129,10 @@ class _Net:
         if given.what == "words":
             last = self.add("Embedding", [last], input_dim=given.codes, output_dim=32, mask_zero=True)
             return self.add("GlobalAveragePooling1D", [last])
+        if given.what == "series":
+            last = self.add("Masking", [last], mask_value=given.padding)  # (steps after the end become 0)
+            if shape[0] <= MOST_RECURRENT:
+                return self.add("GRU", [last], units=32)
         if len(shape) == 2:
             last = self.add(
                 "Conv1D", [last], filters=32, kernel_size=min(5, shape[0]), padding="same", activation="relu"

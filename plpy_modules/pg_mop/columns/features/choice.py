@@ -17,7 +17,7 @@ from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import SCALES, Boolean, Number
 
 # kinds of columns: those that a transform may name
-KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "ignore")
+KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "series", "ignore")
 OPTIONS = {
     "kind": KINDS,
     "scale": SCALES,
@@ -167,6 +167,7 @@ def kind_of(source: Source, numeric_array: bool, is_enum: bool) -> str | None:
         "number": by_type in ("number", "boolean"),
         "time": by_type == "time",
         "array": by_type == "array",
+        "series": by_type == "array",
         "text": sql_type in TEXTS,
         "category": by_type not in (None, "array"),
         "one_hot": by_type not in (None, "array"),
