@@ -175,6 +175,19 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
+    def on_pictures(self, header, payloads):
+        try:
+            from mop_udf import pictures
+
+            try:
+                made = pictures.decode(bytes(payloads[0]), header["lengths"], header["shape"])
+            except pictures.PictureError as error:
+                self.channel.send({"broken": str(error), "md5": error.md5})
+            else:
+                self.channel.send({}, made.reshape(-1))
+        except Exception as error:
+            self._refuse(error)
+
     def on_baselines(self, header, payloads):
         try:
             from mop_udf import baselines

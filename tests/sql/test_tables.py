@@ -550,3 +550,69 @@ def test_arrays_that_are_no_series(shop, columns, fragment):
     query = f"SELECT {columns}, i % 3 = 0 AS y FROM generate_series(1, 50) i"
     error = shop.error("SELECT mop_pack(%s, 'no', target => 'y', transform => %s)", [query, '{"x": "series"}'])
     assert fragment in str(error)
+
+
+def picture(shade, size, kind="PNG", mode="RGB"):
+    """The bytes of a picture: a bright square on a dark ground, or the other way round."""
+    import io
+
+    from PIL import Image
+
+    numbers = np.full((size, size), 40 if shade else 200, "u1")
+    numbers[size // 4 : size // 2, size // 4 : size // 2] = 220 if shade else 10
+    file = io.BytesIO()
+    Image.fromarray(numbers).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def test_images_are_decoded_in_the_trainer_and_resized(shop):
+    shop.run("CREATE TABLE photos (id int PRIMARY KEY, photo bytea, y text)")
+    for i in range(60):
+        kind, mode = [("PNG", "RGB"), ("JPEG", "RGB"), ("PNG", "RGBA"), ("JPEG", "L"), ("PNG", "P")][i % 5]
+        shop.run(
+            "INSERT INTO photos VALUES (%s, %s, %s)",
+            [i, picture(i % 2, 20 + i, kind, mode), "bright" if i % 2 else "dark"],
+        )
+    shop.run("INSERT INTO photos VALUES (60, NULL, 'dark')")
+    call = """SELECT mop_pack('photos', %s, target => 'y', id => 'id', transform => '{"photo": {"size": 16, "channels": 1}}')"""
+    shop.run(call, ["photos_packed"])
+    packed = [
+        (
+            np.frombuffer(bytes(r["photo"]), "<f4").reshape(r["photo_shape"]),
+            np.frombuffer(bytes(r["y"]), "<i2").reshape(-1, 2),
+        )
+        for r in shop.run("SELECT photo, photo_shape, y FROM photos_packed ORDER BY buffer_id")
+    ]
+    photos, labels = (np.concatenate(own) for own in zip(*packed))
+    assert photos.shape == (61, 16, 16, 1) and photos.min() >= 0 and photos.max() <= 1
+    corner = photos[:, 1, 1, 0]
+    known = photos.reshape(61, -1).max(1) > 0
+    assert np.allclose(corner[known & (labels[:, 0] == 1)], 40 / 255, atol=0.02)  # classes in order: bright, dark
+    assert np.allclose(corner[known & (labels[:, 1] == 1)], 200 / 255, atol=0.02)
+    shop.run("SELECT mop_architecture('photos_nets', 'photos_packed', 'small')")
+    shop.run(
+        "SELECT madlib_keras_fit('photos_packed', 'photos_fitted', 'photos_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam(lr=0.02)'$$, 'batch_size=16', 12)"
+    )
+    shop.run("SELECT mop_deploy('photos_model', 'photos_fitted')")
+    table = {r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('photos_model', 'photos', keep => 'id')")}
+    assert sum(table[i]["prediction"] == ("bright" if i % 2 else "dark") for i in range(60)) > 50
+    for row in shop.run("SELECT t.id, p.* FROM photos t, mop_predict('photos_model', t) AS p WHERE id % 10 = 0"):
+        assert row["probability"] == pytest.approx(table[row["id"]]["probability"], abs=1e-5)
+    shop.run("SELECT mop_pack('SELECT * FROM photos WHERE id < 9', 'photos_checked', fitted_on => 'photos_packed')")
+    broken = picture(1, 50)[:60]
+    shop.run("UPDATE photos SET photo = %s WHERE id = 30", [broken])
+    for ask in ("SELECT * FROM mop_predict('photos_model', 'photos')", call.replace("%s", "'photos_broken'")):
+        error = str(shop.error(ask))
+        assert 'column "photo" has a value that is no PNG or JPEG image' in error
+        assert shop.value("SELECT id FROM photos WHERE md5(photo) = %s", [error.split("= '")[1][:32]]) == 30
+    error = shop.error(call.replace("%s", "'no'").replace('"channels": 1', '"channels": 2'))
+    assert "channels must be 1 (grey) or 3" in str(error)
+
+
+def test_other_binary_data_are_no_features(shop):
+    del shop.connection.notices[:]
+    shop.run(
+        "SELECT mop_pack('SELECT price, label, decode(md5(note), ''hex'') AS b FROM orders', 'with_bytes', 'label')"
+    )
+    assert "b: type bytea has no features" in "".join(shop.connection.notices)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types
 from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, Weight, fitting
@@ -28,9 +30,22 @@ MAX_COUNTED = 40_000  # values of a target that are counted
 FEW_ROWS = 20
 
 
-@sql_function
+@with_trainer
 def mop_pack(
-    db, source, output, target, id, exclude, kind, transform, fitted_on, max_categories, on_null, buffer_size, weight
+    db,
+    session,
+    source,
+    output,
+    target,
+    id,
+    exclude,
+    kind,
+    transform,
+    fitted_on,
+    max_categories,
+    on_null,
+    buffer_size,
+    weight,
 ):
     """Pack the rows of `source` with the transform fitted on them, or with that of the packed table `fitted_on`."""
     if buffer_size is not None and buffer_size <= 0:
@@ -64,19 +79,33 @@ def mop_pack(
                 placement = placement_of(db, rows, config)
                 summary.write(db, summary_table, source, output, columns, placement)
                 seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-                table.pack(
-                    db,
-                    rows,
-                    packed,
-                    summary_table,
-                    columns,
-                    names,
-                    buffer_size,
-                    placement,
-                    [column.shape[0] for column in columns.outputs],
-                    seed if training is None else None,
-                    training and training.packed,
-                )
+                with _trainer_for(db, session, columns):
+                    table.pack(
+                        db,
+                        rows,
+                        packed,
+                        summary_table,
+                        columns,
+                        names,
+                        buffer_size,
+                        placement,
+                        [column.shape[0] for column in columns.outputs],
+                        seed if training is None else None,
+                        training and training.packed,
+                    )
+
+
+@contextmanager
+def _trainer_for(db: Database, session: Any, columns: Transform) -> Iterator[None]:
+    """The session's trainer for the columns that need one to encode."""
+    needing = [column for column in columns.columns if column.needs_trainer]
+    if not needing:
+        yield
+        return
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        for column in needing:
+            column.decoded_by(trainer)
+        yield
 
 
 class Options:

@@ -13,6 +13,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.columns.base import Column, Request, SourceColumn
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.identity import Identity
+from pg_mop.columns.image import Image
 from pg_mop.columns.one_hot import OneHot
 from pg_mop.columns.scale import Scale
 from pg_mop.columns.series import Series
@@ -27,6 +28,7 @@ OF_TABLES: list[type[Column]] = [
     Features,
     Words,
     Series,
+    Image,
     TargetNumber,
     Weight,
 ]  # which mop_pack makes (columns/fitting.py)

@@ -166,6 +166,11 @@ class Column(ABC):
         return parts[0] if len(parts) == 1 else parts
 
     @property
+    def needs_trainer(self) -> bool:
+        """Whether `encode` needs a trainer (`decoded_by`)."""
+        return False
+
+    @property
     def sources(self) -> list[str]:
         """The columns of the source that the packed column is made of."""
         return [self.name]
@@ -241,6 +246,10 @@ class Column(ABC):
         It is a plain dict, {"class_name", "config"}: Keras is not imported in a backend.
         """
         return None
+
+    def decoded_by(self, trainer: Any) -> None:
+        """Have `trainer` do from now on what a backend must not do in `encode`, if `needs_trainer`."""
+        raise NotImplementedError
 
     def raw_inputs(self) -> list[dict[str, Any]]:
         """Descriptions of the raw values that the packed column is made of, for an exported model (mop_udf/raw_model.py)."""

@@ -23,6 +23,7 @@ from pg_mop.columns.features.base import raw_sql
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.number import MOST
 from pg_mop.columns.features_column import Features
+from pg_mop.columns.image import Image
 from pg_mop.columns.scale import Scale
 from pg_mop.columns.series import Series, Shapes
 from pg_mop.columns.words import Words
@@ -111,8 +112,10 @@ def fit(
 
 
 def _array(source: SourceColumn, options: dict[str, Any]) -> Column:
-    """The column of arrays: of one shape, or series."""
+    """The column of arrays of one shape, of series, or of images."""
     kind = options.get("kind")
+    if source.kind.shown == "bytea":
+        return Image.of(source, options)
     shapes = None if kind == "array" else Shapes.of(source.db, source.table, source.name)
     if shapes is not None and (kind == "series" or shapes.are_series):
         return Series.of(source, shapes, None if "length" not in options else int(options["length"]))
@@ -150,11 +153,13 @@ def _candidates(
     for source in sources:
         kind = column_kind(db, table, source.column)
         chosen = choice.kind_of(source, kind.numeric_array, kind.typtype == "e")
+        if chosen is None and kind.shown == "bytea" and Image.is_in(SourceColumn(db, table, source.column, kind)):
+            chosen = "image"
         if chosen is None:
             hint = " (name its fields in transform)" if source.sql_type in ("json", "jsonb") else ""
             if not any(other.column == source.column and other.path for other in sources):
                 fitted.left_out[source.name] = f"type {source.sql_type} has no features{hint}"
-        elif chosen in ("array", "series"):
+        elif chosen in ("array", "series", "image"):
             arrays.append(source)
         elif chosen != "ignore":
             candidates.append(_Candidate(source, chosen))

@@ -78,6 +78,7 @@ ROW_TYPES = {
     "numeric": "numeric",
     "real": "double precision",
     "double precision": "double precision",
+    "bytea": "bytea",
     "json": "jsonb",
     "jsonb": "jsonb",
 }
@@ -151,6 +152,9 @@ class NamedModel(Model):
 
     def lent_to(self, db: Database, trainer: Any) -> None:
         """Have the trainer hold this model, unless it does."""
+        for column in self.inputs:
+            if column.needs_trainer:
+                column.decoded_by(trainer)
         if trainer.lent is not self:
             self.weights = db.value(self.weights_sql)
             try:

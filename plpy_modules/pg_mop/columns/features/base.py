@@ -188,7 +188,7 @@ def family(sql_type: str) -> str:
         return "json"
     if sql_type.endswith("[]"):
         return "array"
-    return sql_type if sql_type in ("boolean", *TIMES) else "text"
+    return sql_type if sql_type in ("boolean", "bytea", *TIMES) else "text"
 
 
 def as_trained(value: str, actual: str, trained: str) -> str:

@@ -17,7 +17,7 @@ from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import SCALES, Boolean, Number
 
 # kinds of columns: those that a transform may name
-KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "series", "ignore")
+KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "series", "image", "ignore")
 OPTIONS = {
     "kind": KINDS,
     "scale": SCALES,
@@ -27,6 +27,8 @@ OPTIONS = {
     "length": int,
     "max_tokens": int,
     "constant": float,
+    "size": int,
+    "channels": int,
 }
 OF_KIND: dict[str, type[Feature]] = {
     "number": Number,
@@ -168,6 +170,7 @@ def kind_of(source: Source, numeric_array: bool, is_enum: bool) -> str | None:
         "time": by_type == "time",
         "array": by_type == "array",
         "series": by_type == "array",
+        "image": sql_type == "bytea",
         "text": sql_type in TEXTS,
         "category": by_type not in (None, "array"),
         "one_hot": by_type not in (None, "array"),
