@@ -1,0 +1,96 @@
+"""A hot standby answers: predictions and reports of named models write nothing."""
+
+import subprocess
+
+import pytest
+
+from cluster import Cluster, client_program
+from conftest import Client, eventually
+
+
+class Standby(Cluster):
+    """A streaming replica of another cluster."""
+
+    def __init__(self, primary):
+        self.primary = primary
+        super().__init__()
+
+    def initialize_database(self):
+        of = self.primary
+        made = subprocess.run(
+            [client_program("pg_basebackup"), "-h", of.host, "-p", str(of.port), "-U", "postgres"]
+            + ["-D", str(self.data), "-R", "-c", "fast"],
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        with open(self.data / "postgresql.conf", "a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in self.configuration.items())
+
+
+@pytest.fixture(scope="module")
+def primary():
+    with Cluster(wal_level="replica", max_wal_senders=4) as cluster:
+        client = Client(cluster, "postgres")
+        client.run(
+            "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET search_path = public, madlib"
+        )
+        client.run(
+            "CREATE TABLE beans AS SELECT i AS id, i % 7 AS size, 'kind ' || i % 40 AS form, (i % 5 > 2)::text AS y "
+            "FROM generate_series(1, 80) i; SELECT mop_pack('beans', 'beans_packed', 'y', id => 'id'); "
+            "SELECT mop_architecture('beans_nets', 'beans_packed', 'linear')"
+        )
+        client.run(
+            "SELECT madlib_keras_fit('beans_packed', 'beans_fitted', 'beans_nets', 1, $$loss='categorical_crossentropy', "
+            "optimizer='Adam()'$$, 'batch_size=8', 1)"
+        )
+        client.run("SELECT mop_deploy('beans_model', 'beans_fitted')")
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def standby(primary):
+    with Standby(primary.server) as cluster:
+        client = Client(cluster, "postgres")
+        assert client.value("SELECT pg_is_in_recovery()")
+        client.run("SET search_path = public, madlib")
+        yield client
+        client.close()
+
+
+ASKED = [
+    "SELECT b.id, p.* FROM (SELECT * FROM beans ORDER BY id LIMIT 5) b, mop_predict('beans_model', b) AS p",
+    "SELECT * FROM mop_predict('beans_model', 'beans', keep => 'id')",
+    "SELECT * FROM mop_predict('beans_model', 'SELECT form FROM beans')",
+    "SELECT * FROM mop_evaluate('beans_model', 'beans')",
+    "SELECT * FROM mop_confusion_matrix('beans_model', 'SELECT * FROM beans WHERE id > 9') ORDER BY 1, 2",
+    "SELECT * FROM mop_importance('beans_model', 'beans')",
+    "SELECT * FROM mop_drift('beans_model', 'beans')",
+    "SELECT * FROM mop_feature_info('beans_model')",
+    "SELECT name, version, in_use, owner FROM mop_models",
+]
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_the_standby_answers_as_the_primary(primary, standby, ask):
+    answers = standby.run(ask)
+    assert answers and answers == primary.run(ask)
+
+
+def test_the_standby_follows_the_version_in_use(primary, standby):
+    primary.run("SELECT mop_deploy('beans_model', 'beans_fitted')")
+    in_use = "SELECT version FROM mop_models WHERE in_use"
+    assert eventually(lambda: standby.value(in_use) == 2)
+    assert standby.value("SELECT count(*) FROM mop_predict('beans_model', 'beans', NULL, 1)") == 80
+
+
+def test_writing_is_refused_in_words(standby):
+    for call in (
+        "mop_predict_into('beans_model', 'beans', 'answers')",
+        "mop_pack('beans', 'beans_again', 'y')",
+        "mop_use_version('beans_model', 1)",
+        "mop_train('beans', 'trained', 'y')",
+    ):
+        error = str(standby.error(f"SELECT {call}"))
+        assert "read-only transaction" in error or "recovery" in error, error
