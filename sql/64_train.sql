@@ -30,7 +30,8 @@ CREATE FUNCTION @extschema@.mop_retrain(
     name text,
     source text DEFAULT NULL,
     time_limit interval DEFAULT NULL,
-    automatic boolean DEFAULT TRUE
+    automatic boolean DEFAULT TRUE,
+    warm boolean DEFAULT FALSE
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import train

@@ -175,3 +175,34 @@ def test_weights_are_counted_and_no_feature(people):
         people.run(f"UPDATE weighed SET {change}")
         error = people.error("SELECT mop_pack('weighed', 'heavy_no', target => 'leaves', weight => 'w')")
         assert fragment in str(error)
+
+
+def test_warm_retraining_goes_on_from_the_version_in_use(people, leaving):
+    people.run("CREATE TABLE more_people AS SELECT * FROM people; ALTER TABLE more_people ADD PRIMARY KEY (id)")
+    before = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
+    report = people.value("SELECT mop_retrain('leaving', 'more_people', '10 s', automatic => false, warm => true)")
+    after = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
+    assert after["version"] > before["version"] and f"net version {before['version']}" in report
+    assert json.loads(after["t"])["inputs"] == json.loads(before["t"])["inputs"]
+    assert json.loads(after["a"])["config"]["layers"] == json.loads(before["a"])["config"]["layers"]
+    both = people.run("SELECT * FROM mop_compare('leaving', %s, %s, 'people')", [before["version"], after["version"]])
+    values = {r["metric"]: r for r in both}
+    assert values["accuracy"]["second_value"] > values["accuracy"]["first_value"] - 0.1
+    people.run("UPDATE more_people SET leaves = 'perhaps' WHERE id % 9 = 0")
+    error = people.error("SELECT mop_retrain('leaving', 'more_people', '10 s', warm => true)")
+    assert "no subset of those of training" in str(error) and "has no class perhaps" in str(error)
+    people.run("ALTER TABLE more_people DROP plan CASCADE")
+    assert 'column "plan"' in str(people.error("SELECT mop_retrain('leaving', 'more_people', '10 s', warm => true)"))
+
+
+def test_a_packed_table_with_the_transform_of_a_model_is_a_training_table(people, leaving):
+    people.run("SELECT mop_pack('people', 'onward', fitted_on => 'leaving', buffer_size => 50)")
+    assert (
+        people.value("SELECT count(DISTINCT __dist_key__) FROM onward") > 1
+        or people.value("SELECT count(*) FROM onward") > 1
+    )
+    assert "shuffled" in people.value("SELECT obj_description('onward'::regclass)")
+    error = people.error(
+        "SELECT mop_pack('SELECT *, 1.5 AS half FROM people', 'no', fitted_on => 'leaving', target => 'half')"
+    )
+    assert "but the model was trained on text" in str(error)

@@ -17,6 +17,7 @@ from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types
 from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, Weight, fitting
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL, as_trained, family
+from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
 from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_with_values
 from pg_mop.packing.rows import steady_scans
@@ -47,11 +48,16 @@ def mop_pack(
     buffer_size,
     weight,
 ):
-    """Pack the rows of `source` with the transform fitted on them, or with that of the packed table `fitted_on`."""
+    """Pack the rows of `source` with the transform fitted on them, or with that of `fitted_on`.
+
+    `fitted_on`: a packed table, whose validation rows these are; or a named model, which is to be trained further on them.
+    """
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
     options = Options.read(kind, transform, max_categories, on_null)
-    if weight is not None and fitted_on is not None:
+    fitted = None if fitted_on is None else db.find_table(fitted_on)
+    model = ModelTransform(NamedModel.find(db, fitted_on)) if fitted is not None and is_named(db, fitted) else None
+    if weight is not None and fitted_on is not None and model is None:
         raise MopError(
             "weight must not be given with fitted_on",
             detail="The weights are in the column that the training rows have them in.",
@@ -61,12 +67,12 @@ def mop_pack(
     config = settings.load(db)
     packed, summary_table = db.output_table(output, "_summary")
     with steady_scans(db):
-        training = None if fitted_on is None else Training(db, fitted_on)
+        training = model or (None if fitted_on is None else Training(db, fitted_on))
         if training is not None and target is None:
             target = ", ".join(quote_identifier(column.name) for column in training.transform.outputs)
         with rows_of(db, source, known=_single(target)) as found:
             if training is not None:
-                columns = like_training(db, found, training, _targets(db, found, target))
+                columns = like_training(db, found, training, _targets(db, found, target), weight)
                 casts = _casts(db, found, columns)
             else:
                 columns, casts = fit(db, found, target, id, exclude, options, weight), {}
@@ -90,8 +96,8 @@ def mop_pack(
                         buffer_size,
                         placement,
                         [column.shape[0] for column in columns.outputs],
-                        seed if training is None else None,
-                        training and training.packed,
+                        seed if training is None or model else None,
+                        None if training is None else str(training.packed),
                     )
 
 
@@ -251,8 +257,23 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
     return column
 
 
-def like_training(db: Database, rows: Table, training: Training, targets: list[str]) -> Transform:
-    """The transform of a training table for other rows, which need the same columns. Raises MopError."""
+class ModelTransform:
+    """The transform of a named model, as `Training` has that of a packed table."""
+
+    def __init__(self, model: NamedModel) -> None:
+        self.transform, self.packed = model.transform, model.table
+
+    def output_like(self, source: SourceColumn, trained: Column) -> Column:
+        """A target of other rows with the parameters of the model's target. Raises MopError."""
+        if isinstance(trained, OneHot):
+            return OneHot.of_classes(source, trained)
+        return type(trained).fit_like(source, Request(), trained, self.packed)
+
+
+def like_training(
+    db: Database, rows: Table, training: Training | ModelTransform, targets: list[str], weight: str | None = None
+) -> Transform:
+    """The transform of training rows for other rows, which need the same columns. Raises MopError."""
     inputs = training.transform.inputs
     check_columns(db, rows, inputs)
     if len(targets) != len(training.transform.outputs):
@@ -263,10 +284,11 @@ def like_training(db: Database, rows: Table, training: Training, targets: list[s
     outputs = []
     for name, trained in zip(targets, training.transform.outputs):
         source = SourceColumn(db, rows, name, column_kind(db, rows, name))
-        outputs.append(type(trained).fit_like(source, training.request, trained, training.summary))
+        outputs.append(training.output_like(source, trained))
     weighted = training.transform.weight
-    if weighted is not None:
-        (name,) = columns_named(db, rows, "weight", [weighted.name])
+    names = split_names(weight) if weighted is None else [weighted.name]
+    if names:
+        (name,) = columns_named(db, rows, "weight", names[:1])
         weighted = fit_weight(db, rows, name)
     return Transform(inputs, outputs, weighted)
 

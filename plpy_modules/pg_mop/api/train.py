@@ -63,10 +63,11 @@ def mop_train(db, session, *values):
 
 
 @with_trainer
-def mop_retrain(db, session, name, source, time_limit, automatic):
+def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     """Train the named model again, on `source`, as its last version was trained; returns a report.
 
-    `automatic`: the new version comes into use only if it is better on the new rows' test part.
+    `automatic`: the new version comes into use only if it is better on the new rows' test part. `warm`: training begins with
+    the net, the weights and the transform of the version in use.
     """
     table = table_of(db, name)
     row = db.one(
@@ -84,15 +85,19 @@ def mop_retrain(db, session, name, source, time_limit, automatic):
     if time_limit is not None:
         arguments["time_limit"] = time_limit
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
-    return Training(db, arguments).run(session, version, not automatic)
+    present = NamedModel.find(db, name).version if warm else None
+    return Training(db, arguments, present).run(session, version, not automatic)
 
 
 class Training:
-    """One call of mop_train or mop_retrain. `statements`: what was run, for a user who wants to do it by hand."""
+    """One call of mop_train or mop_retrain. `statements`: what was run, for a user who wants to do it by hand.
 
-    def __init__(self, db: Database, arguments: dict[str, Any]) -> None:
+    `present`: the version whose training goes on; None: training begins with new weights.
+    """
+
+    def __init__(self, db: Database, arguments: dict[str, Any], present: int | None = None) -> None:
         """Check the arguments. Raises MopError."""
-        self.db, self.arguments = db, arguments
+        self.db, self.arguments, self.present = db, arguments, present
         self.name: str = arguments["name"]
         self.source, self.target = arguments["source"], arguments["target"]
         if arguments["time_limit"] is None:
@@ -207,6 +212,8 @@ class Training:
         given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform", "weight")}}
         if a["split"] == "column" and a["by"]:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
+        if self.present is not None:
+            given = {"fitted_on": self.name, "weight": a["weight"]}
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
         self._mark(steps, n["packed"])
@@ -215,9 +222,16 @@ class Training:
             self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
 
     def _nets(self, steps: Steps, n: dict[str, str]) -> str:
-        self._say(
-            steps, self._call("mop_architecture", [n["nets"], n["packed"]], {"layers": self.arguments["layers"]}), True
-        )
+        if self.present is None:
+            given = {"layers": self.arguments["layers"]}
+            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), True)
+        else:
+            self._say(
+                steps,
+                f"SELECT {self.db.extension}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
+                f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
+                True,
+            )
         self.made.append(("TABLE", n["nets"]))
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
@@ -226,10 +240,11 @@ class Training:
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
+        rates = [0.0003, 0.01, "log"] if self.present is None else [0.00003, 0.003, "log"]
         space = {
             "loss": [loss],
             "metrics": [metrics],
-            "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.0003, 0.01, "log"]}],
+            "optimizer_params_list": [{"optimizer": ["Adam"], "lr": rates}],
             "batch_size": [small, 4 * small],
             "epochs": [1],
         }

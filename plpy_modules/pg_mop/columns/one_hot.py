@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.backend.sql_types import STRINGS, Kind, column_kind, equality, kind_of
+from pg_mop.backend.sql_types import NUMBERS, STRINGS, Kind, column_kind, equality, kind_of
 from pg_mop.columns.base import Column, Request, SourceColumn
 
 if TYPE_CHECKING:
@@ -76,6 +76,22 @@ class OneHot(Column):
             trained_kind,
             f"(SELECT t.{column} FROM {summary} t WHERE t.{column} IS NOT NULL LIMIT 1)",
         )
+
+    @classmethod
+    def of_classes(cls, source: SourceColumn, trained: OneHot) -> OneHot:
+        """The column for new rows with the classes of a named model, which has no summary. Raises MopError."""
+        _check_kind(source)
+        own = {source.kind.shown, trained.sql_type}
+        if len(own) > 1 and not (own <= NUMBERS or own <= STRINGS):
+            raise MopError(
+                f'target "{source.name}" has type {source.kind.shown}, but the model was trained on {trained.sql_type}',
+                hint=f"Cast it: SELECT ..., {quote_identifier(source.name)}::{trained.sql_type} FROM ...",
+                sqlstate="42804",
+            )
+        values = ", ".join("NULL" if value is None else quote_literal(value) for value in trained.classes)
+        sql = f"ARRAY[{values}]::text[]::{source.kind.sql}[]"
+        parameters = {"classes": trained.classes, "sql_type": source.kind.shown}
+        return cls(source.name, parameters, source.kind, source.kind, sql)
 
     @property
     def dtype(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
-from pg_mop.columns import Column, Request, Transform, madlib
+from pg_mop.columns import Column, Request, SourceColumn, Transform, madlib
 
 
 class Training:
@@ -36,6 +36,10 @@ class Training:
     def request(self) -> Request:
         """The arguments of the training table's preprocessor that concern its columns."""
         return Request(madlib.constant(self.transform)[0].value, self.transform.dependent_dtype)
+
+    def output_like(self, source: SourceColumn, trained: Column) -> Column:
+        """A target of other rows with the parameters of the training rows' target. Raises MopError."""
+        return type(trained).fit_like(source, self.request, trained, self.summary)
 
     def _with_shape(self, column: Column) -> Column:
         """The column with its shape, which only the packed table has."""
