@@ -133,9 +133,13 @@ def is_vector(shape: Sequence[int | None]) -> bool:
 def output_misfit(widths: Sequence[int | None], wanted: dict[str, Any]) -> str | None:
     """The problem of outputs with `widths` (None: unknown) for rows as `wanted` describes them, or None.
 
-    `wanted`: {"widths", "what", "table"}.
+    `wanted`: {"widths", "what", "table"} and, where an output may have one unit for two classes, {"one_unit"}.
     """
-    if all(width in (None, given) for width, given in zip(widths, wanted["widths"], strict=True)):
+    one_unit = wanted.get("one_unit", [False] * len(wanted["widths"]))
+    if all(
+        width in (None, given) or (width == 1 and one)
+        for width, given, one in zip(widths, wanted["widths"], one_unit, strict=True)
+    ):
         return None
     has, given = (values[0] if len(values) == 1 else values for values in (widths, wanted["widths"]))
     return f'the architecture outputs {has} {wanted["what"]} but "{wanted["table"]}" has {given}'

@@ -101,7 +101,7 @@ class CompiledModel:
         reported = params.reported_metrics(compile_params)
         model.compile(
             optimizer=optimizer,
-            loss=make_loss(compile_params["loss"], functions),
+            loss=make_loss(compile_params["loss"], functions, self.model),
             metrics=metrics({name: of for name, of in reported.items() if name not in weighted}),
             weighted_metrics=metrics(weighted),
             loss_weights=compile_params["loss_weights"],

@@ -1,5 +1,6 @@
 """Losses and metrics of a model, both Keras' and custom ones. Runs in the trainer."""
 
+import functools
 import re
 
 import keras
@@ -45,10 +46,33 @@ def load_functions(objects):
     return functions
 
 
-def make_loss(losses, functions):
+def make_loss(losses, functions, model):
     """The argument `loss` of `compile`: Keras' and custom losses for `losses`, the text of each output's."""
-    made = [_loss(text, functions) for text in losses]
+    made = [
+        _of_one_unit(loss) if output.shape[-1] == 1 else loss
+        for loss, output in zip((_loss(text, functions) for text in losses), model.outputs, strict=True)
+    ]
     return made[0] if len(made) == 1 else made
+
+
+def labels_for(y_true, y_pred):
+    """The labels as an output takes them. An output of one unit predicts the second of two classes."""
+    return y_true[..., 1:] if y_pred.shape[-1] == 1 and y_true.shape[-1] == 2 else y_true
+
+
+def _of_one_unit(loss):
+    """The same loss for an output of one unit, whose labels may be those of two classes."""
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    if isinstance(loss, keras.losses.Loss):
+        own = loss.call
+        loss.call = lambda y_true, y_pred: own(labels_for(y_true, y_pred), y_pred)
+        return loss
+
+    @functools.wraps(loss)
+    def of_one_unit(y_true, y_pred):
+        return loss(labels_for(y_true, y_pred), y_pred)
+
+    return of_one_unit
 
 
 def _loss(text, functions):
@@ -83,9 +107,24 @@ def make_metrics(names, functions, model):
     `names`: {name in reports: the metric's text}.
     """
     return [
-        [(reported, _metric(text, functions, output, reported)) for reported, text in names.items()]
+        [
+            (reported, _for_labels(_metric(text, functions, output, reported), output))
+            for reported, text in names.items()
+        ]
         for output in model.outputs
     ]
+
+
+def _for_labels(metric, output):
+    """The metric, which for an output of one unit takes the labels of two classes, too."""
+    if output.shape[-1] == 1:
+        own = metric.update_state
+
+        def update_state(y_true, y_pred, sample_weight=None):
+            return own(labels_for(y_true, y_pred), y_pred, sample_weight)
+
+        metric.update_state = update_state
+    return metric
 
 
 def _is_softmax(output):

@@ -51,6 +51,14 @@ sparse_categorical_accuracy sparse_categorical_crossentropy sparse_top_k_categor
 SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy
 """.split()
 )
+
+
+def needs_all_classes(loss: str) -> bool:
+    """Whether a loss needs an output unit for each class."""
+    name = loss.partition("(")[0].lower().replace("_", "")
+    return "categorical" in name or name in ("kldivergence", "kld", "ctc")
+
+
 OF_ALL_ROWS = ("dice", "tversky")  # losses that are not means over rows
 # Circle compares the classes of a batch's rows
 REFUSED_LOSSES = ("circle", "serialize", "deserialize", "get")

@@ -33,6 +33,8 @@ def build(
     if isinstance(outputs, (list, tuple)):
         (outputs,) = outputs
     if classes:
+        if outputs.shape[-1] == 1:  # (of the second of two classes)
+            outputs = layers.Concatenate(axis=-1)([1.0 - outputs, outputs])
         numbers = ops.argmax(outputs, axis=-1)
         made = {"prediction": _layer(output)(numbers) if output else numbers, "probabilities": outputs}
     else:

@@ -14,6 +14,7 @@ from keras import ops
 
 from mop_udf import keras_calls
 from mop_udf.kernels.batches import array
+from mop_udf.losses import labels_for
 from mop_udf.parameter_names import OF_ALL_ROWS
 
 
@@ -48,7 +49,8 @@ class Scores:
         """Add a batch: tensors, or lists of tensors for several inputs or outputs; `weight`: of each row, or None."""
         predicted = self.model(x, training=False)
         rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
-        labels, outputs = keras.tree.flatten(y), keras.tree.flatten(predicted)
+        outputs = keras.tree.flatten(predicted)
+        labels = [labels_for(label, output) for label, output in zip(keras.tree.flatten(y), outputs)]
         if self.overlap_losses is None:
             loss = self.model.compute_loss(x, y, predicted, weight, training=False)
         else:

@@ -175,7 +175,7 @@ def test_one_hot_packs_codes_and_refuses_labels_without_a_class():
     "column,width,labels",
     [
         (OneHot("y", {"classes": ["a", "b"]}), 3, ["a", "b", None]),
-        (OneHot("y", {"classes": ["a", "b"]}), 1, ["a"]),
+        (OneHot("y", {"classes": ["a", "b", "c"]}), 1, ["a"]),
         (OneHot("y", {"classes": [None]}), 3, ["0", "1", "2"]),  # MADlib's, of labels that are vectors
         (Identity("y", {"dtype": "int16"}), 2, ["0", "1"]),
         (Identity("y", {"dtype": "float32"}), 1, [None]),
@@ -184,6 +184,11 @@ def test_one_hot_packs_codes_and_refuses_labels_without_a_class():
 def test_outputs_are_decoded_to_the_user_s_terms(column, width, labels):
     outputs = np.arange(2.0 * width).reshape(2, width)
     assert column.decode(outputs)[0] == labels and (column.decode(outputs)[1] == outputs).all()
+
+
+def test_one_unit_is_the_probability_of_the_second_of_two_classes():
+    labels, numbers = OneHot("y", {"classes": ["a", "b"]}).decode(np.array([[0.25], [1.0]]))
+    assert labels == ["a", "b"] and numbers.tolist() == [[0.75, 0.25], [0.0, 1.0]]
 
 
 def test_what_an_exported_model_needs_is_a_layer_s_config():

@@ -39,10 +39,12 @@ class Request:
 
 
 class WantedOutput(NamedTuple):
-    """The output that a model needs for a dependent column: its width, and the word for its units in errors."""
+    """The output that a model needs for a dependent column: its width, the word for its units in errors, and whether one
+    unit may stand for two classes."""
 
     width: int
     kind: str
+    one_unit: bool = False
 
 
 @dataclass

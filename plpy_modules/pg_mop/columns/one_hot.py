@@ -9,7 +9,7 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS, STRINGS, Kind, column_kind, equality, kind_of
-from pg_mop.columns.base import Column, Request, SourceColumn
+from pg_mop.columns.base import Column, Request, SourceColumn, WantedOutput
 
 if TYPE_CHECKING:
     import numpy
@@ -192,7 +192,19 @@ class OneHot(Column):
     def labels(self, width: int) -> list[str | None]:
         if self.classes == [None]:  # MADlib's summary of a model whose labels were one-hot vectors already
             return super().labels(width)
+        if width == 1 and len(self.classes) == 2:  # (see decode)
+            return list(self.classes)
         return (self.classes + [None] * width)[:width]
+
+    def wanted_output(self, width: int) -> WantedOutput:
+        return WantedOutput(width, "classes", width == 2 == len(self.classes))
+
+    def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
+        from pg_mop.columns.binary import np
+
+        if outputs.shape[1] == 1 and len(self.classes) == 2:  # one unit: the probability of the second class
+            outputs = np.concatenate([1 - outputs, outputs], 1)
+        return self.labels(outputs.shape[1]), outputs
 
     def to_keras(self) -> dict[str, Any] | None:
         """A layer that turns the number of the most probable unit into its class value."""

@@ -40,7 +40,9 @@ class Transform:
     def wanted_outputs(self, table: str, widths: Sequence[int]) -> dict[str, Any]:
         """The outputs that a model must have for rows of `table` (see mop_udf.architecture_shapes.output_misfit)."""
         wanted = [output.wanted_output(width) for output, width in zip(self.outputs, widths)]
+        one_unit = [output.one_unit for output in wanted]
         return {
+            **({"one_unit": one_unit} if any(one_unit) else {}),
             "widths": [output.width for output in wanted],
             "what": "numbers" if any(output.kind == "numbers" for output in wanted) else "classes",
             "table": table,

@@ -224,7 +224,15 @@ class Configurations:
                 f"the architecture takes input of shape {_one(inputs)}, "
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
-        return architecture_shapes.output_misfit(outputs, self.outputs)
+        if problem := architecture_shapes.output_misfit(outputs, self.outputs):
+            return problem
+        losses = params.losses(c["compile"])
+        if outputs == [1] and widths == [2] and parameter_names.needs_all_classes(losses[0]):
+            return (
+                f"{losses[0]} needs a unit for each of two classes, but the architecture has one output unit: "
+                "take loss='binary_crossentropy', or two units with activation='softmax'"
+            )
+        return None
 
     def _loss_misfit(self, c: Configuration) -> str | None:
         """Why the losses and metrics of a configuration do not fit the outputs, or None."""
