@@ -19,7 +19,8 @@ def one_unit(activation="sigmoid"):
 @pytest.fixture(scope="module")
 def data(db):
     db.run(
-        "SET pg_mop.segments = 1; SET pg_mop.seed = 5; SET pg_mop.reuse = off; SET search_path = public, madlib; CREATE TABLE rows AS SELECT i AS id, "
+        "SET pg_mop.segments = 1; SET pg_mop.seed = 5; "
+        "SET pg_mop.reuse = off; SET search_path = public, madlib; CREATE TABLE rows AS SELECT i AS id, "
         "ARRAY[i % 7, i % 5, i % 3]::real[] AS x, CASE WHEN (i % 7) + (i % 3) > 4 THEN 'yes' ELSE 'no' END AS word, "
         "ARRAY[((i % 7) + (i % 3) > 4)::int] AS number FROM generate_series(1, 90) i"
     )

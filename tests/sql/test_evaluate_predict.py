@@ -55,6 +55,39 @@ def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models)
             assert row["metric"] is None
 
 
+@pytest.mark.parametrize("of", ["table", "view", "query", "temporary table"])
+def test_raw_rows_are_evaluated_with_the_transform_of_the_model(db, models, of):
+    db.run("DROP TABLE IF EXISTS packed_here, packed_here_summary; DROP VIEW IF EXISTS seen")
+    if of == "view":
+        db.run("CREATE VIEW seen AS SELECT y, x FROM flowers")
+    if of == "temporary table":
+        db.run("CREATE TEMPORARY TABLE passing ON COMMIT PRESERVE ROWS AS SELECT * FROM flowers")
+    raw = {"table": "flowers", "view": "seen", "query": "SELECT * FROM flowers", "temporary table": "passing"}[of]
+    db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'out', FALSE, 1)")
+    wanted = db.run("SELECT * FROM out")[0]
+    db.run("DROP TABLE out; SELECT madlib.madlib_keras_evaluate('models', %s, 'out', FALSE, 1)", [raw])
+    found = db.run("SELECT * FROM out")[0]
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-6) and found["metric"] == wanted["metric"]
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_packed_%' OR relname LIKE 'mop_rows_%'") == 0
+    db.run("DROP TABLE IF EXISTS passing; DROP VIEW IF EXISTS seen")
+
+
+@pytest.mark.parametrize(
+    "raw, fragment",
+    [
+        ("SELECT y FROM flowers", 'column "x" of the training rows does not exist'),
+        ("SELECT x FROM flowers", 'column "y" does not exist'),
+        ("SELECT x, 'z'::text AS y FROM flowers", "no subset of those of training"),
+        ("SELECT x, 5 AS y FROM flowers", "the model was trained on text"),
+        ("SELECT x || 1::real AS x, y FROM flowers", "dimensions"),
+        ("SELECT * FROM flowers WHERE false", "returns no rows"),
+    ],
+)
+def test_raw_rows_that_do_not_suit_the_model(db, models, raw, fragment):
+    assert fragment in str(db.error("SELECT madlib.madlib_keras_evaluate('models', %s, 'out', FALSE, 1)", [raw]))
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_packed_%' OR relname LIKE 'mop_rows_%'") == 0
+
+
 @pytest.mark.slice
 def test_predictions_agree_with_the_metric_of_training(db, models):
     rows = predict(db, ", 'response', FALSE, 1")
@@ -187,7 +220,7 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
         ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
         ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
         ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
-        ("evaluate('models', 'flowers', 'out', FALSE, 1)", "summary"),
+        ("evaluate('models', 'arch', 'out', FALSE, 1)", 'column "y" does not exist'),
         ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
         ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
         ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),

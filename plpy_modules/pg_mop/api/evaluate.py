@@ -10,6 +10,7 @@ from pg_mop.api import applying
 from pg_mop.api.applying import first_row
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
+from pg_mop.api.pack import is_raw, packed_for
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
@@ -25,39 +26,23 @@ FUNCTION = "madlib_keras_evaluate"
 def madlib_keras_evaluate(db, session, model_table, test_table, output_table, use_gpus, mst_key):
     """Write one row (loss, metric, metrics_type, loss_type) to `output_table`.
 
+    `test_table`: packed; or a table, a view or a query with raw rows, which are packed with the model's transform first.
+
     Runs on all segments at once; or in the caller's transaction with a trainer of the caller's own session, so that
     temporary and uncommitted tables work.
     """
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
-    packed = PackedTable(db, test_table, "test table")
+    raw = is_raw(db, test_table)
+    packed = None if raw else PackedTable(db, test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
     output = db.output_table(output_table)
-    call = on_segments(db, packed, model, use_gpus)
-    first = first_row(db, packed, call)
-    if first is None:
-        raise MopError(f'test table "{packed.text}" has no rows')
-    shapes = packed.shapes_of(first)
-    given = [shapes[c] for c in packed.inputs]
-    if given != model.input_shapes:
-        raise MopError(
-            f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
-            f"input shape does not match"
-        )
-    if difference := packed.differs(model):
-        raise MopError(
-            f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has {difference}',
-            hint="Pack it by validation_preprocessor_dl with the same training table.",
-        )
-    wanted = packed.wanted_outputs(shapes)
-    if problem := architecture_shapes.output_misfit(model.outputs, wanted):
-        raise MopError(problem)
-    if call is not None:
-        call.spec.configurations.outputs = wanted
-    if call is not None and (result := call.run(output, output_table)) is not None:
-        report = next(row for row in result.metrics if row["dataset"] == "training")
+    if packed is not None:
+        report = _report(db, session, packed, model, use_gpus, output, output_table)
     else:
-        report = alone(db, session, packed, model, wanted, use_gpus)
+        with packed_for(db, session, model, test_table) as name:
+            packed = PackedTable(db, name, "test table")
+            report = _report(db, session, packed, model, use_gpus, output, output_table)
     db.execute(
         f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, all_metrics jsonb)"
     )
@@ -73,6 +58,34 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             as_json(report["metrics"]),
         ],
     )
+
+
+def _report(db, session, packed, model, use_gpus, output, output_table):
+    """The loss and the metrics of the model on a packed table. Raises MopError."""
+    call = on_segments(db, packed, model, use_gpus)
+    first = first_row(db, packed, call)
+    if first is None:
+        raise MopError(f'test table "{packed.text}" has no rows')
+    shapes = packed.shapes_of(first)
+    given = [shapes[c] for c in packed.inputs]
+    if given != model.input_shapes:
+        raise MopError(
+            f'the model takes input of shapes {model.input_shapes}, "{packed.text}" has {given}: '
+            f"input shape does not match"
+        )
+    if difference := packed.differs(model):
+        raise MopError(
+            f'"{packed.text}" was packed otherwise than the rows that the model was trained on: it has {difference}',
+            hint="Pack it by validation_preprocessor_dl with the same training table.",
+        )
+    wanted = packed.wanted_outputs(shapes)
+    if problem := architecture_shapes.output_misfit(model.outputs, wanted):
+        raise MopError(problem)
+    if call is not None:
+        call.spec.configurations.outputs = wanted
+    if call is not None and (result := call.run(output, output_table)) is not None:
+        return next(row for row in result.metrics if row["dataset"] == "training")
+    return alone(db, session, packed, model, wanted, use_gpus)
 
 
 def on_segments(db, packed, model, use_gpus):

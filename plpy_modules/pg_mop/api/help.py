@@ -188,10 +188,12 @@ SELECT metrics_iters, training_metrics_final, training_loss_final FROM model_sum
         False,
     ),
     "madlib_keras_evaluate": (
-        "Computes the loss and metrics of a trained model on a packed table.",
+        "Computes the loss and metrics of a trained model on a packed table, or on raw rows: a table, a view or a query.",
         """
 SELECT {schema}.madlib_keras_evaluate('flower_models', 'flowers_packed', 'scores', FALSE, 1);
 SELECT * FROM scores;
+-- raw rows with the columns of training
+SELECT {schema}.madlib_keras_evaluate('flower_models', 'SELECT * FROM flowers WHERE id > 100', 'more_scores', FALSE, 1);
 """,
         True,
     ),
@@ -365,7 +367,8 @@ ARGUMENTS = {
     "source": "'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a table with a row for each example; training: a packed table",
     "space": "Python dictionary of lists (loss, metrics, optimizer_params_list, batch_size, ..., model_id); or several",
-    "test_table": "evaluate: a packed table; predict: a table with a row for each example",
+    "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
+    "predict: a table with a row for each example",
     "time_limit": "no training starts after this time",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",
     "use_caching": "accepted, without effect; rows always stay in memory while they fit",

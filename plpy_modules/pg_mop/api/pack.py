@@ -6,8 +6,11 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from pg_mop.api.model_table import StoredModel
+from pg_mop.api.named_models import with_shapes
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database, Table
@@ -19,6 +22,7 @@ from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL, as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
+from pg_mop.packing.placement import ServerPlacement
 from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_with_values
 from pg_mop.packing.rows import steady_scans
 from pg_mop.packing.shards import placement_of
@@ -56,7 +60,10 @@ def mop_pack(
         raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
     options = Options.read(kind, transform, max_categories, on_null)
     fitted = None if fitted_on is None else db.find_table(fitted_on)
-    model = ModelTransform(NamedModel.find(db, fitted_on)) if fitted is not None and is_named(db, fitted) else None
+    model = None
+    if fitted is not None and is_named(db, fitted):
+        named = NamedModel.find(db, fitted_on)
+        model = ModelTransform(named.transform, named.table)
     if weight is not None and fitted_on is not None and model is None:
         raise MopError(
             "weight must not be given with fitted_on",
@@ -78,27 +85,70 @@ def mop_pack(
                 columns, casts = fit(db, found, target, id, exclude, options, weight), {}
             if found.name.startswith("mop_rows_") and not is_query(source):
                 _tell_unknown(db, source, target)
-            names = SourceNames(
-                [c.name for c in columns.inputs], [c.name for c in columns.columns[len(columns.inputs) :]]
-            ).packed_names()
+            seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
             with rows_with_values(db, found, casts, [name for c in columns.columns for name in c.sources]) as rows:
-                placement = placement_of(db, rows, config)
-                summary.write(db, summary_table, source, output, columns, placement)
-                seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-                with _trainer_for(db, session, columns):
-                    table.pack(
-                        db,
-                        rows,
-                        packed,
-                        summary_table,
-                        columns,
-                        names,
-                        buffer_size,
-                        placement,
-                        [column.shape[0] for column in columns.outputs],
-                        seed if training is None or model else None,
-                        None if training is None else str(training.packed),
-                    )
+                target = Target(source, output, packed, summary_table, placement_of(db, rows, config), buffer_size)
+                seed = seed if training is None or model else None
+                write(db, session, rows, columns, target, seed, None if training is None else str(training.packed))
+
+
+@dataclass
+class Target:
+    """Where rows are packed to. `source`, `output`: as the caller calls them; `packed`, `summary`: tables, quoted."""
+
+    source: str
+    output: str
+    packed: str
+    summary: str
+    placement: Any
+    buffer_size: int | None = None
+
+
+def write(
+    db: Database, session: Any, rows: Table, columns: Transform, target: Target, seed: int | None, training: str | None
+) -> None:
+    """Write the packed table and its summary. `seed`, `training`: as of `packing.table.pack`. Raises MopError."""
+    inputs = len(columns.inputs)
+    names = SourceNames([c.name for c in columns.inputs], [c.name for c in columns.columns[inputs:]]).packed_names()
+    summary.write(db, target.summary, target.source, target.output, columns, target.placement)
+    with _trainer_for(db, session, columns):
+        table.pack(
+            db,
+            rows,
+            target.packed,
+            target.summary,
+            columns,
+            names,
+            target.buffer_size,
+            target.placement,
+            [column.shape[0] for column in columns.outputs],
+            seed,
+            training,
+        )
+
+
+def is_raw(db: Database, source: str | None) -> bool:
+    """Whether the caller names rows that are not packed: a query, a view, or a table without buffers."""
+    if db.has_segments or source is None or not source.strip():
+        return False
+    found = None if is_query(source) else db.find_table(source)
+    return is_query(source) or (found is not None and "buffer_id" not in db.columns(found))
+
+
+@contextmanager
+def packed_for(db: Database, session: Any, model: StoredModel, source: str) -> Iterator[str]:
+    """A temporary packed table of raw rows, with the transform of a trained model. Raises MopError."""
+    name = f"pg_temp.mop_packed_{secrets.token_hex(6)}"
+    trained = ModelTransform(with_shapes(model), model.summary_table)
+    targets = ", ".join(quote_identifier(column.name) for column in trained.transform.outputs)
+    with steady_scans(db), rows_of(db, source, "test table", known=_single(targets)) as found:
+        columns = like_training(db, found, trained, _targets(db, found, targets))
+        needed = [column for c in columns.columns for column in c.sources]
+        with rows_with_values(db, found, _casts(db, found, columns), needed) as rows:
+            target = Target(source, name, name, f"{name}_summary", ServerPlacement(db, None, 1, 1))
+            write(db, session, rows, columns, target, None, str(model.summary_table))
+    yield name
+    db.execute(f"DROP TABLE {name}, {name}_summary")
 
 
 @contextmanager
@@ -258,16 +308,17 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
 
 
 class ModelTransform:
-    """The transform of a named model, as `Training` has that of a packed table."""
+    """The transform of a model, as `Training` has that of a packed table. `packed`: the table that has the transform."""
 
-    def __init__(self, model: NamedModel) -> None:
-        self.transform, self.packed = model.transform, model.table
+    def __init__(self, transform: Transform, table: Table) -> None:
+        self.transform, self.packed = transform, table
 
     def output_like(self, source: SourceColumn, trained: Column) -> Column:
         """A target of other rows with the parameters of the model's target. Raises MopError."""
         if isinstance(trained, OneHot):
             return OneHot.of_classes(source, trained)
-        return type(trained).fit_like(source, Request(), trained, self.packed)
+        request = Request(dependent_dtype="float32" if trained.is_numbers else "int16")
+        return type(trained).fit_like(source, request, trained, self.packed)
 
 
 def like_training(
