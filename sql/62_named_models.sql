@@ -119,6 +119,16 @@ from pg_mop.api import reports
 return reports.mop_class_report(plpy, *args)
 $$;
 
+-- Users see where a model of numbers errs with this.
+CREATE FUNCTION @extschema@.mop_regression_report(model text, source text, version double precision DEFAULT NULL)
+RETURNS TABLE(lowest double precision, highest double precision, row_count bigint, mean_actual double precision,
+    mean_predicted double precision, mae double precision, rmse double precision, bias double precision)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import reports
+return reports.mop_regression_report(plpy, *args)
+$$;
+
 -- Users see the ROC curve of a class with this, by default of the second class.
 CREATE FUNCTION @extschema@.mop_roc_curve(
     model text,

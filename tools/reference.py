@@ -152,6 +152,7 @@ GROUPS = {
         "mop_evaluate",
         "mop_confusion_matrix",
         "mop_class_report",
+        "mop_regression_report",
         "mop_roc_curve",
         "mop_calibration",
         "mop_importance",

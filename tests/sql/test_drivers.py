@@ -89,6 +89,7 @@ mop_compare('cells_named', {1}, {2}, 'cells')
 mop_confusion_matrix('cells_named', 'cells', {1})
 mop_class_report('cells_named', 'cells', {1})
 mop_roc_curve('cells_named', 'cells', NULL, {1})
+mop_regression_report('cells_named', 'cells', {1})
 mop_calibration('cells_named', 'cells', NULL, {1})
 mop_importance('cells_named', 'cells', {1}, {3})
 mop_feature_info('cells_named', {1})
@@ -98,7 +99,7 @@ mop_use_version('cells_named', {1})
 """
 CALLS = [" ".join(call.split()) for call in re.split(r"\n(?=\w)", CALLS.strip())]  # (each on one line, or more)
 # the errors of calls that say what they were given, which shows that the function was found
-SAID = ("is finished", "there is no job 0", "is not running")
+SAID = ("is finished", "there is no job 0", "is not running", "predicts classes, not numbers")
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

@@ -616,3 +616,15 @@ def test_other_binary_data_are_no_features(shop):
         "SELECT mop_pack('SELECT price, label, decode(md5(note), ''hex'') AS b FROM orders', 'with_bytes', 'label')"
     )
     assert "b: type bytea has no features" in "".join(shop.connection.notices)
+
+
+@pytest.mark.parametrize("source", ["with_gaps", "SELECT * FROM with_gaps"])
+def test_rows_without_a_target_are_left_out_with_a_notice(shop, source):
+    shop.run(
+        "CREATE TABLE IF NOT EXISTS with_gaps AS SELECT i AS n, (ARRAY['a', 'b', NULL])[1 + i % 3] AS y "
+        "FROM generate_series(1, 90) i; DROP TABLE IF EXISTS gaps_packed, gaps_packed_summary"
+    )
+    del shop.connection.notices[:]
+    shop.run("SELECT mop_pack(%s, 'gaps_packed', target => 'y')", [source])
+    assert "rows without a value of target" in "".join(shop.connection.notices)
+    assert shop.value("SELECT sum(y_shape[1]) FROM gaps_packed") == 60

@@ -48,6 +48,21 @@ def test_regression():
     assert found["r2"] == pytest.approx(metrics.r2_score(truth, predicted))
     assert found["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted))
     assert found["rmse"] == pytest.approx(metrics.mean_squared_error(truth, predicted) ** 0.5)
+    assert found["max_error"] == pytest.approx(metrics.max_error(truth, predicted))
+    assert found["mape"] == pytest.approx(metrics.mean_absolute_percentage_error(truth, predicted))
+    assert found["explained_variance"] == pytest.approx(metrics.explained_variance_score(truth, predicted))
+
+
+def test_the_bands_of_a_regression_report_are_the_rows():
+    random = np.random.default_rng(2)
+    truth = random.normal(size=1000).round(1)  # (ties)
+    predicted = truth + random.normal(size=1000)
+    report = scores.regression_report(truth, predicted)
+    assert sum(band["rows"] for band in report) == 1000 and len(report) == 10
+    assert all(one["most"] < two["least"] for one, two in zip(report, report[1:]))
+    own = (truth >= report[3]["least"]) & (truth <= report[3]["most"])
+    assert report[3]["mae"] == pytest.approx(metrics.mean_absolute_error(truth[own], predicted[own]))
+    assert len(scores.regression_report(np.ones(5), np.zeros(5))) == 1
 
 
 def test_stability_is_0_for_equal_and_large_for_other_distributions():

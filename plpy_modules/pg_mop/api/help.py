@@ -9,7 +9,7 @@ from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import ALL_INTEGERS, sql_function
 
-# function -> (description, SQL of its example, to be run after DATA; True if the example needs trained models)
+# function -> (description, SQL of its example, what runs before the example: a key of BEFORE)
 FUNCTIONS = {
     "training_preprocessor_dl": (
         "Packs training rows into buffers, shuffled, one partition for each segment.",
@@ -241,6 +241,156 @@ SELECT * FROM gpus;
 """,
         False,
     ),
+    "mop_train": (
+        "Trains a model for a table's target, makes it version 1 of a named model, and returns a report.",
+        """
+SELECT {schema}.mop_train('customers', 'churn', target => 'churned', id => 'id', time_limit => '20 s', max_trials => 2);
+SELECT c.id, p.prediction, p.probability FROM customers c, {schema}.mop_predict('churn', c) AS p ORDER BY c.id LIMIT 5;
+""",
+        "table",
+    ),
+    "mop_pack": (
+        "Packs a table, view or query with ordinary columns into buffers, with a transform fitted on its rows.",
+        """
+SELECT {schema}.mop_pack('customers', 'packed', target => 'churned', id => 'id',
+    transform => '{{"spent": "log", "plan": {{"kind": "embedding"}}}}');
+SELECT column_name, feature, elements, null_share FROM {schema}.mop_feature_info('packed');
+""",
+        "table",
+    ),
+    "mop_split": (
+        "Splits a table, view or query into views for training, validation and test.",
+        """
+SELECT * FROM {schema}.mop_split('customers', 'part', valid => 0.2, test => 0.2, method => 'stratified', by => 'churned');
+SELECT count(*) FROM part_train;
+""",
+        "table",
+    ),
+    "mop_architecture": (
+        "Appends nets that fit a packed table to an architecture table; returns their model_ids.",
+        """
+SELECT {schema}.mop_pack('customers', 'packed', target => 'churned', id => 'id');
+SELECT {schema}.mop_architecture('nets', 'packed', 'linear, small, 64x32');
+SELECT model_id, name FROM nets;
+""",
+        "table",
+    ),
+    "mop_deploy": (
+        "Makes a trained model a version of a named model; returns the version.",
+        """
+SELECT {schema}.mop_pack('customers', 'packed', target => 'churned', id => 'id');
+SELECT {schema}.mop_architecture('nets', 'packed', 'small');
+SELECT {schema}.madlib_keras_fit('packed', 'fitted', 'nets', 1,
+    $$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32', 3);
+SELECT {schema}.mop_deploy('churn', 'fitted', description => 'trained by hand');
+SELECT version, in_use, description FROM churn;
+""",
+        "table",
+    ),
+    "mop_use_version": (
+        "Puts a version of a named model into use.",
+        """
+SELECT {schema}.mop_use_version('churn', 1);
+""",
+        "model",
+    ),
+    "mop_share": (
+        "Lets a role predict with a named model and see its versions.",
+        """
+SELECT {schema}.mop_share('churn', current_user);
+""",
+        "model",
+    ),
+    "mop_predict": (
+        "Predicts with a named model: for a row of FROM, or for a table, view or query.",
+        """
+-- for rows of FROM
+SELECT c.id, p.* FROM customers c, {schema}.mop_predict('churn', c) AS p ORDER BY c.id LIMIT 3;
+-- for a table, a view or a query
+SELECT * FROM {schema}.mop_predict('churn', 'SELECT * FROM customers WHERE age > 50', keep => 'id') LIMIT 3;
+""",
+        "model",
+    ),
+    "mop_predict_into": (
+        "Writes a named model's predictions for a table, view or query into a new table; returns the rows.",
+        """
+SELECT {schema}.mop_predict_into('churn', 'customers', 'answers', keep => 'id, plan');
+SELECT * FROM answers ORDER BY id LIMIT 3;
+""",
+        "model",
+    ),
+    "mop_evaluate": (
+        "Measures a named model on rows whose target is known.",
+        """
+SELECT * FROM {schema}.mop_evaluate('churn', 'churn_test');
+""",
+        "model",
+    ),
+    "mop_confusion_matrix": (
+        "Counts the rows of each class by predicted class.",
+        """
+SELECT * FROM {schema}.mop_confusion_matrix('churn', 'churn_test');
+""",
+        "model",
+    ),
+    "mop_class_report": (
+        "Returns precision, recall, F1 and support of each class.",
+        """
+SELECT * FROM {schema}.mop_class_report('churn', 'churn_test');
+""",
+        "model",
+    ),
+    "mop_regression_report": (
+        "Returns the errors of a model of numbers in ten bands of the target.",
+        """
+SELECT {schema}.mop_train('customers', 'age_of', target => 'age', id => 'id', kind => 'regression', max_trials => 2);
+SELECT * FROM {schema}.mop_regression_report('age_of', 'age_of_test');
+""",
+        "table",
+    ),
+    "mop_roc_curve": (
+        "Returns the ROC curve of a class, by default of the second class.",
+        """
+SELECT * FROM {schema}.mop_roc_curve('churn', 'churn_test', label => 'yes');
+""",
+        "model",
+    ),
+    "mop_calibration": (
+        "Compares the predicted probability of a class with its share of the rows, in ten bins.",
+        """
+SELECT * FROM {schema}.mop_calibration('churn', 'churn_test', label => 'yes');
+""",
+        "model",
+    ),
+    "mop_importance": (
+        "Permutes each column in turn, and returns how much accuracy or R2 drops.",
+        """
+SELECT * FROM {schema}.mop_importance('churn', 'churn_test');
+""",
+        "model",
+    ),
+    "mop_drift": (
+        "Compares rows with the training rows of a named model, column by column.",
+        """
+SELECT * FROM {schema}.mop_drift('churn', 'SELECT id, age + 30 AS age, plan, spent, since FROM customers');
+""",
+        "model",
+    ),
+    "mop_compare": (
+        "Measures two versions of a named model on the same rows.",
+        """
+SELECT {schema}.mop_retrain('churn', time_limit => '5 s', automatic => false);
+SELECT * FROM {schema}.mop_compare('churn', 1, 2, 'churn_test');
+""",
+        "model",
+    ),
+    "mop_baselines": (
+        "Trains simple models on the same rows as a named model, and measures them.",
+        """
+SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
+""",
+        "model",
+    ),
 }
 
 # functions for runs without their own help; docs/reference.md has the same texts
@@ -259,26 +409,8 @@ OF_RUNS = {
     "mop_drop_checkpoints": "Drops the checkpoints of a run, or without an argument all of the role's.",
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
-    "mop_train": "Trains a model for a table's target, makes it version 1 of a named model, and returns a report.",
     "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report.",
-    "mop_pack": "Packs a table, view or query with ordinary columns into buffers, with a transform fitted on its rows.",
-    "mop_split": "Splits a table, view or query into views for training, validation and test.",
-    "mop_architecture": "Appends nets that fit a packed table to an architecture table; returns their model_ids.",
-    "mop_deploy": "Makes a trained model a version of a named model; returns the version.",
-    "mop_use_version": "Puts a version of a named model into use.",
-    "mop_share": "Lets a role predict with a named model and see its versions.",
-    "mop_predict": "Predicts with a named model: for a row of FROM, or for a table, view or query.",
-    "mop_predict_into": "Writes a named model's predictions for a table, view or query into a new table; returns the rows.",
-    "mop_evaluate": "Measures a named model on rows whose target is known.",
-    "mop_confusion_matrix": "Counts the rows of each class by predicted class.",
-    "mop_class_report": "Returns precision, recall, F1 and support of each class.",
-    "mop_roc_curve": "Returns the ROC curve of a class, by default of the second class.",
-    "mop_calibration": "Compares the predicted probability of a class with its share of the rows, in ten bins.",
-    "mop_importance": "Permutes each column in turn, and returns how much accuracy or R2 drops.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",
-    "mop_drift": "Compares rows with the training rows of a named model, column by column.",
-    "mop_compare": "Measures two versions of a named model on the same rows.",
-    "mop_baselines": "Trains simple models on the same rows as a named model, and measures them.",
 }
 # functions that train: a call is a run, and takes long
 TRAINS = {
@@ -310,9 +442,22 @@ SELECT {schema}.generate_model_configs('flower_arch', 'flower_mst', ARRAY[1],
     $${{'batch_size': [16], 'epochs': [1]}}$$, 'grid');
 COMMIT;  -- worker sessions see committed data only
 """
+TABLE = """\
+-- 300 customers (made up)
+CREATE TABLE customers AS
+SELECT i AS id, 18 + i * 7 % 60 AS age, ('{{basic,plus,pro}}'::text[])[1 + i % 3] AS plan,
+       CASE WHEN i % 9 > 0 THEN (i * 13 % 500)::numeric END AS spent, date '2024-01-01' + i AS since,
+       CASE WHEN i * 7 % 60 > 30 AND i % 3 = 0 THEN 'yes' ELSE 'no' END AS churned
+FROM generate_series(1, 300) AS i;
+ALTER TABLE customers ADD PRIMARY KEY (id);
+"""
+MODEL = """\
+SELECT {schema}.mop_train('customers', 'churn', target => 'churned', id => 'id', time_limit => '20 s', max_trials => 2);
+"""
 TRAINED = """\
 SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'flower_models', 'flower_mst', 3, FALSE);
 """
+BEFORE = {False: DATA, True: DATA + TRAINED, "table": TABLE, "model": TABLE + MODEL}
 
 # the meanings of arguments whose names do not suffice
 ARGUMENTS = {
@@ -380,12 +525,12 @@ ARGUMENTS = {
 def answer(db, name, message):
     """The help of function `name` for `message`: None, 'usage', 'example', ..."""
     word = (message or "").strip().lower()
-    about, example, trained = FUNCTIONS[name]
+    about, example, before = FUNCTIONS[name]
     schema = _written(db)
     if word in ("usage", "help", "?"):
         return f"{about}\n\n{_usage(db, name, schema)}"
     if word in ("example", "examples"):
-        return (DATA + (TRAINED if trained else "") + example).format(schema=schema)
+        return (BEFORE[before] + example).format(schema=schema)
     if word and name.startswith("mop_"):
         raise MopError(f"{name} takes more than one argument", hint=f"SELECT {schema}.{name}('usage');")
     if word:

@@ -83,8 +83,6 @@ def mop_pack(
                 casts = _casts(db, found, columns)
             else:
                 columns, casts = fit(db, found, target, id, exclude, options, weight), {}
-            if found.name.startswith("mop_rows_") and not is_query(source):
-                _tell_unknown(db, source, target)
             seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
             with rows_with_values(db, found, casts, [name for c in columns.columns for name in c.sources]) as rows:
                 target = Target(source, output, packed, summary_table, placement_of(db, rows, config), buffer_size)
@@ -402,8 +400,3 @@ def _targets(db: Database, rows: Table, target: str | None) -> list[str]:
 def _single(target: str | None) -> str | None:
     names = split_names(target)
     return names[0] if len(names) == 1 else None
-
-
-def _tell_unknown(db: Database, source: str, target: str | None) -> None:
-    name = quote_identifier(split_names(target)[0])
-    db.notice(f"rows without a value of target {name} are left out", hint="They can be predicted later.")

@@ -12,7 +12,7 @@ from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Column, Words
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
@@ -113,7 +113,7 @@ def _classes(db: Database, session: Any, model: Any, source: Any, version: Any) 
     if found.regression:
         raise MopError(
             f'model "{model}" predicts numbers: it has no classes',
-            hint=f"SELECT * FROM {db.extension}.mop_evaluate('{model}', ...);",
+            hint=f"SELECT * FROM {db.extension}.mop_regression_report({quote_literal(model)}, ...);",
         )
     return measure(db, session, found, source)
 
@@ -143,6 +143,19 @@ def _positive(m: Measured, label: str | None) -> tuple[np.ndarray, np.ndarray]:
         raise MopError(f'there is no class "{chosen}"', hint="The classes are " + ", ".join(m.labels) + ".")
     k = m.labels.index(chosen)
     return m.truth == k, m.outputs[:, k]
+
+
+@with_trainer
+def mop_regression_report(db, session, model, source, version):
+    """The errors of the model in ten bands of the target: [(lowest, highest, rows, means, errors)]."""
+    found = NamedModel.find(db, model, version)
+    if not found.regression:
+        raise MopError(
+            f'model "{model}" predicts classes, not numbers',
+            hint=f"SELECT * FROM {db.extension}.mop_class_report({quote_literal(model)}, ...);",
+        )
+    measured = measure(db, session, found, source)
+    return [tuple(band.values()) for band in scores.regression_report(measured.truth, measured.outputs[:, 0])]
 
 
 @with_trainer

@@ -48,7 +48,37 @@ def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         "mae": float(np.abs(errors).mean()),
         "median_error": float(np.median(np.abs(errors))),
         "bias": float(errors.mean()),
+        "max_error": float(np.abs(errors).max()),
+        "mape": float((np.abs(errors) / np.maximum(np.abs(truth), np.finfo("f8").eps)).mean()),
+        "explained_variance": 1 - float(errors.var() / truth.var()) if spread else float("nan"),
     }
+
+
+def regression_report(truth: np.ndarray, predicted: np.ndarray, bands: int = 10) -> list[dict[str, float]]:
+    """The errors in bands of the truth that have about as many rows: from the lowest to the highest numbers.
+
+    Each band has `least`, `most`, `rows`, `actual` and `predicted` (means), `mae`, `rmse`, `bias`. Equal numbers are in one
+    band.
+    """
+    edges = np.unique(np.quantile(truth, np.linspace(0, 1, bands + 1)[1:-1]))
+    places = np.searchsorted(edges, truth, side="left")
+    report = []
+    for band in np.unique(places):
+        real, said = truth[places == band], predicted[places == band]
+        errors = said - real
+        report.append(
+            {
+                "least": float(real.min()),
+                "most": float(real.max()),
+                "rows": len(real),
+                "actual": float(real.mean()),
+                "predicted": float(said.mean()),
+                "mae": float(np.abs(errors).mean()),
+                "rmse": float(np.sqrt((errors**2).mean())),
+                "bias": float(errors.mean()),
+            }
+        )
+    return report
 
 
 def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:

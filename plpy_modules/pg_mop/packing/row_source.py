@@ -47,9 +47,12 @@ def rows_of(db: Database, text: str | None, what: str = "source table", known: s
 
 @contextmanager
 def rows_with(db: Database, table: Table, known: str | None) -> Iterator[Table]:
-    """The rows of a table with a value in the column `known` (None: all)."""
+    """The rows of a table with a value in the column `known` (None: all); a NOTICE tells of the others."""
     name = known and db.find_column(db.columns(table), known)
     if name and db.value(f"SELECT EXISTS (SELECT 1 FROM {table} t WHERE t.{quote_identifier(name)} IS NULL)"):
+        db.notice(
+            f"rows without a value of target {quote_identifier(name)} are left out", hint="They can be predicted later."
+        )
         with _view(db, f"SELECT * FROM {table} t WHERE t.{quote_identifier(name)} IS NOT NULL") as view:
             yield view
     else:
