@@ -206,3 +206,23 @@ def test_a_packed_table_with_the_transform_of_a_model_is_a_training_table(people
         "SELECT mop_pack('SELECT *, 1.5 AS half FROM people', 'no', fitted_on => 'leaving', target => 'half')"
     )
     assert "but the model was trained on text" in str(error)
+
+
+def test_balanced_weights_make_rare_classes_count(people):
+    people.run("CREATE TABLE rare AS SELECT id, score, (id % 17 = 0)::text AS y FROM people")
+    for name, weight in (("plain_rare", "NULL"), ("balanced_rare", "'balanced'")):
+        people.run(
+            f"SELECT mop_train('rare', '{name}', target => 'y', id => 'id', weight => {weight}, max_trials => 2, "
+            "time_limit => '20 s', baselines => false, layers => 'linear')"
+        )
+    said = {
+        name: people.value(f"SELECT count(*) FROM mop_predict('{name}', 'rare') WHERE prediction = 'true'")
+        for name in ("plain_rare", "balanced_rare")
+    }
+    assert said["balanced_rare"] > said["plain_rare"]
+    fitted = people.value("SELECT fit_params FROM balanced_rare")
+    assert "class_weight='balanced'" in fitted.replace('"', "'")
+    error = people.error("SELECT mop_train('people', 'm', target => 'income', weight => 'balanced', max_trials => 1)")
+    assert "needs classes" in str(error) and not relations(people, "m\\_%")
+    error = people.error("SELECT mop_pack('people', 'no', target => 'leaves', weight => 'balanced')")
+    assert "is for mop_train" in str(error)

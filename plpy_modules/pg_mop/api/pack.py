@@ -194,15 +194,21 @@ def fit(
     weight: str | None = None,
 ) -> Transform:
     """Fit the transform of a table on its rows, and tell the caller which columns are left out. Raises MopError."""
+    columns = plain_types(db, rows)
     targets = _targets(db, rows, target)
     ids = columns_named(db, rows, "id", split_names(id))
     excluded = columns_named(db, rows, "exclude", split_names(exclude))
+    if weight == "balanced" and weight not in columns:
+        raise MopError(
+            "weight => 'balanced' is for mop_train",
+            detail="Balanced weights are no column: training derives them from the classes.",
+            hint="Train with fit_params of class_weight='balanced'.",
+        )
     weights = columns_named(db, rows, "weight", split_names(weight))
     if len(weights) > 1 or set(weights) & set(targets):
         raise MopError("weight must be one column, and no target")
     outputs = [fit_target(db, rows, name, options.kind) for name in targets]
     weighted = fit_weight(db, rows, weights[0]) if weights else None
-    columns = plain_types(db, rows)
     sources = choice.sources(columns, {*targets, *ids, *excluded, *weights}, options.transform, options.on_null)
     db.check_readable(rows, [*targets, *weights, *(source.column for source in sources)])
     found = fitting.fit(

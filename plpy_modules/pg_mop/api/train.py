@@ -23,6 +23,7 @@ from pg_mop.run.steps import Steps
 MARK = "a step of mop_train"
 RESERVED = 0.05  # of the time limit, for measuring the winner
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+BALANCED = "balanced"  # as weight: each class counts as much as the others
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = (
     "source",
@@ -122,7 +123,8 @@ class Training:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
             columns_named(db, rows, "target", split_names(self.target))
-            for name in ("id", "exclude", "weight"):
+            self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
+            for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
@@ -209,11 +211,12 @@ class Training:
 
     def _pack(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
-        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform", "weight")}}
+        weight = None if self.balanced else a["weight"]
+        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}, "weight": weight}
         if a["split"] == "column" and a["by"]:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         if self.present is not None:
-            given = {"fitted_on": self.name, "weight": a["weight"]}
+            given = {"fitted_on": self.name, "weight": weight}
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
         self._mark(steps, n["packed"])
@@ -248,6 +251,12 @@ class Training:
             "batch_size": [small, 4 * small],
             "epochs": [1],
         }
+        if self.balanced:
+            if kind == "regression":
+                raise MopError(
+                    "weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out."
+                )
+            space["class_weight"] = ["balanced"]
         iterations = 27
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
