@@ -23,6 +23,7 @@ from pg_mop.run.steps import Steps
 MARK = "a step of mop_train"
 RESERVED = 0.05  # of the time limit, for measuring the winner
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = (
@@ -394,9 +395,12 @@ class Training:
         for contender in found:
             values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
             lines.append(f"  {contender.name}: {values}")
-        if not model.regression:
-            low, high = scores.interval(found[0].metrics["accuracy"], len(measured.truth))
-            lines.append(f"  (95 % interval of pg_mop's accuracy: {low:.3f} to {high:.3f})")
+        if model.regression:
+            truth, predicted = measured.truth[:MOST_DRAWN], measured.outputs[:MOST_DRAWN, 0]
+            low, high = scores.bootstrapped(lambda t, p: scores.regression(t, p)[main], truth, predicted)
+        else:
+            low, high = scores.interval(found[0].metrics[main], len(measured.truth))
+        lines.append(f"  (95 % interval of pg_mop's {main}: {low:.3f} to {high:.3f})")
         ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
         if ahead is not found[0]:
             lines.append(f"  On these rows, {ahead.name} is better: consider it.")

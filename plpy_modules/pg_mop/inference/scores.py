@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pg_mop.backend.arrays import np
 
@@ -138,6 +138,19 @@ def interval(value: float, rows: int) -> tuple[float, float]:
     middle = (value + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(value * (1 - value) / rows + z * z / (4 * rows * rows))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bootstrapped(
+    measure: Callable[[np.ndarray, np.ndarray], float], truth: np.ndarray, predicted: np.ndarray, repeats: int = 200
+) -> tuple[float, float]:
+    """The 95 % interval of a measure: the percentiles of the measure on rows drawn with replacement (Efron 1979)."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(repeats):
+        drawn = random.integers(0, len(truth), len(truth))
+        found.append(measure(truth[drawn], predicted[drawn]))
+    low, high = np.nanpercentile(found, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def stability(before: Sequence[float], now: Sequence[float]) -> float:
