@@ -171,7 +171,7 @@ def with_shapes(model: StoredModel) -> Transform:
         column.with_parameters(column.name, shape=list(shape))
         for column, shape in zip(model.transform.inputs, model.input_shapes, strict=True)
     ]
-    return Transform(inputs, model.transform.outputs)
+    return Transform(inputs, model.transform.outputs, model.transform.weight)
 
 
 def _info(db: Database, model_table: str, mst_key: int | None) -> dict[str, Any]:
