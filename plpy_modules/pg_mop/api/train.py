@@ -14,7 +14,7 @@ from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names
+from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
@@ -232,7 +232,7 @@ class Training:
         else:
             self._say(
                 steps,
-                f"SELECT {self.db.extension}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
+                f"SELECT {written(self.db.schema)}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
                 f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
                 True,
             )
@@ -279,7 +279,7 @@ class Training:
         for name, value in given.items():
             if value is not None:
                 arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
-        return f"{verb} {self.db.extension}.{function}({', '.join(arguments)});"
+        return f"{verb} {written(self.db.schema)}.{function}({', '.join(arguments)});"
 
     def _ref(self, name: str, suffix: str = "") -> str:
         """SQL for a relation by its name, as the caller writes it."""
@@ -404,7 +404,7 @@ class Training:
         ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
         if ahead is not found[0]:
             lines.append(f"  On these rows, {ahead.name} is better: consider it.")
-        quoted, schema = quote_literal(self.name), self.db.extension
+        quoted, schema = quote_literal(self.name), written(self.db.schema)
         lines += [
             "Predict:",
             f"  SELECT t.*, p.* FROM {'your_table' if is_query(self.source) else self.source} t, "
