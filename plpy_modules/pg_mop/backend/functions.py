@@ -19,7 +19,7 @@ from pg_mop.backend.errors import MopError
 # Arguments that must be integers. SQL declares them double precision: every number casts to it implicitly.
 INTEGERS = frozenset(
     """
-buffer_size dependent_count eta id iterations k max_trials metrics_compute_frequency model_id mst_key num_configs
+buffer_size dependent_count eta folds id iterations k max_trials metrics_compute_frequency model_id mst_key num_configs
 num_iterations r random_state sessions skip_last
 """.split()
 )

@@ -188,10 +188,11 @@ class FixedController(RunController):
         yield from ()
 
     def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
-        if self.plan.path(mst_key):
-            for stage in (yield from self.withdraw(mst_key, reason, at)):
-                if not stage.trials:
-                    self._leave(stage)
+        for key in self.configurations.trials_of(mst_key):
+            if self.plan.path(key):
+                for stage in (yield from self.withdraw(key, reason, at)):
+                    if not stage.trials:
+                        self._leave(stage)
 
     def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
         until = iterations or self.num_iterations

@@ -342,7 +342,7 @@ class Coordinator:
             [(dataset, segment) for (dataset, _), segment in self.segments.items()],
             configurations,
             self.planner.plan,
-            1 if self.spec.averaging else places,
+            self.planner.visits,
         )
 
     def _noted(self) -> list[Configuration]:
@@ -508,6 +508,7 @@ class Coordinator:
         self.result.replicas = planner.workload.rows if spec.averaging else []
         self.result.procedure = getattr(self, "procedure", None)
         if spec.averaging and failed or len(failed) == len(self.configurations):
+            failed = self.configurations.failures(failed)
             raise MopError(spec.all_failed(failed), detail=listed(failed), sqlstate="22000")
 
     def _note_costs(self) -> None:

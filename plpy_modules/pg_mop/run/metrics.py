@@ -9,12 +9,14 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from pg_mop.plan.folds import summarize
 from pg_mop.search.ranking import judged_by, order
 
 Row = dict[str, Any]
 
 FEW, BEST = 8, 5  # with more than FEW configurations, only the BEST have a line each
 MOST_TEXT = 200  # characters of a failure's message
+HELD_OUT = "held-out"  # in place of a dataset: the mean over the folds of a configuration
 
 
 def lines(
@@ -47,7 +49,7 @@ def lines(
         by_key.setdefault(row["mst_key"], []).append(row)
     keys = list(by_key)
     if many and rows:
-        judged = "validation" if any(r["dataset"] == "validation" for r in rows) else "training"
+        judged = next(d for d in (HELD_OUT, "validation", "training") if any(r["dataset"] == d for r in rows))
         here = [r for r in rows if r["dataset"] == judged]
         found, by = best(here)
         keys = [r["mst_key"] for r in found]
@@ -63,11 +65,40 @@ def lines(
     return "\n".join(told)
 
 
+def with_folds(rows: Sequence[Row], configurations: Any) -> list[Row]:
+    """The rows of one iteration with a row of the dataset HELD_OUT in place of those of a configuration's folds, where all
+    of its folds have one: the means over the folds. `configurations`: a run.configurations.Configurations."""
+    found: list[Row] = []
+    folded: dict[int, list[Row]] = {}
+    for row in rows:
+        c = configurations[row["mst_key"]]
+        if c.get("fold") is None:
+            found.append(row)
+        else:
+            folded.setdefault(c["fold_of"], []).append(row)
+    for key, its in folded.items():
+        if len(its) == configurations.folds:
+            values = {name: summarize(r["metrics"][name] for r in its).mean for name in its[0]["metrics"] or ()}
+            found.append(
+                {
+                    "mst_key": key,
+                    "iteration": its[0]["iteration"],
+                    "stage": -key,  # of no single stage
+                    "dataset": HELD_OUT,
+                    "loss": summarize(r["loss"] for r in its).mean,
+                    "metric": next(iter(values.values()), None),
+                    "metrics": values,
+                    "took": sum(r["took"] or 0.0 for r in its),
+                }
+            )
+    return sorted(found, key=lambda row: row["mst_key"])
+
+
 def described(row: Row) -> str:
     """The metrics of a row as text, with four digits."""
     values = {**(row.get("metrics") or {}), "loss": row["loss"]}
     text = ", ".join(f"{name}={value:.4g}" for name, value in values.items() if value is not None)
-    return f"validation {text}" if row["dataset"] == "validation" else text
+    return text if row["dataset"] == "training" else f"{row['dataset']} {text}"
 
 
 def best(rows: Sequence[Row]) -> tuple[list[Row], str]:

@@ -63,14 +63,14 @@ class RequestHandler:
         run = self.run
         for name, server in list(run.servers.items()):
             try:
-                server.catalog.ask(server.run_id, configurations, stages, requests, run.visits)
+                server.catalog.ask(server.run_id, configurations, stages, requests, run.board.visits)
             except (psycopg2.Error, MopError) as error:
                 if server.home or not self.failover.do_without(name, message_of(error)):
                     raise
         for stage in self.adopt(
             [stage for stage in stages if not run.board.is_running(stage.number) and not self.needed.has_trained(stage)]
         ):
-            self.needed.versions[stage.number] = stage.iteration * run.visits
+            self.needed.versions[stage.number] = run.version(stage) + run.board.visits(stage)
             run.states.adopted(stage.number)
         begun = [stage for stage in stages if stage.number not in self.needed.versions]
         for stage in run.catalog.start(run.run_id, begun, {c["mst_key"]: c for c in configurations}):
