@@ -36,7 +36,7 @@ madlib_keras_fit('flowers_packed', 'd_model', 'arch', {1}, $$loss='mse', optimiz
     FALSE, NULL, {1})
 mop_search('flowers_packed', 'd_found', 'arch', $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}], 'batch_size': [8]}}$$, 'random', 'iterations=1, trials=2', max_trials =>
-    {2}, random_state => {7})
+    {2}, random_state => {7}, folds => {2})
 mop_search('flowers_packed', 'd_more', 'arch', $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}], 'batch_size': [8]}}$$, 'random', 'iterations=1, trials=3', continue_from =>
     (SELECT max(run_id) FROM madlib.mop_runs)::{type})

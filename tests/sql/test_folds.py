@@ -236,6 +236,9 @@ def test_a_stopped_configuration_ends_with_all_of_its_folds(db, data):
     assert running.end() is None
     trials = db.run("SELECT status, iterations FROM madlib.mop_trials WHERE run_id = %s", [stopped])
     assert len(trials) == 6 and all(t["status"] == "stopped" and t["iterations"] < 50 for t in trials)
+    assert len({t["iterations"] for t in trials}) <= 2, "a configuration and its folds end with the same iteration"
+    for row in db.run("SELECT iteration, folds_loss_mean FROM ended_info"):
+        assert row["iteration"] < 50 and row["folds_loss_mean"] is not None
 
 
 def test_progress_counts_the_units_of_folds(db, run_id):
@@ -322,3 +325,118 @@ def test_the_procedure_has_folds_too(db, data):
     db.run("DROP TABLE IF EXISTS called, called_info, called_summary")
     db.run("CALL madlib.mop_fit_multiple_model('flowers_packed', 'called', 'mst', 1, FALSE, folds => 2)")
     assert [len(r["folds_loss"]) for r in db.run("SELECT folds_loss FROM called_info")] == [2, 2]
+
+
+# --- searches -------------------------------------------------------------------------------------------------
+SPACE = """$$ {'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8],
+    'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, 0.1, 'log']}]} $$"""
+
+
+def search(db, output, procedure, parameters, more=""):
+    tables = ", ".join(output + suffix for suffix in ("", "_info", "_summary", "_trials"))
+    db.run(f"DROP TABLE IF EXISTS {tables}")
+    db.run(
+        f"SELECT madlib.mop_search('flowers_packed', '{output}', 'arch', {SPACE}, '{procedure}', '{parameters}', "
+        f"random_state => 3{more})"
+    )
+    return last_run(db)
+
+
+PROCEDURES = {
+    "random": "iterations=2, trials=3",
+    "asha": "iterations=4, trials=4, reduction=2, parallel=2",
+    "successive-halving": "iterations=4, trials=4, reduction=2",
+    "population": "population=3, iterations=4, interval=2, fraction=0.34",
+    "median-stopping": "iterations=3, trials=4, grace=1, others=2",
+}
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES)
+def test_a_search_judges_by_the_mean_over_folds(db, data, procedure):
+    run_id = search(db, "found", procedure, PROCEDURES[procedure], ", metric => 'loss', folds => 2")
+    means = {}
+    for row in db.run(
+        "SELECT c.fold_of, m.iteration, avg(m.value) AS mean, count(*) AS folds FROM madlib.mop_metrics m "
+        "JOIN madlib.mop_configuration c USING (run_id, mst_key) WHERE run_id = %s AND m.name = 'loss' AND c.fold IS NOT NULL "
+        "GROUP BY 1, 2",
+        [run_id],
+    ):
+        assert row["folds"] == 2
+        means[row["fold_of"], row["iteration"]] = row["mean"]
+    trials = db.run("SELECT * FROM found_trials ORDER BY mst_key")
+    assert [t["mst_key"] for t in trials] == list(range(1, len(trials) + 1))
+    for trial in trials:
+        found = dict(zip(trial["metric_iters"], trial["metric"]))
+        assert found and found == pytest.approx({i: m for (key, i), m in means.items() if key == trial["mst_key"]})
+        assert trial["metric_final"] == pytest.approx(means[trial["mst_key"], trial["iterations"]])
+        info = db.run("SELECT * FROM found_info WHERE mst_key = %s", [trial["mst_key"]])[0]
+        assert info["folds_loss_mean"] == pytest.approx(trial["metric_final"]) and len(info["folds_loss"]) == 2
+    told = db.run("SELECT event FROM madlib.mop_search_log WHERE run_id = %s ORDER BY number", [run_id])
+    heard = [row["event"][1:] for row in told if row["event"][0] == "tell"]
+    assert heard and all(value == pytest.approx(means[key, iteration]) for key, iteration, value, *_ in heard)
+    best = min(trials, key=lambda t: t["metric_final"])["mst_key"]
+    assert db.run("SELECT best_mst_key, metric, folds FROM found_summary") == [
+        {"best_mst_key": best, "metric": "held-out_loss", "folds": 2}
+    ]
+    leaks = db.run(
+        "SELECT * FROM madlib.mop_units u JOIN madlib.mop_configuration c USING (run_id, mst_key) WHERE run_id = %s "
+        "AND c.fold IS NOT NULL AND (u.kind = 'evaluate') <> (u.segment = ANY (c.held_out))",
+        [run_id],
+    )
+    assert leaks == []
+
+
+def test_a_search_with_folds_goes_on_where_it_was(db, data):
+    parameters = "iterations=4, trials=4, reduction=2"
+    db.run("SET pg_mop.reuse = off")
+    client = db.another()
+    client.run("SET pg_mop.reuse = off")
+    call = (
+        f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', {SPACE}, 'successive-halving', '{parameters}', "
+        "random_state => 3, folds => 2)"
+    )
+    running = Calling(client, call)
+    assert eventually(lambda: is_under_way(db, 20), 60)
+    db.run("SELECT pg_terminate_backend(%s)", [client.connection.info.backend_pid])
+    assert isinstance(running.end(), psycopg2.Error)
+    stopped = last_run(db)
+    assert eventually(
+        lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) != "running", 60
+    )
+    db.run("SELECT madlib.mop_resume(%s)", [stopped])
+    db.run("SET pg_mop.reuse = on")
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) == "finished"
+    trials = db.run("SELECT * FROM halted_trials")
+    assert sorted(t["iterations"] for t in trials) == [1, 1, 2, 4]
+    assert all(t["metric_final"] is not None for t in trials)
+
+
+def test_a_failed_fold_of_a_search_fails_its_trial(db, data):
+    space = (
+        SPACE.replace("[0.0001, 0.1, 'log']", "[0.01, 1e38]")
+        .replace("Adam", "SGD")
+        .replace("'categorical_crossentropy'", "'mse'")
+    )
+    db.run("DROP TABLE IF EXISTS partly, partly_info, partly_summary, partly_trials")
+    db.run(f"SELECT madlib.mop_search('flowers_packed', 'partly', 'arch', {space}, 'grid', 'iterations=3', folds => 2)")
+    statuses = db.run("SELECT mst_key, status, metric_final IS NOT NULL AS known FROM partly_trials ORDER BY 1")
+    assert statuses == [
+        {"mst_key": 1, "status": "finished", "known": True},
+        {"mst_key": 2, "status": "failed", "known": False},
+    ]
+    assert db.value("SELECT best_mst_key FROM partly_summary") == 1
+
+
+@pytest.mark.parametrize(
+    "more,message",
+    [
+        (", folds => 1", "folds must be at least 2, not 1"),
+        (", folds => 9", '9 folds need as many segments, but "flowers_packed" has 4'),
+        (", folds => 2, continue_from => 1", "folds and continue_from cannot be combined"),
+        (", folds => 2, validation_table => 'flowers_packed'", "folds and a validation table cannot be combined"),
+    ],
+)
+def test_bad_folds_of_a_search_are_refused(db, run_id, more, message):
+    before = last_run(db)
+    error = db.error(f"SELECT madlib.mop_search('flowers_packed', 'never', 'arch', {SPACE}, 'random', ''{more})")
+    assert message in str(error) and last_run(db) == before

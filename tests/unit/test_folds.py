@@ -88,8 +88,37 @@ def test_the_keys_of_folds_are_above_all_others():
         folds.trials([{"mst_key": folds.MOST_KEY}], [[0], [1]])
 
 
+def test_the_keys_of_a_searchs_folds_meet_no_other_trial():
+    made = [folds.trials_of_search({"mst_key": key}, HELD_OUT) for key in (1, 2, 999_999)]
+    assert [[(c["mst_key"], c["fold_of"], c["fold"]) for c in its] for its in made] == [
+        [(10_000_001, 1, 1), (20_000_001, 1, 2)],
+        [(10_000_002, 2, 1), (20_000_002, 2, 2)],
+        [(10_999_999, 999_999, 1), (20_999_999, 999_999, 2)],
+    ]
+    assert folds.MOST_IN_SEARCH * folds.STEP + folds.STEP <= folds.MOST_KEY
+
+
+def test_folds_that_stop_together_end_with_the_iteration_that_the_furthest_has_begun():
+    board, _ = board_with_folds()
+    for iteration in (1, 2):  # of fold 1 of configuration 1: it has begun iteration 2
+        number = board.plan.path(3)[iteration - 1].number
+        for segment in (1, 3) if iteration == 1 else (1,):
+            unit = board.unit(number, "train", "training", segment)
+            board.start(unit)
+            board.finish(unit)
+    for key in (4, 3, 1):
+        board.withdraw(key, beside=(1, 3, 4))
+    assert [len(board.plan.path(key)) for key in (1, 3, 4)] == [2, 2, 2]
+    assert len(board.plan.path(2)) == 3
+    simulate(board, SCHEDULERS["longest-first"](board, 5), lambda unit: 1.0)
+    assert board.done and all(stage.scored for key in (1, 3, 4) for stage in board.plan.path(key)[1:])
+
+
 class Folded(dict):
     folds = 2
+
+    def own_key(self, mst_key):
+        return self[mst_key].get("fold_of", mst_key)
 
 
 def test_the_lines_of_an_iteration_have_the_mean_over_folds():

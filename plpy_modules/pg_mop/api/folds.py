@@ -43,9 +43,9 @@ def check_folds(db: Any, folds: int, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def fold_trials(rows: list[dict[str, Any]], inputs: Any, folds: int) -> list[dict[str, Any]]:
-    """The trials of the folds of configurations (`rows`). Raises MopError if the packed table has too few segments, or is
-    on other servers."""
+def held_out(inputs: Any, folds: int) -> list[list[int]]:
+    """The segments (numbers) of each fold. Raises MopError if the packed table has too few segments, or is on other
+    servers."""
     segments = inputs.engine.segments(inputs.source)
     if inputs.engine.several_servers or inputs.options["replicas"] > 1:
         raise MopError(
@@ -59,8 +59,14 @@ def fold_trials(rows: list[dict[str, Any]], inputs: Any, folds: int) -> list[dic
             detail="A fold holds out whole segments.",
             hint=packs_into(inputs, folds),
         )
+    return dealing.deal((s.key for s in segments), folds)
+
+
+def fold_trials(rows: list[dict[str, Any]], inputs: Any, folds: int) -> list[dict[str, Any]]:
+    """The trials of the folds of configurations (`rows`). Raises MopError as `held_out`."""
+    segments = held_out(inputs, folds)
     try:
-        return dealing.trials(rows, dealing.deal((s.key for s in segments), folds)) if rows else []
+        return dealing.trials(rows, segments) if rows else []
     except OverflowError as error:
         raise MopError(str(error), sqlstate="22003") from None
 

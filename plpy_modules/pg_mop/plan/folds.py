@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_KEY = 2**31 - 1  # the largest mst_key of a table
+# The folds of a search's trial have mst_keys that are so much larger each: trials are added while the search goes on.
+STEP = 10_000_000
+MOST_IN_SEARCH = MOST_KEY // STEP - 1  # folds
 
 
 def deal(segments: Iterable[int], folds: int) -> list[list[int]]:
@@ -34,10 +37,16 @@ def trials(configurations: Sequence[Mapping[str, Any]], held_out: Sequence[Seque
     if last + len(configurations) * len(held_out) > MOST_KEY:
         raise OverflowError(f"the folds need mst_keys above {last}, which end at {MOST_KEY}")
     copies = [(c, fold, segments) for c in configurations for fold, segments in enumerate(held_out, 1)]
-    return [
-        {**c, "mst_key": last + number, "fold": fold, "fold_of": c["mst_key"], "held_out": list(segments)}
-        for number, (c, fold, segments) in enumerate(copies, 1)
-    ]
+    return [_fold(c, last + number, fold, segments) for number, (c, fold, segments) in enumerate(copies, 1)]
+
+
+def trials_of_search(c: Mapping[str, Any], held_out: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """The trials of the folds of a search's trial, as `trials` makes them, with mst_keys that later trials do not use."""
+    return [_fold(c, c["mst_key"] + fold * STEP, fold, segments) for fold, segments in enumerate(held_out, 1)]
+
+
+def _fold(c: Mapping[str, Any], mst_key: int, fold: int, held_out: Sequence[int]) -> dict[str, Any]:
+    return {**c, "mst_key": mst_key, "fold": fold, "fold_of": c["mst_key"], "held_out": list(held_out)}
 
 
 @dataclass(frozen=True)

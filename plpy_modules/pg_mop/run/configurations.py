@@ -53,6 +53,7 @@ class Configurations:
         self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
         self.functions: str | None = None
         self.by_key: dict[int, Configuration] = {}
+        self._folds_of: dict[int, list[int]] = {}  # mst_key -> those of its folds
         self.misfits: dict[int, str] = {}
         self.shapes: list[Any] = []
         self.outputs: Any = None
@@ -87,8 +88,13 @@ class Configurations:
         """The mst_keys of a configuration and of its folds; `mst_key`: of any of them."""
         if not self.folds or mst_key not in self:
             return [mst_key]
-        own = self[mst_key].get("fold_of") or mst_key
-        return [own, *(c["mst_key"] for c in self if c.get("fold_of") == own)]
+        own = self.own_key(mst_key)
+        return [own, *self._folds_of.get(own, ())]
+
+    def own_key(self, mst_key: int) -> int:
+        """The mst_key of the configuration of which a trial is a fold; else its own."""
+        own = (self.get(mst_key) or {}).get("fold_of")
+        return mst_key if own is None else own
 
     def failures(self, failed: Mapping[int, str]) -> dict[int, str]:
         """{mst_key: message} by configuration of the caller: one fails with any of its trials. `failed`: the same by
@@ -113,7 +119,7 @@ class Configurations:
 
     def check_parameters(self, configurations: Sequence[Configuration], functions: str | None) -> None:
         """Take these configurations without a look at the data. Raises MopError if one cannot be read."""
-        self.by_key, self.functions = {}, functions
+        self.by_key, self._folds_of, self.functions = {}, {}, functions
         for c in configurations:
             self.put(c)
         earlier, iterations = self.earlier, self.inputs.num_iterations
@@ -138,6 +144,8 @@ class Configurations:
     def put(self, c: Configuration) -> None:
         """Add a configuration without any check."""
         c.setdefault("functions", [])
+        if c.get("fold") is not None and c["mst_key"] not in self.by_key:
+            self._folds_of.setdefault(c["fold_of"], []).append(c["mst_key"])
         self.by_key[c["mst_key"]] = c
 
     def problem(self, c: Configuration, iterations: int | None = None) -> str | None:
@@ -279,7 +287,7 @@ class Configurations:
     # --- while the run goes on ------------------------------------------------------------------------
     def make(self, mst_key: int, added: Added) -> Configuration:
         """A configuration that is added during the run. Raises MopError if the tables that it needs have changed."""
-        if self.folds:
+        if self.folds and not self.searches:
             raise MopError("this run has folds and takes no other configuration", sqlstate="0A000")
         if self._make is None:
             raise MopError("this run trains one model and takes no other configuration", sqlstate="0A000")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from pg_mop.plan.folds import summarize
@@ -65,33 +65,34 @@ def lines(
     return "\n".join(told)
 
 
-def with_folds(rows: Sequence[Row], configurations: Any) -> list[Row]:
-    """The rows of one iteration with a row of the dataset HELD_OUT in place of those of a configuration's folds, where all
-    of its folds have one: the means over the folds. `configurations`: a run.configurations.Configurations."""
+def with_folds(rows: Iterable[Row], configurations: Any) -> list[Row]:
+    """The rows of configurations, and a row of the dataset HELD_OUT in place of those of a configuration's folds after an
+    iteration, where all of its folds have one. `configurations`: a run.configurations.Configurations."""
     found: list[Row] = []
-    folded: dict[int, list[Row]] = {}
+    folded: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
-        c = configurations[row["mst_key"]]
-        if c.get("fold") is None:
+        own = configurations.own_key(row["mst_key"])
+        if own == row["mst_key"]:
             found.append(row)
         else:
-            folded.setdefault(c["fold_of"], []).append(row)
-    for key, its in folded.items():
-        if len(its) == configurations.folds:
-            values = {name: summarize(r["metrics"][name] for r in its).mean for name in its[0]["metrics"] or ()}
-            found.append(
-                {
-                    "mst_key": key,
-                    "iteration": its[0]["iteration"],
-                    "stage": -key,  # of no single stage
-                    "dataset": HELD_OUT,
-                    "loss": summarize(r["loss"] for r in its).mean,
-                    "metric": next(iter(values.values()), None),
-                    "metrics": values,
-                    "took": sum(r["took"] or 0.0 for r in its),
-                }
-            )
-    return sorted(found, key=lambda row: row["mst_key"])
+            folded.setdefault((row["iteration"], own), []).append(row)
+    found += [mean(own, its) for (_, own), its in folded.items() if len(its) == configurations.folds]
+    return sorted(found, key=lambda row: (row["iteration"], row["mst_key"]))
+
+
+def mean(mst_key: int, rows: Sequence[Row]) -> Row:
+    """The row of a configuration's means, from the rows of its folds after an iteration."""
+    values = {name: summarize(row["metrics"][name] for row in rows).mean for name in rows[0]["metrics"] or ()}
+    return {
+        "mst_key": mst_key,
+        "iteration": rows[0]["iteration"],
+        "stage": -mst_key,  # of no single stage
+        "dataset": HELD_OUT,
+        "loss": summarize(row["loss"] for row in rows).mean,
+        "metric": next(iter(values.values()), None),
+        "metrics": values,
+        "took": sum(row.get("took") or 0.0 for row in rows),
+    }
 
 
 def described(row: Row) -> str:
