@@ -26,7 +26,8 @@ $do$;
 
 -- tables
 
-ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text;
+ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text, ADD COLUMN fold integer, ADD COLUMN fold_of integer,
+    ADD COLUMN held_out integer[];
 
 CREATE TABLE @extschema@.mop_stage (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,

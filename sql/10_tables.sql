@@ -74,6 +74,9 @@ CREATE TABLE @extschema@.mop_configuration (
     weights_sql text,                   -- the source of its initial weights; NULL: drawn from the seed
     weights_md5 text,
     reason text,                        -- set if a rule or a user stopped it early
+    fold integer,                       -- of cross-validation: from 1; NULL: it trains on all segments
+    fold_of integer,                    -- the mst_key of the configuration of which it is a fold
+    held_out integer[],                 -- the segments that it never visits, and is evaluated on
     PRIMARY KEY (run_id, mst_key)
 );
 

@@ -12,7 +12,8 @@ CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
     warm_start boolean DEFAULT FALSE,
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
-    use_caching boolean DEFAULT FALSE
+    use_caching boolean DEFAULT FALSE,
+    folds double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import fit_multiple

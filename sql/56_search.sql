@@ -17,7 +17,8 @@ CREATE FUNCTION @extschema@.mop_search(
     use_gpus boolean DEFAULT FALSE,
     object_table varchar DEFAULT NULL,
     name varchar DEFAULT NULL,
-    description varchar DEFAULT NULL
+    description varchar DEFAULT NULL,
+    folds double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import search

@@ -29,8 +29,8 @@ VIEWS = {
     "New runs choose kernels by it, and estimate the remaining time before their first unit "
     "has ended.",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
-    "mop_trials": "One row per configuration: iterations, losses and metrics so far, and the reason if it stopped "
-    "early.",
+    "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
+    "losses and metrics so far, and the reason if it stopped early.",
     "mop_visit_order": "The order in which each configuration visited the segments. A replay needs it (`mop_replay`).",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",

@@ -60,11 +60,12 @@ FROM @extschema@.mop_seen_run r JOIN (
             FROM @extschema@.mop_unit v GROUP BY v.run_id) o ON o.run_id = c.run_id) a
     GROUP BY a.run_id, a.mst_key, a.error, a.reason) w USING (run_id);
 
--- Trials: the status and metrics of each configuration.
+-- Trials: the status and metrics of each configuration. (There are no folds on Greenplum yet.)
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, coalesce(q.iterations, 0) AS iterations, q.path, m.iterations AS metrics_iterations, m.training_loss,
-       m.training_metric, m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
+       m.training_metric, m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason,
+       c.fold, c.fold_of
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_progress p USING (run_id, mst_key)
 LEFT JOIN (
     SELECT q.run_id, q.mst_key, count(*) AS iterations, array_agg(q.stage ORDER BY q.iteration) AS path

@@ -8,12 +8,20 @@ CREATE FUNCTION @extschema@.mop_put_sums(run bigint, of_stages integer[], of_dat
     OUT complete integer[], OUT whose integer[], OUT segments integer[], OUT value double precision[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    wanted integer;
+    wanted integer[];  -- segments that each stage is evaluated on
     late integer;
 BEGIN
     PERFORM @extschema@.mop_own(run, token);
-    wanted := (SELECT count(*) FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset);
-    IF wanted <= 1 THEN
+    wanted := ARRAY(
+        SELECT coalesce(cardinality((
+                   SELECT c.held_out FROM @extschema@.mop_configuration c WHERE (c.run_id, c.mst_key) = (run, (
+                       SELECT s.mst_key FROM @extschema@.mop_stage s WHERE (s.run_id, s.stage) = (run, e.stage))))),
+               d.segments)
+        FROM unnest(of_stages) WITH ORDINALITY AS e(stage, n), (
+            SELECT count(*)::integer FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset
+        ) AS d(segments)
+        ORDER BY e.n);
+    IF 1 >= ALL (wanted) THEN
         complete := of_stages;
         RETURN;
     END IF;
@@ -29,7 +37,8 @@ BEGIN
     ON CONFLICT (run_id, stage, dataset, segment) DO UPDATE SET sums = EXCLUDED.sums; -- the unit is repeated
     complete := ARRAY(SELECT p.stage FROM @extschema@.mop_partial p
                       WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (of_stages)
-                      GROUP BY p.stage HAVING count(*) >= wanted);
+                      GROUP BY p.stage
+                      HAVING count(*) >= wanted[array_position(of_stages, p.stage)]);
     -- a repeated unit may find metrics from its first attempt
     complete := ARRAY(SELECT e.stage FROM unnest(complete) AS e(stage)
                       EXCEPT SELECT x.stage FROM @extschema@.mop_metric x

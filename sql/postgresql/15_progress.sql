@@ -40,11 +40,12 @@ FROM @extschema@.mop_seen_run r
                -- a replica trains on one segment; a stage of an earlier run needs units only for missing metrics; a new
                -- run may have no stages yet
                CASE WHEN t.stage IS NOT NULL
-                    THEN CASE WHEN t.source_run IS NOT NULL THEN 0 WHEN d.averaging THEN 1 ELSE d.training END
+                    THEN CASE WHEN t.source_run IS NOT NULL THEN 0 WHEN d.averaging THEN 1
+                              ELSE d.training - coalesce(cardinality(c.held_out), 0) END
                        + CASE WHEN t.evaluated AND (t.source_run IS NULL OR u.evaluations > 0 OR NOT EXISTS (
                                   SELECT 1 FROM @extschema@.mop_metric m
                                   WHERE m.run_id = r.run_id AND m.stage = t.stage))
-                              THEN d.both_datasets ELSE 0 END END AS total,
+                              THEN coalesce(cardinality(c.held_out), d.both_datasets) ELSE 0 END END AS total,
                -- a shared stage counts once in the run's rest, and not for failed configurations
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.stage) AS is_first,
@@ -108,11 +109,12 @@ LEFT JOIN LATERAL (
     ORDER BY x.rank, x.loss, x.mst_key LIMIT 1) b ON true
 WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
 
--- Trials: the status and metrics of each configuration.
+-- Trials: the status and metrics of each configuration, and of each fold of one (`fold` of the configuration `fold_of`). The
+-- training metrics of a fold are those of its held-out segments.
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
-       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
+       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason, c.fold, c.fold_of
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_progress p USING (run_id, mst_key)
 CROSS JOIN LATERAL (

@@ -10,7 +10,8 @@ CREATE PROCEDURE @extschema@.mop_fit_multiple_model(
     warm_start boolean DEFAULT FALSE,
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
-    use_caching boolean DEFAULT FALSE
+    use_caching boolean DEFAULT FALSE,
+    folds double precision DEFAULT NULL
 ) LANGUAGE plpython3u AS $$
 #python
 from pg_mop.api import fit_multiple

@@ -43,11 +43,12 @@ load_model_selection_table('arch', 'd_mst', ARRAY[{1}], ARRAY[$$loss='mse', opti
 generate_model_configs('arch', 'd_mst2', ARRAY[{1}], $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}]}}$$, $${{'batch_size': [8]}}$$, 'random', {2}, {42})
 madlib_keras_fit_multiple_model('flowers_packed', 'd_models', 'mst', {2}, FALSE, NULL, {1})
+madlib_keras_fit_multiple_model('flowers_packed', 'd_folds', 'mst', {1}, FALSE, folds => {2})
 madlib_keras_fit('flowers_packed', 'd_model', 'arch', {1}, $$loss='mse', optimizer='SGD()'$$, 'batch_size=8', {2},
     FALSE, NULL, {1})
 mop_search('flowers_packed', 'd_found', 'arch', $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}], 'batch_size': [8]}}$$, 'random', 'iterations=1, trials=2', max_trials =>
-    {2}, random_state => {7})
+    {2}, random_state => {7}, folds => {2})
 mop_search('flowers_packed', 'd_more', 'arch', $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}], 'batch_size': [8]}}$$, 'random', 'iterations=1, trials=3', continue_from =>
     (SELECT max(run_id) FROM madlib.mop_runs)::{type})

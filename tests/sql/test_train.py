@@ -226,3 +226,28 @@ def test_balanced_weights_make_rare_classes_count(people):
     assert "needs classes" in str(error) and not relations(people, "m\\_%")
     error = people.error("SELECT mop_pack('people', 'no', target => 'leaves', weight => 'balanced')")
     assert "is for mop_train" in str(error)
+
+
+def test_folds_take_the_place_of_the_validation_part(people):
+    report = people.value(
+        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', id => 'id', folds => 3, "
+        "max_trials => 4, time_limit => '40 s', baselines => false, layers => 'linear, small', keep => true)"
+    )
+    assert "folds => 3" in report and "SET pg_mop.segments = 3" in report and " valid" not in report.split("Trials")[0]
+    assert people.value("SELECT count(*) FROM folded_train") + people.value("SELECT count(*) FROM folded_test") == ROWS
+    found = people.run("SELECT * FROM folded_search_info WHERE folds_loss IS NOT NULL")
+    assert found and all(len(row["folds_loss"]) == 3 for row in found)
+    best = people.value("SELECT best_mst_key FROM folded_search_summary")
+    assert max(found, key=lambda row: row["folds_metrics_mean"])["folds_metrics_mean"] == next(
+        row["folds_metrics_mean"] for row in found if row["mst_key"] == best
+    )
+    values = {r["metric"]: r["value"] for r in people.run("SELECT * FROM mop_evaluate('folded', 'folded_test')")}
+    assert values["accuracy"] > 0.7
+    for folds, fragment in ((1, "folds must be from 2"), (2.5, "folds must be an integer")):
+        error = people.error(f"SELECT mop_train('people', 'm', target => 'leaves', folds => {folds})")
+        assert fragment in str(error)
+    people.run("CREATE VIEW parted AS SELECT *, (ARRAY['train', 'valid', 'test'])[1 + id % 3] AS part FROM people")
+    error = people.error(
+        "SELECT mop_train('parted', 'm', target => 'leaves', split => 'column', by => 'part', folds => 2)"
+    )
+    assert "names a validation part" in str(error) and not relations(people, "m\\_%")

@@ -20,6 +20,12 @@ class Configurations(dict):
 
     by_key = property(lambda self: dict(self))
 
+    def trials_of(self, mst_key):
+        return [mst_key]
+
+    def own_key(self, mst_key):
+        return mst_key
+
     def make(self, mst_key, added):
         return configuration(mst_key, fit=added[2])
 

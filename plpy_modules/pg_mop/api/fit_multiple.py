@@ -3,6 +3,7 @@
 from mop_udf import params
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.configurations import architecture_table
+from pg_mop.api.folds import FoldsOfRun, check_folds, fold_trials, without_folds
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
 from pg_mop.api.winner import winner
 from pg_mop.backend import object_table
@@ -27,6 +28,7 @@ ARGUMENTS = (
     "name",
     "description",
     "use_caching",
+    "folds",
 )
 
 
@@ -48,7 +50,10 @@ def mop_fit_multiple_model(db, *values):
 def train(db, arguments, earlier=None):
     """Train with the arguments of madlib_keras_fit_multiple_model (a dict); `earlier`: the run that mop_resume goes on
     with, or mop_replay repeats (:class:`~pg_mop.run.earlier.Earlier`)."""
-    a = arguments
+    a = without_folds(arguments)
+    folds = a.get("folds")
+    if folds is not None:
+        check_folds(db, folds, a)
     inputs = Inputs.read(
         db,
         a["source_table"],
@@ -70,10 +75,17 @@ def train(db, arguments, earlier=None):
         else SelectionTable.read(db, a["model_selection_table"])
     )
     configurations = Configurations(
-        inputs, ClassWeights(inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
+        inputs,
+        ClassWeights(inputs.source, inputs.engine),
+        make=selection.make,
+        unusable=selection.unusable,
+        folds=folds,
     )
     if earlier is None:
-        configurations.check(selection.rows(previous), selection.functions)
+        rows = selection.rows(previous)
+        if folds is not None:
+            rows += fold_trials(rows, inputs, folds)
+        configurations.check(rows, selection.functions)
     else:
         configurations.check([{**c, "error": None} for c in earlier.configurations], selection.functions)
     model, info, summary = output
@@ -91,6 +103,7 @@ def train(db, arguments, earlier=None):
                 ("num_iterations", "integer", a["num_iterations"]),
                 ("metrics_compute_frequency", "integer", inputs.frequency),
                 ("warm_start", "boolean", bool(a["warm_start"])),
+                *([("folds", "integer", folds)] if folds is not None else []),
             ],
             [
                 ("metrics_iters", "integer[]", inputs.metrics_iterations),
@@ -109,7 +122,8 @@ def train(db, arguments, earlier=None):
             listed_iterations=inputs.metrics_iterations,
         )
     )
-    warn_of_failures(db, result.failed, len(configurations), "configurations", info)
+    failed = configurations.failures(result.failed)
+    warn_of_failures(db, failed, len(configurations.own), "configurations", info)
     if result.winner is not None:
         result.winner.tell(db, info)
 
@@ -232,7 +246,10 @@ def write_models(result, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
-    sizes, outcome = [], result.outcome()
+    sizes, outcome, folded = [], result.outcome(), FoldsOfRun.of(result)
+    if folded is not None:
+        outcome = folded.own(outcome)
+        folded.add_columns(info)
     models = weights_of(result, [c for c in outcome if _is_trained(c)])
     for c in outcome:
         weights, key = None, c["mst_key"]
@@ -246,7 +263,10 @@ def write_models(result, model, info, previous):
             )
         elif previous is not None:
             previous.keep(key, model)
-        insert(db, info, info_of(result, c, weights and len(weights)))
+        columns = info_of(result, c, weights and len(weights))
+        if folded is not None:
+            columns.update(folded.columns(key, c["iteration"] if weights else None))
+        insert(db, info, columns)
     tell_of_large(db, model, sizes)
 
 

@@ -474,6 +474,7 @@ ARGUMENTS = {
     "dependent_varname": "label column, or a comma-separated list: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
     "eta": "one in so many configurations continues after each round",
+    "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
     "format": "'html' or 'json'",
     "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",

@@ -159,6 +159,13 @@ class TrainedPath:
                 )
             self.before = before = Earlier(catalog, run)
             evaluated = {m["iteration"] for m in catalog.metrics(run_id) if m["mst_key"] == key}
+        if before.arguments.get("folds"):
+            raise MopError(
+                f"run {run_id} has folds, whose means would not describe a configuration that is trained on",
+                hint=f"Call {before.function} again with more iterations: it goes on from this run's states if "
+                "pg_mop.seed is the same.",
+                sqlstate="0A000",
+            )
         if before.averaging or before.function == "madlib_keras_fit":
             raise MopError(f"run {run_id} is of madlib_keras_fit", hint="Call it again with warm_start => TRUE.")
         c = next((c for c in before.configurations if c["mst_key"] == key), None)

@@ -12,17 +12,21 @@ from pg_mop import search
 from pg_mop.api import architectures
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
+from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
 from pg_mop.api.output import insert, write_models_summary
 from pg_mop.api.winner import best_of
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.catalog import metric_of
+from pg_mop.plan.folds import MOST_IN_SEARCH
+from pg_mop.run import metrics
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import execute
 from pg_mop.run.earlier import open_catalog, own_run
 from pg_mop.run.inputs import Inputs
 from pg_mop.run.messages import warn_of_failures
+from pg_mop.run.metrics import HELD_OUT
 from pg_mop.run.spec import Output, RunSpec, Search
 from pg_mop.search import grids
 from pg_mop.search.space import Space
@@ -45,6 +49,7 @@ ARGUMENTS = (
     "object_table",
     "name",
     "description",
+    "folds",
 )
 LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
 
@@ -58,7 +63,7 @@ def mop_search(db, *values):
 def train(db, arguments, earlier=None):
     """Search with the arguments of mop_search (a dict); `earlier`: the run that mop_resume goes on with
     (:class:`~pg_mop.run.earlier.Earlier`)."""
-    a = arguments
+    a = without_folds(arguments)
     with errors_of_search():
         call = SearchCall(db, FUNCTION, a, Method.read(a), read_space, earlier)
     model, info, summary, trials = db.output_table(a["model_output_table"], "_info", "_summary", "_trials")
@@ -74,10 +79,11 @@ def train(db, arguments, earlier=None):
                 ("space", "text", a["space"]),
                 ("procedure", "text", result.procedure.name),
                 ("procedure_params", "text", a["procedure_params"]),
-                ("metric", "text", f"{call.dataset}_{call.metric}"),
+                ("metric", "text", f"{HELD_OUT if call.folds else call.dataset}_{call.metric}"),
                 ("best_mst_key", "integer", result.winner and result.winner.mst_key),
                 ("object_table", "text", call.object_table),
                 ("num_iterations", "integer", call.inputs.num_iterations),
+                *([("folds", "integer", call.folds)] if call.folds else []),
             ],
         )
         db.identify_by_all(summary)  # mop_more writes its best
@@ -98,12 +104,15 @@ def write_trials(result, table):
         f"metric_best float8, metric_final float8, reason text)"
     )
     values, losses, finals = {}, {}, []
-    for row in result.metrics:
-        if row["dataset"] == search.dataset:
+    rows, outcome, dataset, folded = result.metrics, result.outcome(), search.dataset, FoldsOfRun.of(result)
+    if folded is not None:
+        rows, outcome, dataset = metrics.with_folds(rows, result.configurations), folded.own(outcome), HELD_OUT
+    for row in rows:
+        if row["dataset"] == dataset:
             values.setdefault(row["mst_key"], []).append((row["iteration"], search.value(row)))
             losses[row["mst_key"], row["iteration"]] = row["loss"]
     better = min if search.goal == "min" else max
-    for c in result.outcome():
+    for c in outcome:
         key, found = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(found).get(c["iteration"])
         if c["error"] is None and final is not None:
@@ -126,7 +135,7 @@ def write_trials(result, table):
                 "reason": ("text", c["error"] or c["reason"]),
             },
         )
-    return best_of(finals, (search.metric, search.goal), search.dataset)
+    return best_of(finals, (search.metric, search.goal), dataset)
 
 
 def _nothing(*_):
@@ -268,12 +277,25 @@ class SearchCall:
             raise MopError(f"max_trials must be at least 1, not {a['max_trials']}")
         self.most_trials, self.random_state = a.get("max_trials"), a["random_state"]
         self.continues = a.get("continue_from") or 0
+        self.folds, self.held_out = a.get("folds"), []
+        if self.folds is not None:
+            check_folds(db, self.folds, a)
+            if self.continues:
+                raise MopError(
+                    "folds and continue_from cannot be combined",
+                    detail="The results of the earlier run are not means over these folds.",
+                    hint="Leave out folds or continue_from.",
+                )
+            if self.folds > MOST_IN_SEARCH:
+                raise MopError(f"folds must be at most {MOST_IN_SEARCH} in a search, not {self.folds}")
         self.architectures = Architectures(db, a["model_arch_table"], earlier)
         self.space = read_space(a, self.architectures)
         procedure = method.create(self.space, 0, "min")  # for its checks: made again once the seed is known
         self.inputs = Inputs.read(
             db, a["source_table"], a["validation_table"], procedure.most, None, a["use_gpus"], earlier
         ).replace(metrics_iterations=[])
+        if self.folds is not None:
+            self.held_out = held_out(self.inputs, self.folds)
         options = self.inputs.options
         if procedure.name == "population" and not (options["sharing"] and options["same_start"]):
             raise MopError(
@@ -295,7 +317,8 @@ class SearchCall:
             judged_by=(self.metric, self.dataset, self.goal),
             required_metric=self.metric,
             searches=True,
-            keep=method.keep,
+            keep=method.keep if self.folds is None else "last",
+            folds=self.folds,
             make=self.architectures.configuration,
         )
         self.configurations.check([], functions)
@@ -360,7 +383,7 @@ class SearchCall:
             run = own_run(self.db, catalog, run_id, "function")
             if self.inputs.options["seed"] is None:
                 self.inputs.options["seed"] = run["seed"]
-            configurations = {c["mst_key"]: c for c in catalog.run_configurations(run_id)}
+            configurations = {c["mst_key"]: c for c in catalog.run_configurations(run_id) if c["fold"] is None}
             found = {}
             for row in catalog.metrics(run_id):
                 value = metric_of(row, self.metric)
@@ -391,7 +414,8 @@ class SearchCall:
                     all_failed=_all_failed,
                 )
             )
-        warn_of_failures(self.db, result.failed, len(self.configurations), "trials", info)
+        failed = self.configurations.failures(result.failed)
+        warn_of_failures(self.db, failed, len(self.configurations.own), "trials", info)
         if result.winner is not None:
             result.winner.tell(self.db, info, "trials")
 
@@ -410,6 +434,7 @@ class SearchCall:
             search.find(self.method.name).STOPS_WITHIN_BUDGET,
             self.method.also_evaluated,
             self.method.lines,
+            self.held_out,
         )
 
     def _differs(self, earlier, options):
@@ -425,7 +450,7 @@ class SearchCall:
         """The INFO line about the best of so many trials by now; `row`: its metrics, of Catalog.metrics."""
         return (
             f"best of {trials} trials so far: mst_key={mst_key} after {row['iteration']} iterations, "
-            f"{self.dataset} {self.metric}={metric_of(row, self.metric):.4g}"
+            f"{row['dataset']} {self.metric}={metric_of(row, self.metric):.4g}"
         )
 
 

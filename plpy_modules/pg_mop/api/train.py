@@ -18,6 +18,7 @@ from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal,
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.plan.folds import MOST_IN_SEARCH
 from pg_mop.run.steps import Steps
 
 MARK = "a step of mop_train"
@@ -44,6 +45,7 @@ ARGUMENTS = (
     "max_trials",
     "baselines",
     "keep",
+    "folds",
 )
 
 
@@ -128,6 +130,9 @@ class Training:
             for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
+        self.folds: int | None = arguments["folds"]
+        if self.folds is not None and not 2 <= self.folds <= MOST_IN_SEARCH:
+            raise MopError(f"folds must be from 2 to {MOST_IN_SEARCH}, or NULL, not {self.folds}", hint="folds => 5")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
                 f'table "{self.source}" is temporary: the sessions that train cannot see it',
@@ -203,12 +208,18 @@ class Training:
         method, by = a["split"], a["by"]
         if method is None:
             method = "random"
-        given = {"valid": a["valid"], "test": a["test"], "method": method, "by": by, "id": a["id"]}
+        valid = a["valid"] if self.folds is None else 0
+        given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
         found = self._say(steps, self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
         self.parts = {part: rows for part, _, rows in found}
         self.made += [("VIEW", view) for _, view, _ in found]
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
+        if "valid" in self.parts and self.folds is not None:
+            raise MopError(
+                f'column "{by}" names a validation part, but folds take its place',
+                hint="Leave folds out, or call these rows 'train'.",
+            )
 
     def _pack(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
@@ -218,6 +229,8 @@ class Training:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         if self.present is not None:
             given = {"fitted_on": self.name, "weight": weight}
+        if self.folds is not None:
+            self._say(steps, f"SET pg_mop.segments = {self.folds};")  # (segments are folds)
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
         self._mark(steps, n["packed"])
@@ -268,6 +281,7 @@ class Training:
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{max(0.5, left):.1f} s",
             "max_trials": self.arguments["max_trials"],
+            "folds": self.folds,
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
         self._say(steps, call, quiet=True)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.backend.database import Database
+from pg_mop.run.metrics import HELD_OUT
 from pg_mop.search.ranking import Judged, judged_by, order
 
 REQUIRED = ("mst_key", "metrics_type", "training_loss_final", "training_metrics_final")
 VALIDATION = ("validation_loss_final", "validation_metrics_final")
+FOLDS = ("folds_loss_mean", "folds_metrics_mean")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def best_of(
 
 
 def winner(db: Database, info: str, judged: Judged | None = None, models: str | None = None) -> Winner | None:
-    """The Winner by the final metrics of an info table; of the validation table if the models have been validated.
+    """The Winner by the final metrics of an info table: by the means over folds where there are folds, else of the
+    validation table where the models have been validated.
 
     Configurations that failed never win. `info`: the table's name as the caller writes it. `judged`: the metric of the
     call, the loss or the first metric; None: as :func:`~pg_mop.search.ranking.judged_by`. `models`: the model table
@@ -67,14 +70,17 @@ def winner(db: Database, info: str, judged: Judged | None = None, models: str | 
         f"SELECT bool_or(validation_loss_final IS NOT NULL) FROM {table}"
     )
     dataset = "validation" if validated else "training"
-    conditions = [f"i.{dataset}_loss_final IS NOT NULL"]
+    loss, metric = f"{dataset}_loss_final", f"{dataset}_metrics_final"
+    if all(name in columns for name in FOLDS):
+        dataset, (loss, metric) = HELD_OUT, FOLDS
+    conditions = [f"i.{loss} IS NOT NULL"]
     if "error" in columns:
         conditions.append("i.error IS NULL")
     if models is not None:
         conditions.append(f"i.mst_key IN (SELECT mst_key FROM {models} WHERE model_weights IS NOT NULL)")
     rows: list[dict[str, Any]] = db.execute(
-        f"SELECT i.mst_key, i.metrics_type[1] AS name, i.{dataset}_metrics_final AS metric, "
-        f"i.{dataset}_loss_final AS loss FROM {table} i WHERE {' AND '.join(conditions)}"
+        f"SELECT i.mst_key, i.metrics_type[1] AS name, i.{metric} AS metric, i.{loss} AS loss "
+        f"FROM {table} i WHERE {' AND '.join(conditions)}"
     )
     judged = judged or judged_by(row["name"] for row in rows)
     values = "loss" if judged[0] == "loss" else "metric"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.catalog.session import Row
@@ -12,7 +12,7 @@ from pg_mop.catalog.stages import Stages
 if TYPE_CHECKING:
     from pg_mop.backend.database import Database
     from pg_mop.engines.base import Segment
-    from pg_mop.plan.stages import Plan
+    from pg_mop.plan.stages import Plan, Stage
 
 
 class Runs(Stages):
@@ -24,10 +24,10 @@ class Runs(Stages):
         segments: Iterable[tuple[str, Segment]],
         configurations: Sequence[Mapping[str, Any]],
         plan: Plan,
-        visits: int,
+        visits: Callable[[Stage], int],
     ) -> int:
         """Insert a run (dict), its segments (dataset, Segment), its configurations (dicts) and the stages of its
-        :class:`~pg_mop.plan.stages.Plan`, each with `visits` training units. Returns run_id.
+        :class:`~pg_mop.plan.stages.Plan`, each with `visits(stage)` training units. Returns run_id.
 
         `start` stores the initial weights.
         """
@@ -41,7 +41,7 @@ class Runs(Stages):
         segments: Iterable[tuple[str, Segment]],
         configurations: Sequence[Mapping[str, Any]],
         plan: Plan,
-        visits: int,
+        visits: Callable[[Stage], int],
     ) -> int:
         rows = [
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -25,6 +25,9 @@ CONFIGURATION_COLUMNS = (
     "error",
     "weights_sql",
     "weights_md5",
+    "fold",
+    "fold_of",
+    "held_out",
 )
 
 
@@ -37,7 +40,7 @@ class Stages(CatalogSession):
         return self.execute(
             f"""
             SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,
-                   weights_sql, weights_md5, reason
+                   weights_sql, weights_md5, reason, fold, fold_of, held_out
             FROM {self.prefix}configuration
             WHERE run_id = %s
             ORDER BY mst_key
@@ -60,10 +63,10 @@ class Stages(CatalogSession):
         configurations: Sequence[Mapping[str, Any]],
         stages: Collection[Stage],
         requests: Sequence[tuple[int, Stage]],
-        visits: int,
+        visits: Callable[[Stage], int],
     ) -> None:
         """Add to a run: configurations (as in `open_run`), stages that are new or newly to be evaluated, and `requests`:
-        (mst_key, the stage of its next iteration). A stage has `visits` training units."""
+        (mst_key, the stage of its next iteration). A stage has `visits(stage)` training units."""
         if configurations or stages or requests:
             self._retrying(self._in_transaction, self._insert, run_id, configurations, stages, requests, visits)
 
@@ -95,7 +98,7 @@ class Stages(CatalogSession):
         configurations: Iterable[Mapping[str, Any]],
         stages: Iterable[Stage],
         requests: Iterable[tuple[int, Stage]],
-        visits: int,
+        visits: Callable[[Stage], int],
     ) -> None:
         rows: list[list[Row]] = [
             [{name: row.get(name) for name in CONFIGURATION_COLUMNS} for row in configurations],
@@ -109,7 +112,7 @@ class Stages(CatalogSession):
                     "compile_params": stage.parameters[0],
                     "fit_params": stage.parameters[1],
                     "evaluated": stage.evaluated,
-                    "version": (stage.iteration - 1) * visits,
+                    "version": (stage.iteration - 1) * visits(stage),
                 }
                 for stage in stages
             ],
@@ -206,8 +209,9 @@ class Stages(CatalogSession):
                 LEFT JOIN {self.prefix}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)
                 JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
                 LEFT JOIN {self.prefix}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)
+                JOIN {self.prefix}configuration q ON (q.run_id, q.mst_key) = (s.run_id, s.mst_key)
                 WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._role}
-                  AND m.version = s.iteration * r.segments),
+                  AND m.version = s.iteration * (r.segments - coalesce(array_length(q.held_out, 1), 0))),
             datasets AS (
                 SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment) AS are
                 FROM {self.prefix}segment g

@@ -73,6 +73,7 @@ class Planner:
         self.workload, self.history, self.earlier = workload, history or CostHistory(), earlier
         self.plan = Plan()
         self.sharing = Sharing(self._architectures(configurations), workload.shape, workload.options["keras_backend"])
+        self._held_out = {c["mst_key"]: tuple(c["held_out"]) for c in configurations if c.get("held_out")}
         self._first = configurations[0] if configurations else None
         self._unit_seconds: dict[Any, float] = {}
         if earlier is not None and not earlier.replay:
@@ -91,6 +92,18 @@ class Planner:
     def register(self, c: Configuration) -> None:
         """Take note of a configuration that is added while the run goes on."""
         self.sharing.architectures[c["mst_key"]] = c["model_arch"]
+        if c.get("held_out"):
+            self._held_out[c["mst_key"]] = tuple(c["held_out"])
+
+    # --- folds --------------------------------------------------------------------------------------
+    def held_out(self, stage: Stage) -> Sequence[int]:
+        """The segments that a stage leaves out, and is evaluated on; empty for a stage of no fold. (A stage is shared only
+        by trials that leave out the same segments.)"""
+        return self._held_out.get(stage.mst_key, ())
+
+    def visits(self, stage: Stage) -> int:
+        """How many training units a stage has."""
+        return 1 if self.workload.averaging else len(self.workload.keys("training")) - len(self.held_out(stage))
 
     # --- stages -------------------------------------------------------------------------------------
     def ask_for_all(self, configurations: Iterable[Configuration], misfits: Collection[int]) -> None:
@@ -163,6 +176,7 @@ class Planner:
                 "framework": [options["keras_backend"], options["kernel"]],
                 "averaging": work.averaging,
                 "own": key if alone else None,
+                **({"held_out": list(self._held_out[key])} if key in self._held_out else {}),
             }
         )
 
@@ -205,5 +219,5 @@ class Planner:
         known = [seconds for stage in sample if (seconds := self.unit_seconds(stage))]
         if 2 * len(known) <= len(sample):
             return None
-        visits = 1 if self.workload.averaging else len(self.workload.keys("training"))
+        visits = sum(map(self.visits, sample)) / len(sample)
         return sum(known) / len(known) * len(stages) * visits / sessions

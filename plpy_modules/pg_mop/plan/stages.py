@@ -185,19 +185,23 @@ class Plan:
         return path is not None and len(path) > 0 and path[-1].failed
 
     def withdraw(
-        self, mst_key: MstKey, begun: Callable[[StageNumber], bool] | None = None, until: Iteration | None = None
+        self,
+        mst_key: MstKey,
+        begun: Callable[[StageNumber], bool] | None = None,
+        until: Iteration | None = None,
+        least: Iteration = 0,
     ) -> list[Stage]:
         """End a trial: its path keeps the stages that are trained, have failed, or have begun by `begun(stage number)`.
 
         `until`: the iteration after which the trial stops. The path ends there even if another trial or an earlier run
-        has trained the following stages, so that its end depends on the trial's own results alone. Returns the stages
-        that the trial wants no longer, or whose metrics it wants no longer, by iteration. The trial may ask again and
-        continues from the end of its path.
+        has trained the following stages, so that its end depends on the trial's own results alone. `least`: the path keeps
+        the stages up to this iteration. Returns the stages that the trial wants no longer, or whose metrics it wants no
+        longer, by iteration. The trial may ask again and continues from the end of its path.
         """
         path, changed = self._paths.get(mst_key, []), []
 
         def stays(stage: Stage) -> bool:
-            if self._has_failed_itself(stage):
+            if self._has_failed_itself(stage) or stage.iteration <= least:
                 return True
             if until is not None and stage.iteration > until and (stage.trained or len(stage.trials) > 1):
                 return False

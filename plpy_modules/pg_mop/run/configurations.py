@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mop_udf import architecture, architecture_dropout, architecture_shapes, parameter_names, parameter_resolver, params
@@ -37,20 +37,23 @@ class Configurations:
         keep: str = "last",
         make: Callable[[int, Added], Configuration] | None = None,
         unusable: Callable[[int], str] | None = None,
+        folds: int | None = None,
     ) -> None:
         """`class_weights`: turns a class_weight parameter into {class number: weight}; `averaging`: the one
         configuration is trained as replicas; `judged_by`: (metric, dataset, goal) that chooses the best state
         unless a configuration says otherwise; `required_metric`: a configuration that is added must have this metric;
         `searches`: a search procedure asks for their iterations; `keep`: which state is written, 'last' or 'best',
         unless a configuration says so; `make`: builds a configuration that is added;
-        `unusable(count)`: begins the error for bad configurations."""
+        `unusable(count)`: begins the error for bad configurations; `folds`: of cross-validation, where the trials of folds
+        are among the configurations (plan/folds.py)."""
         self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
-        self.searches, self._keep = searches, keep
+        self.searches, self._keep, self.folds = searches, keep, folds
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
         self._unusable = unusable or _unusable
         self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
         self.functions: str | None = None
         self.by_key: dict[int, Configuration] = {}
+        self._folds_of: dict[int, list[int]] = {}  # mst_key -> those of its folds
         self.misfits: dict[int, str] = {}
         self.shapes: list[Any] = []
         self.outputs: Any = None
@@ -75,6 +78,36 @@ class Configurations:
     def first(self) -> Configuration:
         return next(iter(self.by_key.values()))
 
+    # --- folds ----------------------------------------------------------------------------------------
+    @property
+    def own(self) -> list[Configuration]:
+        """The configurations of the caller, without the trials of their folds."""
+        return [c for c in self if c.get("fold") is None]
+
+    def trials_of(self, mst_key: int) -> list[int]:
+        """The mst_keys of a configuration and of its folds; `mst_key`: of any of them."""
+        if not self.folds or mst_key not in self:
+            return [mst_key]
+        own = self.own_key(mst_key)
+        return [own, *self._folds_of.get(own, ())]
+
+    def own_key(self, mst_key: int) -> int:
+        """The mst_key of the configuration of which a trial is a fold; else its own."""
+        own = (self.get(mst_key) or {}).get("fold_of")
+        return mst_key if own is None else own
+
+    def failures(self, failed: Mapping[int, str]) -> dict[int, str]:
+        """{mst_key: message} by configuration of the caller: one fails with any of its trials. `failed`: the same by
+        trial."""
+        found: dict[int, str] = {}
+        for key in sorted(failed):
+            c = self.get(key) or {}
+            if c.get("fold") is None:
+                found[key] = failed[key]
+            else:
+                found.setdefault(c["fold_of"], f"fold {c['fold']}: {failed[key]}")
+        return found
+
     # --- checks ---------------------------------------------------------------------------------------
     def check(self, configurations: Sequence[Configuration], functions: str | None) -> None:
         """Take these configurations, with the custom functions of the object table `functions` (quoted name).
@@ -86,7 +119,7 @@ class Configurations:
 
     def check_parameters(self, configurations: Sequence[Configuration], functions: str | None) -> None:
         """Take these configurations without a look at the data. Raises MopError if one cannot be read."""
-        self.by_key, self.functions = {}, functions
+        self.by_key, self._folds_of, self.functions = {}, {}, functions
         for c in configurations:
             self.put(c)
         earlier, iterations = self.earlier, self.inputs.num_iterations
@@ -100,7 +133,7 @@ class Configurations:
         problems = [
             (c["mst_key"], problem)
             for c in configurations
-            if (problem := self.problem(c)) and c["mst_key"] not in before
+            if (problem := self.problem(c)) and c["mst_key"] not in before and c.get("fold") is None
         ]
         if problems:
             raise MopError(
@@ -111,6 +144,8 @@ class Configurations:
     def put(self, c: Configuration) -> None:
         """Add a configuration without any check."""
         c.setdefault("functions", [])
+        if c.get("fold") is not None and c["mst_key"] not in self.by_key:
+            self._folds_of.setdefault(c["fold_of"], []).append(c["mst_key"])
         self.by_key[c["mst_key"]] = c
 
     def problem(self, c: Configuration, iterations: int | None = None) -> str | None:
@@ -149,6 +184,8 @@ class Configurations:
             return None
         if self.averaging:
             return "stop and keep are for models that hop, not for averaged ones (pg_mop.fit_strategy = sequential)"
+        if self.folds:
+            return "stop and keep='best' choose by the metrics that the folds measure: with folds they are not allowed"
         try:
             rule = self.inputs.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
         except MopError as error:
@@ -191,7 +228,7 @@ class Configurations:
         if self.by_key and len(self.misfits.keys() - before.keys()) == len(self.by_key):
             raise MopError(
                 f'no configuration fits the data of "{source.text}": {next(iter(self.misfits.values()))}',
-                detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
+                detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.failures(self.misfits).items())[:20]),
                 hint=self._hint or source.hint_to_fit(),
             )
 
@@ -258,6 +295,8 @@ class Configurations:
     # --- while the run goes on ------------------------------------------------------------------------
     def make(self, mst_key: int, added: Added) -> Configuration:
         """A configuration that is added during the run. Raises MopError if the tables that it needs have changed."""
+        if self.folds and not self.searches:
+            raise MopError("this run has folds and takes no other configuration", sqlstate="0A000")
         if self._make is None:
             raise MopError("this run trains one model and takes no other configuration", sqlstate="0A000")
         return self._make(mst_key, added)

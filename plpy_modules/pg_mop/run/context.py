@@ -5,7 +5,7 @@ from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
-from pg_mop.plan.stages import Plan
+from pg_mop.plan.stages import Plan, Stage
 from pg_mop.run.attempt import UNDER_WAY, Attempt, Policy, State
 from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
@@ -29,10 +29,9 @@ class RunContext:
     policy: Policy
     attempts: dict[Unit, Attempt] = field(default_factory=dict)  # the last attempt at each unit that has not ended
 
-    @property
-    def visits(self) -> int:
-        """How often a stage is trained: once on each segment; where replicas are averaged, each on one segment."""
-        return 1 if self.board.shares_states else len(self.board.segments)
+    def version(self, stage: Stage) -> int:
+        """The version of a stage's state before its first unit: the training units of its path before it."""
+        return (stage.iteration - 1) * self.board.visits(stage)
 
     def attempts_in(self, *states: State) -> list[Attempt]:
         """The attempts that are in one of these states."""

@@ -144,10 +144,17 @@ class RunController:
         return False
 
     def withdraw(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
-        """End a configuration after its present iteration, or after `at`, and evaluate it there. Returns the stages that
-        the configuration gives up."""
+        """End a configuration with its folds after its present iteration, or after `at`, and evaluate it there. Returns the
+        stages that it gives up."""
+        trials = self.configurations.trials_of(mst_key)
+        gone = []
+        for key in reversed(trials):  # folds first: a run that goes on finds the configuration stopped after them
+            gone += yield from self._withdraw(key, reason, at, tuple(trials) if len(trials) > 1 else ())
+        return gone
+
+    def _withdraw(self, mst_key: int, reason: str | None, at: int | None, beside: Sequence[int]) -> Steps:
         self.stopped.add(mst_key)
-        gone = yield Withdraw(mst_key, reason, at)
+        gone = yield Withdraw(mst_key, reason, at, beside)
         path = self.plan.path(mst_key)
         if path and not path[-1].failed:
             stages, _ = yield Ask(self.configurations[mst_key], len(path), (len(path),))

@@ -342,7 +342,7 @@ class Coordinator:
             [(dataset, segment) for (dataset, _), segment in self.segments.items()],
             configurations,
             self.planner.plan,
-            1 if self.spec.averaging else places,
+            self.planner.visits,
         )
 
     def _noted(self) -> list[Configuration]:
@@ -507,7 +507,8 @@ class Coordinator:
         self.result = RunResult(spec, self.catalog, self.run_id, started, failed, kept)
         self.result.replicas = planner.workload.rows if spec.averaging else []
         self.result.procedure = getattr(self, "procedure", None)
-        if spec.averaging and failed or len(failed) == len(self.configurations):
+        failed = self.configurations.failures(failed)
+        if spec.averaging and failed or len(failed) == len(self.configurations.own):
             raise MopError(spec.all_failed(failed), detail=listed(failed), sqlstate="22000")
 
     def _note_costs(self) -> None:

@@ -164,8 +164,9 @@ class Earlier:
         """Raises MopError unless the log has every visit of the configurations that did not fail."""
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
+        visits = {c["mst_key"]: segments - set(c["held_out"] or ()) for c in self.configurations}
         asked = [(key, i) for key in trained for i in range(1, self.iterations[key] + 1)]
-        missing = [key for key, i in asked if set(self.order.get((key, i), ())) != segments]
+        missing = [key for key, i in asked if set(self.order.get((key, i), ())) != visits[key]]
         if self.averaging:
             missing = [key for key, i in asked if (key, i) not in self.order]
         if missing:

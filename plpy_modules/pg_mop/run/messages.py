@@ -35,11 +35,12 @@ class Messages:
         seconds = self.catalog.training_seconds(self.run_id, iteration)
         if evaluated:
             rows = self.catalog.metrics(self.run_id, iteration)
-        count = len(self.spec.configurations)
+        configurations, failed = self.spec.configurations, self.failed()
+        if configurations.folds:
+            rows, failed = metrics.with_folds(rows, configurations), configurations.failures(failed)
+        count = len(configurations.own)
         self.db.info(
-            metrics.lines(
-                iteration, inputs.num_iterations, seconds, rows, self.spec.label, count, self.failed(), seconds_left
-            )
+            metrics.lines(iteration, inputs.num_iterations, seconds, rows, self.spec.label, count, failed, seconds_left)
         )
 
     def lines(self, lines: Iterable[str]) -> None:

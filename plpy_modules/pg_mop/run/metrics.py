@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from pg_mop.plan.folds import summarize
 from pg_mop.search.ranking import judged_by, order
 
 Row = dict[str, Any]
 
 FEW, BEST = 8, 5  # with more than FEW configurations, only the BEST have a line each
 MOST_TEXT = 200  # characters of a failure's message
+HELD_OUT = "held-out"  # in place of a dataset: the mean over the folds of a configuration
 
 
 def lines(
@@ -47,7 +49,7 @@ def lines(
         by_key.setdefault(row["mst_key"], []).append(row)
     keys = list(by_key)
     if many and rows:
-        judged = "validation" if any(r["dataset"] == "validation" for r in rows) else "training"
+        judged = next(d for d in (HELD_OUT, "validation", "training") if any(r["dataset"] == d for r in rows))
         here = [r for r in rows if r["dataset"] == judged]
         found, by = best(here)
         keys = [r["mst_key"] for r in found]
@@ -63,11 +65,41 @@ def lines(
     return "\n".join(told)
 
 
+def with_folds(rows: Iterable[Row], configurations: Any) -> list[Row]:
+    """The rows of configurations, and a row of the dataset HELD_OUT in place of those of a configuration's folds after an
+    iteration, where all of its folds have one. `configurations`: a run.configurations.Configurations."""
+    found: list[Row] = []
+    folded: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        own = configurations.own_key(row["mst_key"])
+        if own == row["mst_key"]:
+            found.append(row)
+        else:
+            folded.setdefault((row["iteration"], own), []).append(row)
+    found += [mean(own, its) for (_, own), its in folded.items() if len(its) == configurations.folds]
+    return sorted(found, key=lambda row: (row["iteration"], row["mst_key"]))
+
+
+def mean(mst_key: int, rows: Sequence[Row]) -> Row:
+    """The row of a configuration's means, from the rows of its folds after an iteration."""
+    values = {name: summarize(row["metrics"][name] for row in rows).mean for name in rows[0]["metrics"] or ()}
+    return {
+        "mst_key": mst_key,
+        "iteration": rows[0]["iteration"],
+        "stage": -mst_key,  # of no single stage
+        "dataset": HELD_OUT,
+        "loss": summarize(row["loss"] for row in rows).mean,
+        "metric": next(iter(values.values()), None),
+        "metrics": values,
+        "took": sum(row.get("took") or 0.0 for row in rows),
+    }
+
+
 def described(row: Row) -> str:
     """The metrics of a row as text, with four digits."""
     values = {**(row.get("metrics") or {}), "loss": row["loss"]}
     text = ", ".join(f"{name}={value:.4g}" for name, value in values.items() if value is not None)
-    return f"validation {text}" if row["dataset"] == "validation" else text
+    return text if row["dataset"] == "training" else f"{row['dataset']} {text}"
 
 
 def best(rows: Sequence[Row]) -> tuple[list[Row], str]:

@@ -26,11 +26,12 @@ class NeededStates:
     # --- versions -----------------------------------------------------------------------------------
     def version(self, stage: int) -> int:
         """How often the stage's state has been trained since its path began."""
-        return self.versions.get(stage, (self.run.plan.stages[stage].iteration - 1) * self.run.visits)
+        found = self.versions.get(stage)
+        return self.run.version(self.run.plan.stages[stage]) if found is None else found
 
     def has_trained(self, stage: Stage) -> bool:
         """True where this run has trained the stage on a segment at least."""
-        return stage.origin is None and self.version(stage.number) > (stage.iteration - 1) * self.run.visits
+        return stage.origin is None and self.version(stage.number) > self.run.version(stage)
 
     # --- readers ------------------------------------------------------------------------------------
     def wait_for(self, stages: Iterable[Stage]) -> None:
@@ -109,7 +110,7 @@ class NeededStates:
         return [
             stage
             for stage in stages
-            if self.version(stage.number) > (stage.iteration - 1) * self.run.visits
+            if self.version(stage.number) > self.run.version(stage)
             and not self.run.states.has(stage.number)
             and (stage.iteration >= first - 1 if self.run.board.shares_states else self._is_read(stage))
         ]

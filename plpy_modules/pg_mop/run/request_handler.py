@@ -1,6 +1,6 @@
 """Carries out the requests of a run controller (run/requests.py)."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import psycopg2
@@ -45,8 +45,8 @@ class RequestHandler:
                 return stages, requests
             case Register(c):
                 self._ask([c], [], [])
-            case Withdraw(mst_key, reason, until):
-                return self._withdraw(mst_key, reason, until)
+            case Withdraw(mst_key, reason, until, beside):
+                return self._withdraw(mst_key, reason, until, beside)
             case Pin(stage, instead):
                 self.needed.pin(stage, instead)
             case GiveUp(mst_key, message):
@@ -63,14 +63,14 @@ class RequestHandler:
         run = self.run
         for name, server in list(run.servers.items()):
             try:
-                server.catalog.ask(server.run_id, configurations, stages, requests, run.visits)
+                server.catalog.ask(server.run_id, configurations, stages, requests, run.board.visits)
             except (psycopg2.Error, MopError) as error:
                 if server.home or not self.failover.do_without(name, message_of(error)):
                     raise
         for stage in self.adopt(
             [stage for stage in stages if not run.board.is_running(stage.number) and not self.needed.has_trained(stage)]
         ):
-            self.needed.versions[stage.number] = stage.iteration * run.visits
+            self.needed.versions[stage.number] = run.version(stage) + run.board.visits(stage)
             run.states.adopted(stage.number)
         begun = [stage for stage in stages if stage.number not in self.needed.versions]
         for stage in run.catalog.start(run.run_id, begun, {c["mst_key"]: c for c in configurations}):
@@ -96,12 +96,14 @@ class RequestHandler:
                 return shared
         return shared
 
-    def _withdraw(self, mst_key: int, reason: str | None, until: int | None = None) -> list[Stage]:
-        """End a configuration with the iteration that it is in, or with iteration `until`, where that is known. Returns
-        the stages that leave its path."""
+    def _withdraw(
+        self, mst_key: int, reason: str | None, until: int | None = None, beside: Sequence[int] = ()
+    ) -> list[Stage]:
+        """End a configuration with the iteration that it is in, or with iteration `until`, where that is known; `beside`: as
+        in requests.Withdraw. Returns the stages that leave its path."""
         plan = self.run.plan
         before = plan.path(mst_key)
-        self.run.board.withdraw(mst_key, until)
+        self.run.board.withdraw(mst_key, until, beside)
         gone = before[len(plan.path(mst_key)) :]
         self.needed.need_no_parent(stage for stage in before if not stage.trials)
         self.needed.release(stage for stage in gone if stage.trained)

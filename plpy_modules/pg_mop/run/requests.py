@@ -6,7 +6,7 @@ executor acts, and the controller does not know the executor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,13 @@ class Register:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Do no more for a configuration than the iteration that it is in, or than `until`. Answer: the stages given up."""
+    """Do no more for a configuration than the iteration that it is in, or than `until`. `beside`: the mst_keys of trials
+    that stop with it, of which the furthest decides the iteration. Answer: the stages given up."""
 
     mst_key: int
     reason: str | None
     until: int | None = None
+    beside: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.plan import folds
 from pg_mop.plan.stages import Stage
+from pg_mop.run import metrics
 from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController
 from pg_mop.run.requests import Ask, GiveUp, HasState, Register, Steps, Withdraw
@@ -103,23 +105,33 @@ class SearchController(RunController):
             # the log already reports these trials as failed, so they are not retried
             failed = key in self.configurations and trials[key].state == "failed"
             if failed and key not in self.configurations.misfits:
-                if self.plan.path(key):
-                    yield Withdraw(key, why)  # no last evaluation is wanted
-                self.given_up.add(key)
-                yield GiveUp(key, why)
+                yield from self._give_up(key, why)
+
+    def _give_up(self, key: int, why: str) -> Steps:
+        """A trial has failed: nothing more is wanted of it, nor of its folds."""
+        for each in self.configurations.trials_of(key):
+            if self.plan.path(each):
+                yield Withdraw(each, why)  # no last evaluation is wanted
+        self.given_up.add(key)
+        yield GiveUp(key, why)
 
     def ended(self, stages: Sequence[Stage]) -> Steps:
         self.look_up([stage for stage in stages if stage.evaluated])
         for stage in stages:
-            for key in sorted(stage.trials):
+            for key in sorted({self.configurations.own_key(key) for key in stage.trials}):
                 yield from self._hear(key)
         yield from self.apply_rules(stages)
         yield from self._go_on()
 
     def failed(self, mst_keys: Collection[int]) -> Steps:
-        self.given_up |= set(mst_keys)
         for key in sorted(mst_keys):
-            self._tell(key)
+            own = self.configurations.own_key(key)
+            if own in self.given_up:
+                continue
+            self.given_up.add(own)
+            if self.search.held_out:
+                yield from self._give_up(own, self.configurations.failures(self.messages.failed())[own])
+            self._tell(own)
         yield from self._go_on()
 
     def control_requests(self, requests: Iterable[dict[str, Any]]) -> Steps:
@@ -148,6 +160,7 @@ class SearchController(RunController):
         return (yield from super().judge(mst_key, until))
 
     def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
+        mst_key = self.configurations.own_key(mst_key)
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (RUNNING, PAUSED):
             self.halts[mst_key] = at
@@ -188,19 +201,24 @@ class SearchController(RunController):
                 return
             self.taken += not outside
             c: Configuration = self.configurations.make(key, proposal.configuration)
+            plain = dict(c)
             problem, new = self.configurations.add(c, max(proposal.budget, self.num_iterations)), True
             self.begin_to_watch(c)
             if problem:
                 yield Register(c)
                 self._tell(key)
                 return
+            for fold in folds.trials_of_search(plain, self.search.held_out):
+                self.configurations.add(fold, max(proposal.budget, self.num_iterations))
         wanted = (*self.procedure.evaluates(key), *self.search.also_evaluated(self.procedure, key))
         evaluated = {i for i in wanted if i <= proposal.budget}
-        yield Ask(self.configurations[key], proposal.budget, evaluated, new)
-        if self.plan.failed(key):
+        trials = self.configurations.trials_of(key)
+        for each in trials:
+            yield Ask(self.configurations[each], proposal.budget, evaluated, new)
+        if any(self.plan.failed(each) for each in trials):
             self._tell(key)
         else:
-            path = self.plan.path(key)[self.heard.get(key, 0) :]
+            path = [s for each in trials for s in self.plan.path(each)[self.heard.get(key, 0) :]]
             self.look_up([stage for stage in path if stage.evaluated and stage.ended])
             yield from self._hear(key)
             if key in self.watches:  # stages that others have trained may be its best, or its end
@@ -222,19 +240,28 @@ class SearchController(RunController):
         if trial is None:
             return
         wanted = self.procedure.evaluates(key)
+        _, *folded = self.configurations.trials_of(key)
         for stage in self.plan.path(key)[self.heard.get(key, 0) :]:
-            if not stage.ended:
+            beside = [self.plan.path(each)[stage.iteration - 1 : stage.iteration] for each in folded]
+            if not stage.ended or not all(found and found[0].ended for found in beside):
                 return
             # apply the trial's own rule first: a stopped trial is not promoted
             verdict = (yield from self.judge(key, stage.iteration)) if key in self.watches else None
             if stage.iteration in wanted:
-                self._tell(key, stage.iteration, self.row(stage, self.search.dataset), verdict and verdict[0])
+                row = self.row(stage, self.search.dataset) if not folded else self._mean(key, [s for (s,) in beside])
+                self._tell(key, stage.iteration, row, verdict and verdict[0])
             if verdict is not None:
                 if trial.state == STOPPED:
                     self.halts[key] = verdict[1]
                 yield from self.stop(key, *verdict)
             if trial.state in (STOPPED, FAILED):
                 return
+
+    def _mean(self, key: int, stages: Sequence[Stage]) -> Row | None:
+        """The means of a trial over its folds; `stages`: of the folds, which have ended."""
+        rows = [self.row(stage, self.search.dataset) for stage in stages]
+        found = [row for row in rows if row is not None]
+        return {**metrics.mean(key, found), "iteration": stages[0].iteration} if len(found) == len(stages) else None
 
     def _tell(self, key: int, iteration: int | None = None, row: Row | None = None, ends: str | None = None) -> None:
         """Tell the procedure a trial's metrics after an iteration, or that it has failed; `ends`: why its own rule

@@ -50,7 +50,8 @@ class Search:
     value}), ...]; `stops_within_budget`: it may stop a trial before the iterations that it asked for;
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
-    `best_line(mst_key, row, trials)`: the INFO line about a new best trial.
+    `best_line(mst_key, row, trials)`: the INFO line about a new best trial; `held_out`: the segments of each fold, where the
+    criterion is the mean over folds.
     """
 
     procedure: Callable[[int, int], Procedure]
@@ -65,6 +66,7 @@ class Search:
     stops_within_budget: bool = False
     also_evaluated: Callable[[Procedure, int], Iterable[int]] = _nothing
     lines: Callable[[Procedure, Sequence[Any]], Iterable[str]] = _nothing
+    held_out: Sequence[Sequence[int]] = ()
 
     def value(self, row: dict[str, Any]) -> float | None:
         """The metric that the search judges by, of a row of Catalog.metrics."""

@@ -1,7 +1,8 @@
 """The units that may run now: the only module that knows the rules of model hopper parallelism.
 
 A wanted stage visits every segment once, on one worker at a time. After that it is evaluated, if a trial wants its
-metrics, on many segments at once. Then its children begin. Children of one parent train side by side, because they only
+metrics, on many segments at once. (The stage of a fold visits the segments outside its fold, and is evaluated on its
+fold.) Then its children begin. Children of one parent train side by side, because they only
 read the parent's state. Pure Python: the executor and the simulator drive the same object. Only `eligible` loops over
 all stages, so the cost of a unit does not grow with their number.
 """
@@ -9,6 +10,7 @@ all stages, so the cost of a unit does not grow with their number.
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
+from pg_mop.plan.folds import visited
 from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
 from pg_mop.schedule.assignment import Assignment
 from pg_mop.schedule.passes import PassCounter
@@ -43,10 +45,13 @@ class Board(Assignment):
         validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
+        held_out: Callable[[Stage], Collection[SegmentNumber]] | None = None,
     ) -> None:
         """`plan`: the search plan, whose wanted stages are to be run; the board sets `trained`, `scored` and `failed` of
-        its stages. The other arguments are those of Assignment."""
+        its stages. `held_out`: the training segments that a stage leaves out, and is evaluated on in place of all; empty
+        for a stage of no fold. The other arguments are those of Assignment."""
         self.plan = plan
+        self._held_out: Callable[[Stage], Collection[SegmentNumber]] = held_out or (lambda stage: ())
         self._watchers: list[BoardWatcher] = []
         super().__init__(segments, validation_segments, servers, others)
         # The worker that evaluates the last segment of a dataset must know the results of the other servers.
@@ -85,22 +90,30 @@ class Board(Assignment):
                     watcher.may_evaluate(stage.parent, due)
         return ended
 
-    def withdraw(self, mst_key: MstKey, until: Iteration | None = None) -> list[Stage]:
-        """Stop a trial: it ends the iteration that it has begun, or the one that `until` names (see Plan.withdraw).
-        Stages that no other trial wants are not run.
+    def withdraw(self, mst_key: MstKey, until: Iteration | None = None, beside: Collection[MstKey] = ()) -> list[Stage]:
+        """Stop a trial: it ends the iteration that it has begun, or the one that `until` names (see Plan.withdraw); without
+        `until`, trials that stop together, such as folds, end the iteration that the furthest of them has begun (`beside`:
+        their mst_keys). Stages that no other trial wants are not run.
 
         Returns the stages that have ended for other trials: they are trained, and only this trial wanted their metrics.
         """
         ended: list[Stage] = []
-        for stage in self.plan.withdraw(
-            mst_key, lambda number: self.has_begun(number) or self.is_running(number), until
-        ):
+        least = 0 if until is not None else max((self._begun(key) for key in beside), default=0)
+        for stage in self.plan.withdraw(mst_key, self._is_begun, until, least):
             if not stage.trials:
                 self._forget(stage)
             elif stage.ended and stage.number in self.left:
                 self._close(stage)
                 self._end(stage, ended)
         return [stage for stage in ended if stage.trials - {mst_key}]
+
+    def _is_begun(self, number: StageNumber) -> bool:
+        return self.has_begun(number) or self.is_running(number)
+
+    def _begun(self, mst_key: MstKey) -> Iteration:
+        """The last iteration that a trial has begun; 0 before the first."""
+        begun = (stage.iteration for stage in reversed(self.plan.path(mst_key)) if self._is_begun(stage.number))
+        return next(begun, 0)
 
     def fail(self, stage_number: StageNumber) -> set[MstKey]:
         """Mark a stage and all stages below it as failed; withdraw the trials whose paths contain it.
@@ -337,6 +350,10 @@ class Board(Assignment):
             return len(work.todo) + (work.training is not None)
         return int(segment in work.todo or (work.training is not None and work.training.segment == segment))
 
+    def visits(self, stage: Stage) -> int:
+        """How many training units a stage has in all."""
+        return len(self._visits(stage))
+
     def passes_left(self, key: Hashable, segment: SegmentNumber) -> int:
         """How many passes over a training segment are left: of the stages with this key, or of all stages (None).
 
@@ -368,7 +385,13 @@ class Board(Assignment):
     # --- the life of a stage --------------------------------------------------------------------------------------
     def _visits(self, stage: Stage) -> Sequence[SegmentNumber]:
         """The segments that a stage is trained on."""
-        return self.segments
+        return visited(self.segments, self._held_out(stage))
+
+    def _evaluations(self, stage: Stage) -> set[DatasetSegment]:
+        """The segments that a stage is evaluated on."""
+        if held_out := self._held_out(stage):
+            return {("training", segment) for segment in held_out}
+        return set(self.datasets)
 
     def _unfinished(self, stage: Stage) -> Collection[SegmentNumber]:
         """The segments of training units that have not ended, running ones included, whether wanted or not."""
@@ -396,7 +419,7 @@ class Board(Assignment):
 
     def _open_evaluation(self, work: StageWork) -> None:
         if work.due is None:
-            work.due = set(self.datasets)
+            work.due = self._evaluations(work.stage)
         if work.open is None:
             work.open = "evaluate"
             # (when evaluation opens again, the last unit of a dataset may have to wait for others that run)
@@ -451,7 +474,7 @@ class Board(Assignment):
             stage.trained = not work.todo
             return
         if work.due is None:
-            work.due = set(self.datasets)
+            work.due = self._evaluations(stage)
         work.due.discard((unit.dataset, unit.segment))
         self._due[unit.dataset, unit.segment].pop(unit.stage, None)
         stage.scored = not work.due

@@ -1,8 +1,8 @@
 """The board of a replay: the visit order is given."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from pg_mop.plan.stages import Plan, StageNumber
+from pg_mop.plan.stages import Plan, Stage, StageNumber
 from pg_mop.schedule.board import Board, StageWork
 from pg_mop.schedule.unit import DatasetSegment, SegmentNumber, Server
 
@@ -17,12 +17,13 @@ class Logged(Board):
         validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
+        held_out: Callable[[Stage], Collection[SegmentNumber]] | None = None,
         *,
         order: Mapping[StageNumber, Sequence[SegmentNumber]],
     ) -> None:
         """`order`: the segments of a stage in the order of their visits (the view mop_visit_order)."""
         self.order = order
-        super().__init__(plan, segments, validation_segments, servers, others)
+        super().__init__(plan, segments, validation_segments, servers, others, held_out)
 
     def may_train(self, stage_number: StageNumber, segment: SegmentNumber) -> bool:
         return super().may_train(stage_number, segment) and self._visits_now(self._works[stage_number]) == [segment]

@@ -1,6 +1,6 @@
 """The board of data-parallel training: madlib_keras_fit averages replicas of one model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
 from pg_mop.schedule.board import Board
@@ -24,8 +24,9 @@ class Replicas(Board):
         validation_segments: Sequence[SegmentNumber] = (),
         servers: Mapping[DatasetSegment, Server] | None = None,
         others: Iterable[Server] = (),
+        held_out: Callable[[Stage], Collection[SegmentNumber]] | None = None,
     ) -> None:
-        """Raises ValueError where a trial of the plan has no segment."""
+        """Raises ValueError where a trial of the plan has no segment. `held_out` has no effect: replicas have no folds."""
         trials: set[MstKey] = set().union(*(stage.trials for stage in plan.stages.values()))
         if trials - set(range(1, len(segments) + 1)):
             raise ValueError("replicas are of one configuration, one for each segment")

@@ -54,6 +54,7 @@ def make_board(
         work.keys("validation"),
         {key: segment.server for key, segment in work.segments.items()},
         [copy.server for segment in work.segments.values() for copy in segment.copies],
+        planner.held_out,
     )
     if moved is not None:
         board.relocate(moved)

@@ -1,0 +1,148 @@
+"""Segments as folds: what each trial visits and is evaluated on, under every scheduler and in a replay."""
+
+import functools
+
+import pytest
+
+from pg_mop.plan import folds, identity
+from pg_mop.plan.stages import Plan
+from pg_mop.run import metrics
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.logged import Logged
+from pg_mop.schedule.simulator import simulate
+
+SEGMENTS = range(5)
+HELD_OUT = folds.deal(SEGMENTS, 2)
+
+
+def board_with_folds(kind=Board, iterations=3):
+    """Two configurations with two folds each, and metrics after the last iterations."""
+    own = [{"mst_key": 1}, {"mst_key": 2}]
+    configurations = [*own, *folds.trials(own, HELD_OUT)]
+    held_out = {c["mst_key"]: c.get("held_out", ()) for c in configurations}
+    plan = Plan()
+    for key in held_out:
+        root = identity.root({"mst_key": key})
+        plan.ask(key, root, lambda iteration: ("", ""), iterations, (iterations - 1, iterations))
+    return kind(plan, SEGMENTS, held_out=lambda stage: held_out[stage.mst_key]), held_out
+
+
+def assert_no_leak(board, held_out, visits):
+    found = {}
+    for visit in visits:
+        stage = board.plan.stages[visit.unit.stage]
+        found.setdefault((stage.mst_key, stage.iteration, visit.unit.kind), []).append(visit.unit.segment)
+    for key, segments in held_out.items():
+        for iteration in (1, 2, 3):
+            assert sorted(found[key, iteration, "train"]) == [s for s in SEGMENTS if s not in segments]
+            evaluated = sorted(found.get((key, iteration, "evaluate"), []))
+            assert evaluated == ([] if iteration == 1 else sorted(segments) or list(SEGMENTS))
+    assert board.done
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_fold_trains_outside_its_segments_and_is_evaluated_on_them(name):
+    board, held_out = board_with_folds()
+    assert_no_leak(board, held_out, simulate(board, SCHEDULERS[name](board, 7), lambda unit: 1.0 + unit.segment / 3))
+    assert all(board.passes_left(None, segment) == 0 for segment in SEGMENTS)
+
+
+def test_a_replay_of_folds_visits_in_the_logged_order():
+    board, _ = board_with_folds()
+    order = {}
+    for visit in simulate(board, SCHEDULERS["randomized"](board, 3), lambda unit: 1.0):
+        if visit.unit.kind == "train":
+            order.setdefault(visit.unit.stage, []).append(visit.unit.segment)
+    again, held_out = board_with_folds(functools.partial(Logged, order=order))
+    visits = simulate(again, SCHEDULERS["longest-first"](again, 5), lambda unit: 1.0)
+    assert_no_leak(again, held_out, visits)
+    found = {}
+    for visit in sorted(visits, key=lambda visit: visit.start):
+        if visit.unit.kind == "train":
+            found.setdefault(visit.unit.stage, []).append(visit.unit.segment)
+    assert found == order
+
+
+def test_a_board_goes_on_with_folds_where_an_earlier_one_stopped():
+    board, held_out = board_with_folds()
+    visits = simulate(board, SCHEDULERS["longest-first"](board, 5), lambda unit: 1.0)
+    begun, rest = visits[:20], visits[20:]
+    again, _ = board_with_folds()
+    again.restore(visit.unit for visit in begun)
+    left = simulate(again, SCHEDULERS["longest-first"](again, 5), lambda unit: 1.0)
+    assert {visit.unit for visit in left} == {visit.unit for visit in rest}
+
+
+def test_the_keys_of_folds_are_above_all_others():
+    made = folds.trials([{"mst_key": 7}, {"mst_key": 3}], [[0], [1], [2]])
+    assert [(c["mst_key"], c["fold_of"], c["fold"], c["held_out"]) for c in made] == [
+        (8, 7, 1, [0]),
+        (9, 7, 2, [1]),
+        (10, 7, 3, [2]),
+        (11, 3, 1, [0]),
+        (12, 3, 2, [1]),
+        (13, 3, 3, [2]),
+    ]
+    with pytest.raises(OverflowError):
+        folds.trials([{"mst_key": folds.MOST_KEY}], [[0], [1]])
+
+
+def test_the_keys_of_a_searchs_folds_meet_no_other_trial():
+    made = [folds.trials_of_search({"mst_key": key}, HELD_OUT) for key in (1, 2, 999_999)]
+    assert [[(c["mst_key"], c["fold_of"], c["fold"]) for c in its] for its in made] == [
+        [(10_000_001, 1, 1), (20_000_001, 1, 2)],
+        [(10_000_002, 2, 1), (20_000_002, 2, 2)],
+        [(10_999_999, 999_999, 1), (20_999_999, 999_999, 2)],
+    ]
+    assert folds.MOST_IN_SEARCH * folds.STEP + folds.STEP <= folds.MOST_KEY
+
+
+def test_folds_that_stop_together_end_with_the_iteration_that_the_furthest_has_begun():
+    board, _ = board_with_folds()
+    for iteration in (1, 2):  # of fold 1 of configuration 1: it has begun iteration 2
+        number = board.plan.path(3)[iteration - 1].number
+        for segment in (1, 3) if iteration == 1 else (1,):
+            unit = board.unit(number, "train", "training", segment)
+            board.start(unit)
+            board.finish(unit)
+    for key in (4, 3, 1):
+        board.withdraw(key, beside=(1, 3, 4))
+    assert [len(board.plan.path(key)) for key in (1, 3, 4)] == [2, 2, 2]
+    assert len(board.plan.path(2)) == 3
+    simulate(board, SCHEDULERS["longest-first"](board, 5), lambda unit: 1.0)
+    assert board.done and all(stage.scored for key in (1, 3, 4) for stage in board.plan.path(key)[1:])
+
+
+class Folded(dict):
+    folds = 2
+
+    def own_key(self, mst_key):
+        return self[mst_key].get("fold_of", mst_key)
+
+
+def test_the_lines_of_an_iteration_have_the_mean_over_folds():
+    configurations = Folded(
+        {1: {}, 2: {}, 3: {"fold": 1, "fold_of": 1}, 4: {"fold": 2, "fold_of": 1}, 5: {"fold": 1, "fold_of": 2}}
+    )
+    rows = [
+        {
+            "mst_key": key,
+            "iteration": 1,
+            "stage": key,
+            "dataset": "training",
+            "loss": loss,
+            "metrics": {"accuracy": loss / 2},
+            "took": 1.0,
+        }
+        for key, loss in ((1, 0.1), (2, 0.2), (3, 1.0), (4, 3.0), (5, 9.0))
+    ]
+    found = metrics.with_folds(rows, configurations)
+    assert [(r["mst_key"], r["dataset"], r["loss"]) for r in found] == [
+        (1, "training", 0.1),
+        (1, "held-out", 2.0),
+        (2, "training", 0.2),
+    ], "a configuration whose folds have not all been evaluated has no mean"
+    assert "  1: accuracy=0.05, loss=0.1; held-out accuracy=1, loss=2" in metrics.lines(
+        1, 1, 1.0, found, lambda key: f"{key}: "
+    )
