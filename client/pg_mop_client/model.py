@@ -78,11 +78,11 @@ class Model:
         `source`: a table, view or query (None: as before). `automatic`: the version comes into use only if it is better.
         `warm`: training goes on from the version in use.
         """
-        self.report = self.selection.mop_retrain(
+        report: str = self.selection.mop_retrain(
             self.name, source=source, time_limit=time_limit, automatic=automatic, warm=warm
         )
-        assert self.report is not None
-        return self.report
+        self.report = report
+        return report
 
     def use_version(self, version: int) -> None:
         """Put a version into use."""
@@ -252,5 +252,5 @@ class Model:
             self._drop(f"pg_temp.{name}")
 
     def _drop(self, table: str) -> None:
-        with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
+        with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, ClientError):  # (the block's own error matters)
             self.selection.calls.connection().execute(text(f"DROP TABLE IF EXISTS {table}"))
