@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 import sqlalchemy
 
-from pg_mop_client import packing, reading
+from pg_mop_client import packing, reading, tables
 from pg_mop_client.calling import Calls
 from pg_mop_client.database import (
     Target,
@@ -27,6 +27,7 @@ from pg_mop_client.database import (
 )
 from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
+from pg_mop_client.model import Model
 from pg_mop_client.run import CAP, Run
 
 # arguments of the preprocessors that pack sets
@@ -166,6 +167,42 @@ class Selection:
         """The first `cap` rows of a table or view; `name` is in SQL's syntax."""
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
+    # --- ordinary tables ---------------------------------------------------------------------------------
+    def load(self, data: pandas.DataFrame, table: str, key: str | None = None, replace: bool = False) -> str:
+        """Write a DataFrame to a new table, without its index. Returns the name of the table.
+
+        Each column gets the SQL type of its values (numbers, booleans, texts, dates, times, arrays, bytes, ...); missing
+        values become NULL. `key`: the column of the primary key. `replace`: drop an existing table with this name. Raises
+        ClientError for unsuitable data. An error leaves the database unchanged.
+        """
+        tables.checked(data)
+        with self.calls.transaction() as connection:
+            self._clear_names(connection, [table], replace, "load")
+            tables.copy(connection, data, table, key)
+        return table
+
+    def train(self, source: str, name: str, target: str, **more: Any) -> Model:
+        """Train a model for a column of a table, view or query. Returns a :class:`Model`; its `report` is a text.
+
+        This is mop_train (its documentation describes the arguments `more`, such as time_limit='2 min'). It has no
+        progress bar; Ctrl-C cancels it.
+        """
+        if not isinstance(source, str):
+            raise ClientError(
+                f"source is a table, view or query, not {type(source).__name__}",
+                hint="s.train(s.load(data, 'table'), ...) writes a DataFrame to a table first.",
+            )
+        report = self.mop_train(source, name, target=target, **more)
+        return Model(self, name, report=report)
+
+    def model(self, name: str, version: int | None = None) -> Model:
+        """A named model that the role may read; `version` None: the version in use. Raises ClientError."""
+        return Model(self, name, version)
+
+    def models(self, cap: int | None = CAP) -> pandas.DataFrame:
+        """The versions of all named models that the role may read."""
+        return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_models ORDER BY name, version", cap)
+
     # --- rows and models in ------------------------------------------------------------------------------
     def pack(
         self,
@@ -228,13 +265,17 @@ class Selection:
                 packing.note(connection, packed, array, columns)
         return packed
 
-    def _clear_names(self, connection: sqlalchemy.Connection, tables: list[str], replace: bool) -> None:
+    def _clear_names(
+        self, connection: sqlalchemy.Connection, names: list[str], replace: bool, method: str = "pack"
+    ) -> None:
         """Ensure that no tables with these names exist; `replace` drops them. Raises ClientError."""
-        for table in tables:
+        for table in names:
             made = where_made(connection, table)  # (a table in another schema of the search_path does not matter)
             if exists(connection, made):
                 if not replace:
-                    raise ClientError(f"table {made} already exists", hint="pack(..., replace=True) drops it first.")
+                    raise ClientError(
+                        f"table {made} already exists", hint=f"{method}(..., replace=True) drops it first."
+                    )
                 self.calls.execute(f"DROP TABLE {plain(made)}", {})
 
     def _features_of(self, connection: sqlalchemy.Connection, packed: str) -> list[str] | None:

@@ -1,0 +1,256 @@
+"""A named model of the server: its answers for rows of ordinary tables, its reports as DataFrames, and their pictures."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas
+import sqlalchemy
+from sqlalchemy import text
+
+from pg_mop_client import tables
+from pg_mop_client.database import driver_errors, plain, quote, quote_table
+from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.watching import printable
+
+if TYPE_CHECKING:
+    from pg_mop_client.selection import Selection
+
+LISTED = (
+    "SELECT * FROM {}.mop_models WHERE pg_catalog.to_regclass(name) = pg_catalog.to_regclass(:name) ORDER BY version"
+)
+
+
+class Model:
+    """A named model that the role may read. All methods read its present state.
+
+    `version`: the version that answers; None: the version in use. `report`: the text of the training that has made this
+    object, or None.
+
+    Methods take their rows as `data`: a DataFrame with the columns of the table (in any order, others are ignored), or, as
+    text, a table, a view or a query of the server. Rows of a DataFrame go to the server in a temporary table.
+    """
+
+    def __init__(
+        self, selection: "Selection", name: str, version: int | None = None, report: str | None = None
+    ) -> None:
+        """Raises ClientError if the role sees no such model."""
+        self.selection, self.name, self.version, self.report = selection, name, version, report
+        self._schema = plain(quote(selection.schema))
+        _ = self.info
+
+    def __repr__(self) -> str:
+        try:
+            info = self.info
+            shown = f"version {info.version} predicts {info.target} ({info.kind})"
+        except ClientError as error:  # (a notebook or a debugger must be able to show the object)
+            shown = error.message.partition("\n")[0]
+        return f"<model {printable(self.name)}: {printable(shown)}>"
+
+    # --- the model and its versions ----------------------------------------------------------------------
+    @property
+    def info(self) -> Any:
+        """The version's row of mop_models: target, kind, metrics, owner. Raises ClientError if there is none."""
+        found = self.versions()
+        own = found[found.in_use if self.version is None else found.version == self.version]
+        if own.empty:
+            raise ClientError(
+                f"model {self.name} has no version {self.version}"
+                if len(found)
+                else f"there is no model {self.name} that the role may read",
+                hint=f"The versions are {', '.join(map(str, found.version))}."
+                if len(found)
+                else "models() lists all models.",
+            )
+        return own.iloc[0]
+
+    def versions(self) -> pandas.DataFrame:
+        """The rows of mop_models of this model, by version."""
+        quote_table(self.name)  # (raises ClientError for what cannot be a name)
+        return self._frame(LISTED.format(self._schema), name=self.name)
+
+    def retrain(
+        self, source: str | None = None, time_limit: str | None = None, automatic: bool = True, warm: bool = False
+    ) -> str:
+        """Train another version as the last one was trained (mop_retrain). Returns the text of the report.
+
+        `source`: a table, view or query (None: as before). `automatic`: the version comes into use only if it is better.
+        `warm`: training goes on from the version in use.
+        """
+        report: str = self.selection.mop_retrain(
+            self.name, source=source, time_limit=time_limit, automatic=automatic, warm=warm
+        )
+        self.report = report
+        return report
+
+    def use_version(self, version: int) -> None:
+        """Put a version into use."""
+        self.selection.mop_use_version(self.name, version)
+
+    def compare(self, first: int, second: int, data: Any) -> pandas.DataFrame:
+        """The measures of two versions on the same rows: metric, first_value, second_value, difference."""
+        with self._source(data) as source:
+            return self._call("mop_compare", name=self.name, first=first, second=second, source=source)
+
+    # --- answers -----------------------------------------------------------------------------------------
+    def predict(self, data: Any, keep: str | None = None, probabilities: bool = False) -> pandas.DataFrame:
+        """Answers: the columns prediction (of the target's type) and, for classes, probability, of the predicted class.
+
+        For a DataFrame, the result has its index. `keep`: columns of a source on the server that the result has, too, such
+        as 'id, name'. `probabilities`: add a column `probability of <class>` for each class. All rows come to the client:
+        for large tables, mop_predict_into leaves them on the server. Raises ClientError.
+        """
+        number = f"mop_row_{uuid.uuid4().hex[:8]}"
+        if is_frame := isinstance(data, pandas.DataFrame):
+            if keep is not None:
+                raise ClientError(
+                    "keep is for a table, view or query of the server", hint="data.join(model.predict(data))"
+                )
+            keep = number
+        out = f"pg_temp.mop_answers_{uuid.uuid4().hex[:8]}"
+        with self._source(data, number) as source:
+            try:
+                self._call(
+                    "mop_predict_into", model=self.name, source=source, output=out, keep=keep, version=self.version
+                )
+                found = self._frame(f"SELECT * FROM {out}{f' ORDER BY {number}' if is_frame else ''}")
+            finally:
+                self._drop(out)
+        if is_frame:
+            found.index = data.index[found.pop(number)]
+        each = found.pop("probabilities")
+        if each.isna().all():  # numbers
+            return found.drop(columns="probability")
+        if probabilities:
+            shares = pandas.DataFrame(list(each), index=found.index)
+            found = found.join(shares.add_prefix("probability of "))
+        return found
+
+    # --- reports -----------------------------------------------------------------------------------------
+    def evaluate(self, data: Any) -> pandas.DataFrame:
+        """Measures on rows whose target is known: metric, value."""
+        return self._report("mop_evaluate", data)
+
+    def confusion_matrix(self, data: Any) -> pandas.DataFrame:
+        """Row counts, with a line for each actual class and a column for each predicted class."""
+        found = self._report("mop_confusion_matrix", data)
+        names = list(dict.fromkeys(found.actual))  # (pivot would sort them)
+        return found.pivot(index="actual", columns="predicted", values="row_count").loc[names, names]
+
+    def class_report(self, data: Any) -> pandas.DataFrame:
+        """Of each class: label, precision, recall, f1, support."""
+        return self._report("mop_class_report", data)
+
+    def regression_report(self, data: Any) -> pandas.DataFrame:
+        """The errors in ten bands of the target: lowest, highest, row_count, means, mae, rmse, bias."""
+        return self._report("mop_regression_report", data)
+
+    def roc_curve(self, data: Any, label: str | None = None) -> pandas.DataFrame:
+        """The ROC curve of a class (None: the second): threshold, false_positive_rate, true_positive_rate."""
+        return self._report("mop_roc_curve", data, label=label)
+
+    def calibration(self, data: Any, label: str | None = None) -> pandas.DataFrame:
+        """Probabilities of a class (None: the second) and its share of the rows: probability, share, row_count."""
+        return self._report("mop_calibration", data, label=label)
+
+    def importance(self, data: Any, seed: int = 0) -> pandas.DataFrame:
+        """What accuracy or R2 loses if a column is permuted: column_name, importance, deviation; largest first."""
+        return self._report("mop_importance", data, seed=seed)
+
+    def drift(self, data: Any) -> pandas.DataFrame:
+        """How far columns are from those of training: column_name, stability, shares of NULL, verdict."""
+        return self._report("mop_drift", data)
+
+    def baselines(self, train: Any, test: Any) -> pandas.DataFrame:
+        """Simple models trained on the rows `train`, and this model, measured on `test`: contender, metric, value."""
+        with self._source(train) as own, self._source(test) as other:
+            return self._call("mop_baselines", model=self.name, train=own, test=other, version=self.version)
+
+    def feature_info(self) -> pandas.DataFrame:
+        """What became of each column of the table: feature, elements, share of NULL, mean, lowest, highest, top values."""
+        return self._call("mop_feature_info", model=self.name, version=self.version)
+
+    # --- pictures ----------------------------------------------------------------------------------------
+    def plot_confusion(self, data: Any, ax: Any = None) -> Any:
+        """The confusion matrix; matplotlib's Axes."""
+        plots, found = self._plots(), self.confusion_matrix(data)
+        return plots.matrix(found.to_numpy().tolist(), list(found.index), self._title(), ax)
+
+    def plot_class_report(self, data: Any, ax: Any = None) -> Any:
+        """Precision, recall and F1 of each class as bars; matplotlib's Axes."""
+        return self._plots().class_report(self.class_report(data), self._title(), ax)
+
+    def plot_regression(self, data: Any, ax: Any = None) -> Any:
+        """Mean predictions, with the RMSE, beside the mean truth of ten bands of the target; matplotlib's Axes."""
+        return self._plots().regression(self.regression_report(data), self._title(), ax)
+
+    def plot_roc_curve(self, data: Any, label: str | None = None, ax: Any = None) -> Any:
+        """The ROC curve of a class (None: the second) with its area; matplotlib's Axes."""
+        return self._plots().roc_curve(self.roc_curve(data, label), self._title(label), ax)
+
+    def plot_calibration(self, data: Any, label: str | None = None, ax: Any = None) -> Any:
+        """The shares of a class (None: the second) by its probability; matplotlib's Axes."""
+        return self._plots().calibration(self.calibration(data, label), self._title(label), ax)
+
+    def plot_importance(self, data: Any, most: int = 20, ax: Any = None) -> Any:
+        """The most important columns as bars; matplotlib's Axes."""
+        measure = "R2" if self.info.kind == "regression" else "accuracy"
+        return self._plots().importance(self.importance(data), measure, self._title(), most, ax)
+
+    def plot_drift(self, data: Any, most: int = 20, ax: Any = None) -> Any:
+        """The columns that have drifted most as bars; matplotlib's Axes."""
+        return self._plots().drift(self.drift(data), self._title(), most, ax)
+
+    def plot_baselines(self, train: Any, test: Any, metric: str | None = None, ax: Any = None) -> Any:
+        """A measure (None: accuracy or R2) of this model and of simple models as bars; matplotlib's Axes."""
+        plots = self._plots()
+        metric = metric or ("r2" if self.info.kind == "regression" else "accuracy")
+        return plots.baselines(self.baselines(train, test), metric, self._title(), ax)
+
+    def _title(self, label: str | None = None) -> str:
+        return f"model {self.name}" + (f", class {label}" if label is not None else "")
+
+    @staticmethod
+    def _plots() -> Any:
+        needed("matplotlib", "plot")
+        from pg_mop_client import plots
+
+        return plots
+
+    # --- calls -------------------------------------------------------------------------------------------
+    def _report(self, function: str, data: Any, **more: Any) -> pandas.DataFrame:
+        with self._source(data) as source:
+            return self._call(function, model=self.name, source=source, version=self.version, **more)
+
+    def _call(self, function: str, **values: Any) -> pandas.DataFrame:
+        """The rows of a function, in the session of all calls, whose trainer stays warm."""
+        listed = ", ".join(f"{quote(name)} => :{name}" for name in values)
+        return self._frame(f"SELECT * FROM {self._schema}.{function}({listed})", **values)
+
+    def _frame(self, statement: str, **values: Any) -> pandas.DataFrame:
+        result = self.selection.calls.execute(statement, values)
+        return pandas.DataFrame.from_records(
+            [tuple(row) for row in result], columns=list(result.keys()), coerce_float=True
+        )
+
+    @contextlib.contextmanager
+    def _source(self, data: Any, number: str | None = None) -> Iterator[str]:
+        """The rows as a source of the server: a text as it is, a DataFrame as a temporary table of the `with` block.
+
+        `number`: the name of a column with the position of each row of a DataFrame.
+        """
+        if isinstance(data, str):
+            yield data
+            return
+        name = f"mop_rows_{uuid.uuid4().hex[:8]}"
+        try:
+            with driver_errors():
+                tables.copy(self.selection.calls.connection(), data, name, numbered=number, temporary=True)
+            yield f"pg_temp.{name}"
+        finally:
+            self._drop(f"pg_temp.{name}")
+
+    def _drop(self, table: str) -> None:
+        with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, ClientError):  # (the block's own error matters)
+            self.selection.calls.connection().execute(text(f"DROP TABLE IF EXISTS {table}"))

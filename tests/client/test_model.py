@@ -1,0 +1,276 @@
+"""Named models from Python: DataFrames of all kinds of columns go in, answers, reports and pictures come out."""
+
+import datetime
+import decimal
+import uuid
+
+import numpy
+import pandas
+import pytest
+
+from pg_mop_client import ClientError, Model, Selection, ServerError
+from workload import HOSTILE
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def s(db):
+    with Selection(db.uri(), progress=False, seed=42) as selection:
+        yield selection
+
+
+@pytest.fixture(scope="module")
+def people():
+    """Whether people leave, and what they earn, follow from an age, a plan and a score that is sometimes missing."""
+    i = numpy.arange(ROWS)
+    frame = pandas.DataFrame(
+        {
+            "id": i,
+            "age": 18 + i * 7 % 60,
+            "plan": numpy.array(["free", "pro", "team"])[i % 3],
+            "score": numpy.where(i % 10 > 0, i * 37 % 101, numpy.nan),
+            "joined": pandas.Timestamp("2024-01-01") + pandas.to_timedelta(i % 300, unit="D"),
+        }
+    )
+    limit = frame.age + frame.score.fillna(50) + 40 * (frame.plan == "free")
+    return frame.assign(leaves=limit > 110, income=1000.0 + 50 * frame.age + 300 * (frame.plan == "pro"))
+
+
+@pytest.fixture(scope="module")
+def model(s, people):
+    """A model of classes that are booleans."""
+    s.load(people, "clients", key="id")
+    return s.train("clients", "leaving", "leaves", id="id", exclude="income", max_trials=3, time_limit="60 s")
+
+
+@pytest.fixture(scope="module")
+def income(s, people, model):
+    """A model of numbers."""
+    return s.train("clients", "income_of", "income", id="id", exclude="leaves", max_trials=3, time_limit="60 s")
+
+
+def test_a_trained_model_has_the_report_and_its_row(s, model):
+    assert 'Version 1 of model "leaving" predicts leaves (classification).' in model.report
+    assert model.info.kind == "classification" and model.info.version == 1 and model.info.in_use
+    assert "version 1 predicts leaves" in repr(model)
+    assert "leaving" in list(s.models().name) and isinstance(s.model("leaving"), Model)
+    features = model.feature_info().set_index("column_name")
+    assert {"age", "plan", "score", "joined"} == set(features.index)
+    assert features.null_share["score"] == pytest.approx(0.1, abs=0.05)
+
+
+def test_answers_have_the_index_of_the_data_and_the_type_of_the_target(db, model, people):
+    rows = people.drop(columns="leaves").sample(150, random_state=1)
+    found = model.predict(rows, probabilities=True)
+    assert (found.index == rows.index).all() and found.prediction.dtype == bool
+    own = db.run(
+        "SELECT c.id, p.prediction, p.probability, p.probabilities FROM clients c, madlib.mop_predict('leaving', c) p"
+    )
+    own = pandas.DataFrame(own).set_index("id").loc[rows.id]
+    assert list(found.prediction.map({True: "true", False: "false"})) == list(own.prediction)
+    assert found.probability.to_numpy() == pytest.approx(own.probability.to_numpy(), abs=1e-5)
+    assert found["probability of true"].to_numpy() == pytest.approx([p["true"] for p in own.probabilities], abs=1e-5)
+    assert (found.prediction == people.leaves.loc[rows.index]).mean() > 0.8
+    assert not db.value(
+        "SELECT count(*) FROM pg_class WHERE relname LIKE 'mop\\_rows\\_%' OR relname LIKE 'mop\\_answers\\_%'"
+    )
+
+
+def test_answers_for_rows_of_the_server_keep_columns(model, people):
+    found = model.predict("SELECT * FROM clients WHERE id < 7 ORDER BY id DESC", keep="id, plan, score")
+    assert list(found.columns) == ["id", "plan", "score", "prediction", "probability"]
+    assert list(found.id) == [6, 5, 4, 3, 2, 1, 0] and numpy.isnan(found.score.iloc[-1])
+    assert list(found.prediction) == list(model.predict(people.iloc[6::-1]).prediction)
+
+
+def test_numbers_are_predicted_as_numbers(income, people):
+    found = income.predict(people.set_index("id", drop=False).drop(columns="income"))
+    assert list(found.columns) == ["prediction"] and found.prediction.dtype == "float64"
+    error = numpy.sqrt(((found.prediction.to_numpy() - people.income) ** 2).mean())
+    measured = income.evaluate(people).set_index("metric").value
+    assert measured["rmse"] == pytest.approx(error, rel=1e-5)
+    assert measured.equals(income.evaluate("clients").set_index("metric").value)
+    bands = income.regression_report(people)
+    assert bands.row_count.sum() == ROWS and len(bands) == 10
+
+
+def test_reports_agree_with_the_predictions(model, people):
+    predicted = model.predict(people).prediction
+    matrix = model.confusion_matrix(people)
+    assert list(matrix.index) == list(matrix.columns) == ["false", "true"]
+    for actual in (False, True):
+        for said in (False, True):
+            expected = ((people.leaves == actual) & (predicted == said)).sum()
+            assert matrix.loc[str(actual).lower(), str(said).lower()] == expected
+    measured = model.evaluate(people).set_index("metric").value
+    assert measured["accuracy"] == pytest.approx((predicted == people.leaves).mean())
+    report = model.class_report(people).set_index("label")
+    assert report.support["true"] == people.leaves.sum()
+    assert report.recall["true"] == pytest.approx(predicted[people.leaves].mean())
+    roc = model.roc_curve(people, "true")
+    assert roc.false_positive_rate.is_monotonic_increasing and roc.true_positive_rate.iloc[-1] == 1
+    assert model.calibration(people).row_count.sum() == ROWS
+    assert model.importance(people).importance.is_monotonic_decreasing
+    older = people.assign(age=people.age + 40)
+    drift = model.drift(older).set_index("column_name")
+    assert drift.verdict["age"] == "drifted" and drift.verdict["plan"] == "stable"
+    found = model.baselines("leaving_train", people)
+    assert {"pg_mop", "majority"} <= set(found.contender)
+    own = found[(found.contender == "pg_mop") & (found.metric == "accuracy")]
+    assert own.value.item() == pytest.approx(measured["accuracy"])
+
+
+def test_pictures_show_the_numbers_of_the_reports(model, income, people):
+    axes = model.plot_confusion(people)
+    right = int((model.predict(people).prediction == people.leaves).sum())
+    assert f"{right} of {ROWS} right" in axes.get_title(loc="left")
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["false", "true"]
+    assert len(model.plot_class_report(people).patches) == 2 * 3
+    area = float(model.plot_roc_curve(people, "true").get_title(loc="left").split("area ")[1])
+    assert area == pytest.approx(model.evaluate(people).set_index("metric").value["auc"], abs=2e-3)
+    assert len(model.plot_calibration(people).lines) == 2
+    bars = model.plot_importance(people, most=2).patches
+    assert [b.get_width() for b in bars] == pytest.approx(list(model.importance(people).importance[:2]))
+    assert len(model.plot_drift(people).patches) == len(model.drift(people))
+    axes = income.plot_regression(people)
+    assert list(axes.containers[0][0].get_xdata()) == pytest.approx(list(income.regression_report(people).mean_actual))
+    found = model.baselines("leaving_train", "leaving_test")
+    names = list(found[found.metric == "accuracy"].contender)
+    axes = model.plot_baselines("leaving_train", "leaving_test")
+    assert [t.get_text() for t in axes.get_yticklabels()] == names
+    with pytest.raises(ClientError, match="there is no metric 'speed'"):
+        model.plot_baselines("leaving_train", "leaving_test", "speed")
+    matplotlib.pyplot.close("all")
+
+
+def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income, people):
+    with pytest.raises(ServerError, match="predicts numbers: it has no classes") as caught:
+        income.confusion_matrix(people)
+    assert "mop_regression_report" in caught.value.hint
+    with pytest.raises(ServerError, match="predicts classes, not numbers") as caught:
+        model.regression_report(people)
+    assert "mop_class_report" in caught.value.hint
+
+
+def test_versions_are_trained_compared_and_put_into_use(s, model, people):
+    assert 'Version 2 of model "leaving"' in model.retrain(time_limit="20 s", automatic=False)
+    assert list(model.versions().version) == [1, 2] and model.info.version == 2
+    first, second = (s.model("leaving", v).evaluate(people).set_index("metric").value for v in (1, 2))
+    compared = model.compare(1, 2, people).set_index("metric")
+    assert compared.first_value["accuracy"] == pytest.approx(first["accuracy"])
+    assert compared.second_value["accuracy"] == pytest.approx(second["accuracy"])
+    model.use_version(1)
+    assert model.info.version == 1
+    with pytest.raises(ClientError, match="model leaving has no version 9") as caught:
+        s.model("leaving", 9)
+    assert caught.value.hint == "The versions are 1, 2."
+
+
+def test_what_is_no_model_or_no_source_is_told(s, model, people):
+    with pytest.raises(ClientError, match="there is no model nobody"):
+        s.model("nobody")
+    with pytest.raises(ClientError, match="invalid table name"):
+        s.model("a; b")
+    with pytest.raises(ClientError, match="source is a table, view or query, not DataFrame") as caught:
+        s.train(people, "x", "leaves")
+    assert "s.load(data" in caught.value.hint
+    with pytest.raises(ClientError, match="rows are a DataFrame, not list"):
+        model.evaluate([1, 2])
+    with pytest.raises(ClientError, match="keep is for"):
+        model.predict(people, keep="id")
+    with pytest.raises(ClientError, match="there are no rows"):
+        model.predict(people.head(0))
+
+
+# --- load ----------------------------------------------------------------------------------------------
+UTC = datetime.timezone.utc
+DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 250_000)
+
+
+@pytest.mark.parametrize(
+    "values, sql_type, stored",
+    [
+        ([1, -2], "bigint", [1, -2]),
+        (pandas.array([1, None], "Int8"), "bigint", [1, None]),
+        (numpy.array([1, 2**64 - 1], "uint64"), "numeric", [1, 2**64 - 1]),
+        ([1, 2**70], "numeric", [1, 2**70]),
+        ([0.1, None], "double precision", [0.1, None]),
+        ([float("inf"), 1.5], "double precision", [float("inf"), 1.5]),
+        (numpy.array([0.1, 1.5], "f4"), "real", [pytest.approx(0.1), 1.5]),
+        ([True, False], "boolean", [True, False]),
+        ([True, None], "boolean", [True, None]),
+        ([HOSTILE, "tab\t, line\r\n, \\N, \\"], "text", [HOSTILE, "tab\t, line\r\n, \\N, \\"]),
+        (["", None], "text", ["", None]),
+        ([None, None], "text", [None, None]),
+        (pandas.Categorical(["b", None]), "text", ["b", None]),
+        (pandas.Categorical([3, None]), "bigint", [3, None]),
+        ([DAY, None], "timestamp without time zone", [DAY, None]),
+        (pandas.Series([DAY], dtype=object).tolist() * 2, "timestamp without time zone", [DAY, DAY]),
+        ([DAY.replace(tzinfo=UTC), None], "timestamp with time zone", [DAY.replace(tzinfo=UTC), None]),
+        ([DAY.date(), None], "date", [DAY.date(), None]),
+        ([DAY.time(), None], "time without time zone", [DAY.time(), None]),
+        ([datetime.timedelta(-1, 5), None], "interval", [datetime.timedelta(-1, 5), None]),
+        ([decimal.Decimal("1.10"), None], "numeric", [decimal.Decimal("1.10"), None]),
+        ([[1.5, 2], None], "double precision[]", [[1.5, 2.0], None]),
+        (
+            [numpy.ones((2, 2)), [[3, 4], [5, 6]]],
+            "double precision[]",
+            [[[1.0, 1.0], [1.0, 1.0]], [[3.0, 4.0], [5.0, 6.0]]],
+        ),
+        ([{"a": ["x\n", 1]}, None], "jsonb", [{"a": ["x\n", 1]}, None]),
+        ([uuid.UUID(int=5), None], "uuid", [str(uuid.UUID(int=5)), None]),
+    ],
+)
+def test_a_column_gets_the_type_of_its_values(db, s, values, sql_type, stored):
+    s.load(pandas.DataFrame({f"a {HOSTILE}"[:30]: pandas.Series(values)}), "loaded", replace=True)
+    (row,) = db.run(
+        "SELECT format_type(atttypid, NULL) AS t FROM pg_attribute WHERE attrelid = 'loaded'::regclass AND attnum = 1"
+    )
+    assert row["t"] == sql_type
+    assert [next(iter(r.values())) for r in db.run("TABLE loaded")] == stored
+
+
+def test_bytes_are_loaded(db, s):
+    s.load(pandas.DataFrame({"a": [b"\x00\xff\\", None]}), "loaded_bytes")
+    assert [r["a"] and bytes(r["a"]) for r in db.run("TABLE loaded_bytes")] == [b"\x00\xff\\", None]
+
+
+def test_many_rows_keep_their_order(db, s):
+    s.load(pandas.DataFrame({"n": range(25_000), "t": ["x" * 20] * 25_000}), "loaded_many", key="n")
+    assert db.value("SELECT count(*) = 25000 AND min(n) = 0 AND max(n) = 24999 AS all_of_them FROM loaded_many")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ([1, "a"], "column 'a' has values of several types"),
+        ([{"x": 1}, "a"], "column 'a' has both dict and str"),
+        ([1j, 2j], "column 'a' has the type complex128"),
+        (pandas.period_range("2024-01", periods=2, freq="M"), "column 'a' has the type period"),
+        (["\0", "b"], "a text has a NUL character"),
+        (["\ud800", "b"], "half of a character"),
+        ([[1, "x"], [2]], "an array has values that are not numbers"),
+    ],
+)
+def test_what_sql_has_no_type_for_is_refused_and_leaves_nothing(db, s, values, message):
+    with pytest.raises(ClientError, match=message):
+        s.load(pandas.DataFrame({"a": pandas.Series(values, dtype=object if "\ud800" in values else None)}), "refused")
+    assert db.value("SELECT to_regclass('refused') IS NULL")
+
+
+def test_an_existing_table_is_replaced_on_request_alone(db, s):
+    s.load(pandas.DataFrame({"a": [1]}), "kept")
+    with pytest.raises(ClientError, match="already exists") as caught:
+        s.load(pandas.DataFrame({"a": [2]}), "kept")
+    assert caught.value.hint == "load(..., replace=True) drops it first."
+    with pytest.raises(ServerError, match="duplicate key"):
+        s.load(pandas.DataFrame({"a": [2, 2]}), "kept", key="a", replace=True)
+    with pytest.raises(ClientError, match="there is no column 'b' for the key"):
+        s.load(pandas.DataFrame({"a": [2]}), "kept", key="b", replace=True)
+    assert db.value("SELECT a FROM kept") == 1
+    s.load(pandas.DataFrame({"a": [3]}), "kept", replace=True)
+    assert db.value("SELECT a FROM kept") == 3
