@@ -246,6 +246,10 @@ def test_folds_take_the_place_of_the_validation_part(people):
     for folds, fragment in ((1, "folds must be from 2"), (2.5, "folds must be an integer")):
         error = people.error(f"SELECT mop_train('people', 'm', target => 'leaves', folds => {folds})")
         assert fragment in str(error)
+    error = people.error(
+        "SELECT mop_train('people', 'm', target => 'leaves', split => 'group', by => 'plan', folds => 2)"
+    )
+    assert "cannot be combined with split => 'group'" in str(error)
     people.run("CREATE VIEW parted AS SELECT *, (ARRAY['train', 'valid', 'test'])[1 + id % 3] AS part FROM people")
     error = people.error(
         "SELECT mop_train('parted', 'm', target => 'leaves', split => 'column', by => 'part', folds => 2)"

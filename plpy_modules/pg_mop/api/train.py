@@ -133,6 +133,12 @@ class Training:
         self.folds: int | None = arguments["folds"]
         if self.folds is not None and not 2 <= self.folds <= MOST_IN_SEARCH:
             raise MopError(f"folds must be from 2 to {MOST_IN_SEARCH}, or NULL, not {self.folds}", hint="folds => 5")
+        if self.folds is not None and (arguments["split"] or "random").strip().lower() in ("group", "time"):
+            raise MopError(
+                f"folds cannot be combined with split => '{arguments['split']}'",
+                detail="Folds have rows at random: rows of one group, and later rows, would be on both sides.",
+                hint="Leave folds out.",
+            )
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
                 f'table "{self.source}" is temporary: the sessions that train cannot see it',
