@@ -243,6 +243,7 @@ class Model:
         if isinstance(data, str):
             yield data
             return
+        data = tables.typed(tables.checked(data))  # (a text column of NULLs would not fit; absent columns are NULL)
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
         try:
             with driver_errors():

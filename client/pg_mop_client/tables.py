@@ -84,6 +84,12 @@ def checked(data: Any) -> pandas.DataFrame:
     return data
 
 
+def typed(data: pandas.DataFrame) -> pandas.DataFrame:
+    """The columns whose values have a type: without columns of Python's objects that are all missing."""
+    of = pandas.api.types
+    return data[[name for name in data.columns if not of.is_object_dtype(data[name].dtype) or data[name].notna().any()]]
+
+
 def column(name: str, values: pandas.Series) -> tuple[str, Write]:
     """The SQL type of a column, and the function that writes its values. Raises ClientError."""
     of, kind = pandas.api.types, values.dtype

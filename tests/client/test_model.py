@@ -87,6 +87,20 @@ def test_answers_for_rows_of_the_server_keep_columns(model, people):
     assert list(found.prediction) == list(model.predict(people.iloc[6::-1]).prediction)
 
 
+def test_types_of_pandas_that_mean_the_same_give_the_same_answers(model, people):
+    rows = people.head(60)
+    expected = model.predict(rows)
+    other = rows.assign(
+        age=rows.age.astype("float32"),
+        plan=rows.plan.astype("category"),
+        score=rows.score.astype(object).where(rows.score.notna(), None),
+        joined=rows.joined.dt.date,
+    )[["joined", "score", "plan", "age"]]
+    assert model.predict(other).equals(expected)
+    nothing = model.predict(rows.assign(score=None, joined=None))
+    assert nothing.equals(model.predict(rows.drop(columns=["score", "joined"])))
+
+
 def test_numbers_are_predicted_as_numbers(income, people):
     found = income.predict(people.set_index("id", drop=False).drop(columns="income"))
     assert list(found.columns) == ["prediction"] and found.prediction.dtype == "float64"

@@ -37,7 +37,8 @@ def asked(checkout, sql):
 def test_the_tutorials_first_statements_work_once_the_server_is_started(checkout):
     assert checkout("start") == ""
     first = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.S)
-    for block in first[:2]:
+    arrays = [block for block in first if "points" in block]
+    for block in [first[0], *arrays[:2]]:
         assert "ERROR" not in checkout("psql", "-X", "-v", "ON_ERROR_STOP=1", "-c", block)
     assert asked(checkout, "SELECT count(*) FROM points_packed_summary") == "1"
     assert checkout("start") == "", "once more changes nothing"

@@ -37,21 +37,41 @@ def blocks(name, language="sql"):
 
 @pytest.fixture(scope="module")
 def tutorial(psql):
-    """What the tutorial says, a text for each block."""
-    said = []
+    """What the tutorial says, a text for each block, which is its key."""
+    said = {}
     for block in blocks("docs/tutorial.md"):
         settings = "" if "SET pg_mop.seed" in block else "SET pg_mop.seed = 7;"
         status, text = psql(settings + block)
         assert status == 0, text
-        said.append(text)
+        said[block] = text
     return said
+
+
+def said_by(tutorial, part):
+    """What the block with this part says."""
+    (text,) = (text for block, text in tutorial.items() if part in block)
+    return text
 
 
 @pytest.mark.slice
 def test_the_tutorial_runs_and_its_model_predicts(db, tutorial):
-    held_out, right = (int(n) for n in re.search(r"^\s*(\d+) \|\s*(\d+)$", tutorial[6], re.M).groups())
+    held_out, right = (
+        int(n) for n in re.search(r"^\s*(\d+) \|\s*(\d+)$", said_by(tutorial, "AS held_out"), re.M).groups()
+    )
     assert held_out == 600 and right > 570
-    assert db.value("SELECT count(*) FROM models_info") == 8 and "rung" in tutorial[7]
+    assert db.value("SELECT count(*) FROM models_info") == 8 and "rung" in said_by(tutorial, "mop_search(")
+
+
+def test_the_tutorials_named_model_is_better_than_the_majority(db, tutorial):
+    report = said_by(tutorial, "mop_train(")
+    assert 'Version 1 of model "churn" predicts churned (classification).' in report and "The steps by hand:" in report
+    measured = {
+        row["metric"]: row["value"] for row in db.run("SELECT * FROM madlib.mop_evaluate('churn', 'churn_test')")
+    }
+    majority = db.value("SELECT greatest(avg(churned::int), 1 - avg(churned::int)) FROM churn_test")
+    assert measured["rows"] == db.value("SELECT count(*) FROM churn_test") > 500
+    assert measured["accuracy"] > float(majority) + 0.05 and measured["auc"] > 0.75
+    assert db.value("SELECT count(*) FROM churn_answers") == 3000
 
 
 def test_the_errors_are_those_that_the_document_explains(psql, tutorial):
@@ -131,6 +151,17 @@ def test_the_installation_in_readme_runs(db, psql):
         db.run("DROP ROLE IF EXISTS readme_analyst")
 
 
+def test_the_two_statements_of_readme_run(psql, reader):
+    reader.run(
+        "CREATE TABLE customers AS SELECT i AS id, i % 70 AS tenure, (ARRAY['Month-to-month', 'One year'])[1 + i % 2] AS "
+        "contract, CASE WHEN i % 70 < 20 THEN 'Yes' ELSE 'No' END AS churn FROM generate_series(1, 300) i"
+    )
+    block = next(block for block in blocks("README.md") if "mop_train" in block)
+    text = shown(psql, block.replace("'1 min'", "'15 s'"))
+    assert 'Version 1 of model "churn" predicts churn (classification).' in text and "pg_mop: accuracy" in text
+    assert len(re.findall(r"^ +\d+ \| (?:Yes|No) +\| +[\d.]+$", text, re.M)) == 300
+
+
 @pytest.mark.slice
 def test_the_example_in_readme_runs(reader, readme):
     assert readme.count("(learning_rate=") == 8 + 1  # a row for each configuration, and a notice of the best
@@ -141,7 +172,9 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
     for block in [next(b for b in blocks("README.md") if "mop_search" in b), blocks("docs/search.md")[0]]:
         text = shown(psql, "DROP TABLE IF EXISTS found, found_info, found_summary, found_trials;" + block)
         assert "categorical_crossentropy" in text
-    _, space, control_requests = blocks("docs/search.md")
+    _, crossed, space, control_requests = blocks("docs/search.md")
+    text = shown(psql, crossed.replace("folds => 5", "folds => 2").replace("models", "crossed"))  # (two segments)
+    assert len(re.findall(r"^ +\d+ \|", text, re.M)) == 8
     reader.run(
         "CREATE TABLE three AS SELECT * FROM arch; CREATE TABLE three_copy AS TABLE arch; "
         "UPDATE three_copy SET model_id = 2; INSERT INTO three TABLE three_copy; "
