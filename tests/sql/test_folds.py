@@ -1,6 +1,7 @@
 """Cross-validation: `folds` of madlib_keras_fit_multiple_model."""
 
 import base64
+import json
 import statistics
 
 import numpy as np
@@ -239,6 +240,21 @@ def test_a_stopped_configuration_ends_with_all_of_its_folds(db, data):
     assert len({t["iterations"] for t in trials}) <= 2, "a configuration and its folds end with the same iteration"
     for row in db.run("SELECT iteration, folds_loss_mean FROM ended_info"):
         assert row["iteration"] < 50 and row["folds_loss_mean"] is not None
+
+
+def test_a_report_ranks_by_the_means_and_shows_no_fold_as_a_configuration(db, run_id):
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    info = {row["mst_key"]: row for row in db.run("SELECT * FROM folded_info")}
+    assert sorted(c["mst_key"] for c in data["configurations"]) == [1, 2]
+    assert data["measure"] == {"series": "held-out accuracy", "goal": "max"}
+    for c in data["configurations"]:
+        row = info[c["mst_key"]]
+        assert c["last"]["held-out loss"] == pytest.approx(row["folds_loss_mean"], rel=1e-3)
+        assert c["last"]["held-out accuracy"] == pytest.approx(row["folds_metrics_mean"], rel=1e-3)
+        assert c["last"]["training loss"] == pytest.approx(row["training_loss_final"], rel=1e-3)
+        assert data["curves"][str(c["mst_key"])]["held-out loss"][0][0] == 2
+    assert data["configurations"][0]["mst_key"] == db.value("SELECT best_mst_key FROM folded_summary")
+    assert "held-out accuracy" in db.value("SELECT madlib.mop_report(%s)", [run_id])
 
 
 def test_progress_counts_the_units_of_folds(db, run_id):
