@@ -18,7 +18,8 @@ CREATE FUNCTION @extschema@.mop_train(
     time_limit interval DEFAULT '5 min',
     max_trials double precision DEFAULT NULL,
     baselines boolean DEFAULT TRUE,
-    keep boolean DEFAULT FALSE
+    keep boolean DEFAULT FALSE,
+    folds double precision DEFAULT NULL
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import train

@@ -175,3 +175,41 @@ def test_weights_are_counted_and_no_feature(people):
         people.run(f"UPDATE weighed SET {change}")
         error = people.error("SELECT mop_pack('weighed', 'heavy_no', target => 'leaves', weight => 'w')")
         assert fragment in str(error)
+
+
+def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
+    report = people.value(
+        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 2, "
+        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 5)"
+    )
+    statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
+    assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
+        "mop_split",
+        "segments = 5;",
+        "mop_pack",
+        "mop_architecture",
+        "mop_search",
+    ]
+    assert "valid => 0" in statements[0] and "folds => 5" in statements[-1]
+    assert "folded_valid" not in relations(people, "folded%")
+    means = people.value("SELECT details->'folds' FROM folded")
+    info = people.run(
+        "SELECT * FROM folded_search_info WHERE mst_key = (SELECT best_mst_key FROM folded_search_summary)"
+    )[0]
+    assert len(info["folds_metrics"]) == means["number"] == 5 and means["metric"] == "accuracy"
+    assert means["mean"] == pytest.approx(info["folds_metrics_mean"])
+    assert f"Over 5 folds of the training part: accuracy {means['mean']:.4g} (deviation" in report
+
+
+@pytest.mark.parametrize(
+    "more,text",
+    [
+        ("folds => 1", "folds must be at least 2, not 1"),
+        ("folds => 3, valid => 0.3", "folds and valid cannot be combined"),
+        ("folds => 3, split => 'time', by => 'joined'", "folds and split => 'time' cannot be combined"),
+        ("folds => 3, split => 'group', by => 'plan'", "folds and split => 'group' cannot be combined"),
+    ],
+)
+def test_folds_that_cannot_choose_are_refused_before_any_step(people, more, text):
+    error = people.error(f"SELECT mop_train('people', 'never', target => 'leaves', {more})")
+    assert text in str(error) and not relations(people, "never%")
