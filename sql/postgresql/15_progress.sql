@@ -65,8 +65,9 @@ FROM @extschema@.mop_seen_run r
     GROUP BY a.mst_key, a.error, a.reason) w;
 
 -- For \watch: a line of at most 100 characters for each training run, or for the last run if none is running. The best
--- configuration has the least loss so far: in evaluations of the validation rows if they exist, else of the training
--- rows, and before the first evaluation in training units. (The function comes last, where long lines are cut.)
+-- configuration has the least loss so far: of the means over folds if there are folds, in evaluations of the validation
+-- rows if they exist, else of the training rows, and before the first evaluation in training units. (The function comes
+-- last, where long lines are cut.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
@@ -95,13 +96,23 @@ CROSS JOIN LATERAL (
     WHERE u.run_id = s.run_id AND u.status = 'running') w
 LEFT JOIN LATERAL (
     SELECT x.what, x.loss, x.mst_key FROM (
-        SELECT 1 AS rank, 'val. loss' AS what, m.loss, q.mst_key
+        SELECT 0 AS rank, 'held-out loss' AS what, avg(m.loss) AS loss, c.fold_of AS mst_key
+        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+        JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
+        WHERE m.run_id = s.run_id AND c.fold IS NOT NULL
+        GROUP BY c.fold_of, q.iteration
+        HAVING count(*) = (SELECT count(*) FROM @extschema@.mop_configuration d
+                           WHERE d.run_id = s.run_id AND d.fold_of = c.fold_of)
+        UNION ALL
+        SELECT 1, 'val. loss', m.loss, q.mst_key
         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
         WHERE m.run_id = s.run_id AND m.dataset = 'validation'
         UNION ALL
         SELECT 2, 'loss', m.loss, q.mst_key
         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-        WHERE m.run_id = s.run_id AND m.dataset = 'training'
+        WHERE m.run_id = s.run_id AND m.dataset = 'training' AND NOT EXISTS (
+            SELECT 1 FROM @extschema@.mop_configuration c
+            WHERE (c.run_id, c.mst_key) = (q.run_id, q.mst_key) AND c.fold IS NOT NULL)
         UNION ALL
         SELECT 3, 'unit loss', u.loss, q.mst_key
         FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)

@@ -131,6 +131,14 @@ def test_a_role_trains_on_another_server_as_its_mapping_says(db, worker):
     db.run("DROP SCHEMA data CASCADE; DROP USER MAPPING FOR ann SERVER w1; REVOKE USAGE ON FOREIGN SERVER w1 FROM ann")
 
 
+def test_folds_are_refused_where_segments_are_on_several_servers(db, worker):
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
+    db.run(PACK)
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE, folds => 2)")
+    assert "folds are not supported for segments on several servers yet" in str(error)
+    db.run("SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.servers; RESET pg_mop.segments")
+
+
 def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):
     db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
     db.run("BEGIN")

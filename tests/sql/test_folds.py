@@ -1,6 +1,7 @@
 """Cross-validation: `folds` of madlib_keras_fit_multiple_model."""
 
 import base64
+import json
 import statistics
 
 import numpy as np
@@ -241,6 +242,29 @@ def test_a_stopped_configuration_ends_with_all_of_its_folds(db, data):
         assert row["iteration"] < 50 and row["folds_loss_mean"] is not None
 
 
+def test_a_report_ranks_by_the_means_and_shows_no_fold_as_a_configuration(db, run_id):
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    info = {row["mst_key"]: row for row in db.run("SELECT * FROM folded_info")}
+    assert sorted(c["mst_key"] for c in data["configurations"]) == [1, 2]
+    assert data["measure"] == {"series": "held-out accuracy", "goal": "max"}
+    for c in data["configurations"]:
+        row = info[c["mst_key"]]
+        assert c["last"]["held-out loss"] == pytest.approx(row["folds_loss_mean"], rel=1e-3)
+        assert c["last"]["held-out accuracy"] == pytest.approx(row["folds_metrics_mean"], rel=1e-3)
+        assert c["last"]["training loss"] == pytest.approx(row["training_loss_final"], rel=1e-3)
+        assert data["curves"][str(c["mst_key"])]["held-out loss"][0][0] == 2
+    assert data["configurations"][0]["mst_key"] == db.value("SELECT best_mst_key FROM folded_summary")
+    assert "held-out accuracy" in db.value("SELECT madlib.mop_report(%s)", [run_id])
+
+
+def test_the_line_of_a_run_names_the_best_mean(db, data):
+    selection(db, "mst_line", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in RATES])
+    last = fit_folds(db, 3, "lined", "mst_line")
+    best = db.run("SELECT mst_key, folds_loss_mean FROM lined_info ORDER BY folds_loss_mean LIMIT 1")[0]
+    line = db.value("SELECT line FROM madlib.mop_watch WHERE run_id = %s", [last])
+    assert f"best {best['mst_key']}: held-out loss {best['folds_loss_mean']:.4f}" in line
+
+
 def test_progress_counts_the_units_of_folds(db, run_id):
     rows = db.run(
         "SELECT mst_key, units_done, units_total FROM madlib.mop_progress WHERE run_id = %s ORDER BY 1", [run_id]
@@ -361,8 +385,8 @@ def test_a_search_judges_by_the_mean_over_folds(db, data, procedure):
         "GROUP BY 1, 2",
         [run_id],
     ):
-        if row["folds"] == 2:  # (a trial that is stopped may have trained one of its folds further)
-            means[row["fold_of"], row["iteration"]] = row["mean"]
+        assert row["folds"] == 2
+        means[row["fold_of"], row["iteration"]] = row["mean"]
     trials = db.run("SELECT * FROM found_trials ORDER BY mst_key")
     assert [t["mst_key"] for t in trials] == list(range(1, len(trials) + 1))
     for trial in trials:

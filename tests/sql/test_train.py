@@ -228,30 +228,39 @@ def test_balanced_weights_make_rare_classes_count(people):
     assert "is for mop_train" in str(error)
 
 
-def test_folds_take_the_place_of_the_validation_part(people):
+def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
     report = people.value(
-        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', id => 'id', folds => 3, "
-        "max_trials => 4, time_limit => '40 s', baselines => false, layers => 'linear, small', keep => true)"
+        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 2, "
+        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 5)"
     )
-    assert "folds => 3" in report and "SET pg_mop.segments = 3" in report and " valid" not in report.split("Trials")[0]
-    assert people.value("SELECT count(*) FROM folded_train") + people.value("SELECT count(*) FROM folded_test") == ROWS
-    found = people.run("SELECT * FROM folded_search_info WHERE folds_loss IS NOT NULL")
-    assert found and all(len(row["folds_loss"]) == 3 for row in found)
-    best = people.value("SELECT best_mst_key FROM folded_search_summary")
-    assert max(found, key=lambda row: row["folds_metrics_mean"])["folds_metrics_mean"] == next(
-        row["folds_metrics_mean"] for row in found if row["mst_key"] == best
-    )
-    values = {r["metric"]: r["value"] for r in people.run("SELECT * FROM mop_evaluate('folded', 'folded_test')")}
-    assert values["accuracy"] > 0.7
-    for folds, fragment in ((1, "folds must be from 2"), (2.5, "folds must be an integer")):
-        error = people.error(f"SELECT mop_train('people', 'm', target => 'leaves', folds => {folds})")
-        assert fragment in str(error)
-    error = people.error(
-        "SELECT mop_train('people', 'm', target => 'leaves', split => 'group', by => 'plan', folds => 2)"
-    )
-    assert "cannot be combined with split => 'group'" in str(error)
-    people.run("CREATE VIEW parted AS SELECT *, (ARRAY['train', 'valid', 'test'])[1 + id % 3] AS part FROM people")
-    error = people.error(
-        "SELECT mop_train('parted', 'm', target => 'leaves', split => 'column', by => 'part', folds => 2)"
-    )
-    assert "names a validation part" in str(error) and not relations(people, "m\\_%")
+    statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
+    assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
+        "mop_split",
+        "segments = 5;",
+        "mop_pack",
+        "mop_architecture",
+        "mop_search",
+    ]
+    assert "valid => 0" in statements[0] and "folds => 5" in statements[-1]
+    assert "folded_valid" not in relations(people, "folded%")
+    means = people.value("SELECT details->'folds' FROM folded")
+    info = people.run(
+        "SELECT * FROM folded_search_info WHERE mst_key = (SELECT best_mst_key FROM folded_search_summary)"
+    )[0]
+    assert len(info["folds_metrics"]) == means["number"] == 5 and means["metric"] == "accuracy"
+    assert means["mean"] == pytest.approx(info["folds_metrics_mean"])
+    assert f"Over 5 folds of the training part: accuracy {means['mean']:.4g} (deviation" in report
+
+
+@pytest.mark.parametrize(
+    "more,text",
+    [
+        ("folds => 1", "folds must be at least 2, not 1"),
+        ("folds => 3, valid => 0.3", "folds and valid cannot be combined"),
+        ("folds => 3, split => 'time', by => 'joined'", "folds and split => 'time' cannot be combined"),
+        ("folds => 3, split => 'group', by => 'plan'", "folds and split => 'group' cannot be combined"),
+    ],
+)
+def test_folds_that_cannot_choose_are_refused_before_any_step(people, more, text):
+    error = people.error(f"SELECT mop_train('people', 'never', target => 'leaves', {more})")
+    assert text in str(error) and not relations(people, "never%")

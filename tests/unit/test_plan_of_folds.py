@@ -114,6 +114,20 @@ def test_folds_that_stop_together_end_with_the_iteration_that_the_furthest_has_b
     assert board.done and all(stage.scored for key in (1, 3, 4) for stage in board.plan.path(key)[1:])
 
 
+def test_folds_that_end_after_a_given_iteration_end_with_it_unless_one_is_in_the_next():
+    for begun, end in ((False, 1), (True, 2)):
+        board, _ = board_with_folds()
+        visits = [(1, 0, s) for s in SEGMENTS] + [(3, 0, 1), (3, 0, 3), (3, 1, 1), (3, 1, 3)]
+        visits += [(4, 0, 0), (4, 0, 2), (4, 0, 4), *([(4, 1, 2)] if begun else [])]
+        for key, iteration, segment in visits:
+            unit = board.unit(board.plan.path(key)[iteration].number, "train", "training", segment)
+            board.start(unit)
+            board.finish(unit)
+        for key in (4, 3, 1):
+            board.withdraw(key, 1, (1, 3, 4))
+        assert [len(board.plan.path(key)) for key in (1, 3, 4)] == [end] * 3
+
+
 class Folded(dict):
     folds = 2
 

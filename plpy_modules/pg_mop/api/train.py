@@ -8,20 +8,22 @@ from typing import Any
 
 from pg_mop.api import reports
 from pg_mop.api.baselines import Contender, contenders
+from pg_mop.api.folds import check_folds, several_servers
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
+from pg_mop.backend import settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
-from pg_mop.plan.folds import MOST_IN_SEARCH
 from pg_mop.run.steps import Steps
 
 MARK = "a step of mop_train"
+VALID = 0.2  # the default share of the validation part (sql/64_train.sql)
 RESERVED = 0.05  # of the time limit, for measuring the winner
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
@@ -120,6 +122,8 @@ class Training:
             )
         db.check_engine("mop_train")
         Options.read(arguments["kind"], arguments["transform"], None, None)
+        if arguments["folds"] is not None:
+            self._check_folds()
         self.statements: list[str] = []
         self.made: list[tuple[str, str]] = []  # (kind, name) of relations that the steps have made
         with rows_of(db, self.source) as rows:
@@ -130,15 +134,6 @@ class Training:
             for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
-        self.folds: int | None = arguments["folds"]
-        if self.folds is not None and not 2 <= self.folds <= MOST_IN_SEARCH:
-            raise MopError(f"folds must be from 2 to {MOST_IN_SEARCH}, or NULL, not {self.folds}", hint="folds => 5")
-        if self.folds is not None and (arguments["split"] or "random").strip().lower() in ("group", "time"):
-            raise MopError(
-                f"folds cannot be combined with split => '{arguments['split']}'",
-                detail="Folds have rows at random: rows of one group, and later rows, would be on both sides.",
-                hint="Leave folds out.",
-            )
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
                 f'table "{self.source}" is temporary: the sessions that train cannot see it',
@@ -149,6 +144,26 @@ class Training:
                 f"there are {self.rows} rows: too few to train, to choose and to measure",
                 detail="Each of the three parts needs rows of its own.",
             )
+
+    def _check_folds(self) -> None:
+        """Raises MopError where the folds cannot choose among the trials of this call."""
+        db, a = self.db, self.arguments
+        check_folds(db, a["folds"], {})
+        if a["valid"] not in (None, 0, VALID):
+            raise MopError(
+                "folds and valid cannot be combined",
+                detail="With folds there is no validation part: the folds of the training part choose.",
+                hint="Leave out folds or valid.",
+            )
+        if (a["split"] or "random").strip().lower() in ("group", "time"):
+            raise MopError(
+                f"folds and split => {quote_literal(a['split'])} cannot be combined",
+                detail="Folds would part the rows that this method keeps together.",
+                hint="Leave out folds: a validation part chooses.",
+            )
+        self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
+        if settings.load(db)["servers"]:
+            raise several_servers()
 
     # --- the steps ---
 
@@ -192,6 +207,7 @@ class Training:
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
             "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            **({"folds": self._means(n, best)} if self.arguments["folds"] is not None else {}),
             "statements": self.statements,
             "net": chosen["net"],
             "iterations": chosen["iterations"],
@@ -214,17 +230,18 @@ class Training:
         method, by = a["split"], a["by"]
         if method is None:
             method = "random"
-        valid = a["valid"] if self.folds is None else 0
+        valid = a["valid"] if a["folds"] is None else 0
         given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
         found = self._say(steps, self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
         self.parts = {part: rows for part, _, rows in found}
         self.made += [("VIEW", view) for _, view, _ in found]
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
-        if "valid" in self.parts and self.folds is not None:
+        if a["folds"] is not None and "valid" in self.parts:
             raise MopError(
-                f'column "{by}" names a validation part, but folds take its place',
-                hint="Leave folds out, or call these rows 'train'.",
+                "folds and a validation part cannot be combined",
+                detail=f'Column "{by}" has rows of a validation part.',
+                hint="Leave out folds, or give these rows to the training part.",
             )
 
     def _pack(self, steps: Steps, n: dict[str, str]) -> None:
@@ -235,8 +252,8 @@ class Training:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         if self.present is not None:
             given = {"fitted_on": self.name, "weight": weight}
-        if self.folds is not None:
-            self._say(steps, f"SET pg_mop.segments = {self.folds};")  # (segments are folds)
+        if a["folds"] is not None and self.segments < a["folds"]:  # a fold holds out whole segments
+            self._say(steps, f"SET pg_mop.segments = {a['folds']};")
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
         self._mark(steps, n["packed"])
@@ -287,11 +304,21 @@ class Training:
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{max(0.5, left):.1f} s",
             "max_trials": self.arguments["max_trials"],
-            "folds": self.folds,
+            "folds": self.arguments["folds"],
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
         self._say(steps, call, quiet=True)
         self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in OF_SEARCH]
+
+    def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
+        """The means and deviations over the folds of the chosen trial."""
+        row = self.db.one(
+            f"SELECT metrics_type[1] AS metric, folds_metrics_mean AS mean, folds_metrics_deviation AS deviation, "
+            f"folds_loss_mean AS loss_mean, folds_loss_deviation AS loss_deviation "
+            f"FROM {self._found(n['search'], '_info')} WHERE mst_key = {int(best)}"
+        )
+        assert row is not None
+        return {"number": self.arguments["folds"], **row}
 
     def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
         """SQL that calls one of our functions, as a user writes it."""
@@ -409,6 +436,7 @@ class Training:
             f"Trials: {details['trials']} in {details['seconds']['search']:.0f} s. "
             f"Chosen: net {chosen['net']}, {chosen['compile_params']}, {chosen['fit_params']}, "
             f"after {chosen['iterations']} iterations.",
+            *([_line(details["folds"])] if "folds" in details else []),
             "On the test part:",
         ]
         names = ["r2", "rmse", "mae"] if model.regression else ["accuracy", "auc", "log_loss"]
@@ -433,6 +461,14 @@ class Training:
             *(f"  {statement}" for statement in self.statements),
         ]
         return "\n".join(lines)
+
+
+def _line(means: dict[str, Any]) -> str:
+    """The line of the report about the folds; means of targets that are numbers are in standardised units."""
+    return (
+        f"Over {means['number']} folds of the training part: {means['metric']} {means['mean']:.4g} "
+        f"(deviation {means['deviation']:.2g}), loss {means['loss_mean']:.4g} ({means['loss_deviation']:.2g})."
+    )
 
 
 def main_metric(regression: bool) -> str:

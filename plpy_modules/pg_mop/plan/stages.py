@@ -199,15 +199,7 @@ class Plan:
         longer, by iteration. The trial may ask again and continues from the end of its path.
         """
         path, changed = self._paths.get(mst_key, []), []
-
-        def stays(stage: Stage) -> bool:
-            if self._has_failed_itself(stage) or stage.iteration <= least:
-                return True
-            if until is not None and stage.iteration > until and (stage.trained or len(stage.trials) > 1):
-                return False
-            return stage.trained or begun is not None and begun(stage.number)
-
-        while path and not stays(path[-1]):
+        while path and path[-1].iteration > least and not self._stays(path[-1], begun, until):
             stage = path.pop()
             stage.ends -= 1
             if path:
@@ -225,6 +217,21 @@ class Plan:
                 stage.evaluated_for.discard(mst_key)
                 unscored.append(stage)
         return unscored + changed
+
+    def end(
+        self, mst_key: MstKey, begun: Callable[[StageNumber], bool] | None = None, until: Iteration | None = None
+    ) -> Iteration:
+        """The iteration with which a trial's path would end if it were withdrawn now; 0: with none."""
+        path = self._paths.get(mst_key, [])
+        return next((stage.iteration for stage in reversed(path) if self._stays(stage, begun, until)), 0)
+
+    def _stays(self, stage: Stage, begun: Callable[[StageNumber], bool] | None, until: Iteration | None) -> bool:
+        """True for a stage that a trial which is withdrawn keeps; see `withdraw`."""
+        if self._has_failed_itself(stage):
+            return True
+        if until is not None and stage.iteration > until and (stage.trained or len(stage.trials) > 1):
+            return False
+        return stage.trained or begun is not None and begun(stage.number)
 
     def merge_rate(self, run: int | None = None) -> float | None:
         """Stages asked for by all trials, divided by the stages that the run trains; None before any request.

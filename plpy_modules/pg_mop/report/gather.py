@@ -14,6 +14,7 @@ from pg_mop import __version__
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.plan.watch import Watch, kept_state
+from pg_mop.report.folds import HELD_OUT, merged
 from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.repeat import repeating_sql
@@ -113,7 +114,8 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data, searc
     run_id = run["run_id"]
     rows = db.execute(
         f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
-        f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason "
+        f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason, "
+        f"fold, fold_of "
         f"FROM {schema}.mop_trials WHERE run_id = $1 ORDER BY mst_key",
         ["bigint"],
         [run_id],
@@ -177,7 +179,7 @@ def _configurations(db: Database, schema: str, run: Data, arguments: Data, searc
     for configuration in found.values():
         if configuration["status"] != "finished":
             configuration["iterations"] = min(configuration["iterations"], len(configuration["path"]))
-    return list(found.values())
+    return merged(list(found.values()))
 
 
 def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data], keep: str) -> dict[int, int]:
@@ -221,10 +223,11 @@ def _measure(data: Data, arguments: Data) -> dict[str, str]:
     """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; otherwise the metric by which
     the run chooses its best configuration (search/ranking.py); of the validation rows if the run has them."""
     names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
-    dataset = "validation" if any(name.startswith("validation ") for name in names) else "training"
+    dataset = next((d for d in (HELD_OUT, "validation") if any(name.startswith(f"{d} ") for name in names)), "training")
     named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
-    if named and f"{named[1] or dataset} {named[2]}" in names:
-        return {"series": f"{named[1] or dataset} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
+    judged = dataset if dataset == HELD_OUT else named and named[1] or dataset
+    if named and f"{judged} {named[2]}" in names:
+        return {"series": f"{judged} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
     metric, direction = (
         LOSS
         if data["run"]["function"] in ("mop_search", "madlib_keras_automl")
@@ -280,6 +283,14 @@ def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:
         thinned = thinned or len(points) > MOST_POINTS
         data["curves"].setdefault(row["mst_key"], {})[row["series"]] = thin(points, MOST_POINTS)
         names[row["series"]] = None
+    for c in data["configurations"]:
+        held_out = c.pop("held_out")
+        if c["mst_key"] in keys and held_out:
+            thinned = thinned or any(len(points) > MOST_POINTS for points in held_out.values())
+            data["curves"].setdefault(c["mst_key"], {}).update(
+                {series: thin(points, MOST_POINTS) for series, points in held_out.items()}
+            )
+            names.update(dict.fromkeys(held_out))
     if thinned:
         note = f"at most {MOST_POINTS} points of each curve"
         data["sampled"]["curves"] = f"{data['sampled']['curves']}; {note}" if "curves" in data["sampled"] else note

@@ -91,14 +91,14 @@ class Board(Assignment):
         return ended
 
     def withdraw(self, mst_key: MstKey, until: Iteration | None = None, beside: Collection[MstKey] = ()) -> list[Stage]:
-        """Stop a trial: it ends the iteration that it has begun, or the one that `until` names (see Plan.withdraw); without
-        `until`, trials that stop together, such as folds, end the iteration that the furthest of them has begun (`beside`:
-        their mst_keys). Stages that no other trial wants are not run.
+        """Stop a trial: it ends the iteration that it has begun, or the one that `until` names (see Plan.withdraw). Trials
+        that stop together, such as folds (`beside`: their mst_keys), end with one iteration: that of the furthest of them.
+        Stages that no other trial wants are not run.
 
         Returns the stages that have ended for other trials: they are trained, and only this trial wanted their metrics.
         """
         ended: list[Stage] = []
-        least = 0 if until is not None else max((self._begun(key) for key in beside), default=0)
+        least = max((self.plan.end(key, self._is_begun, until) for key in beside), default=0)
         for stage in self.plan.withdraw(mst_key, self._is_begun, until, least):
             if not stage.trials:
                 self._forget(stage)
@@ -109,11 +109,6 @@ class Board(Assignment):
 
     def _is_begun(self, number: StageNumber) -> bool:
         return self.has_begun(number) or self.is_running(number)
-
-    def _begun(self, mst_key: MstKey) -> Iteration:
-        """The last iteration that a trial has begun; 0 before the first."""
-        begun = (stage.iteration for stage in reversed(self.plan.path(mst_key)) if self._is_begun(stage.number))
-        return next(begun, 0)
 
     def fail(self, stage_number: StageNumber) -> set[MstKey]:
         """Mark a stage and all stages below it as failed; withdraw the trials whose paths contain it.
