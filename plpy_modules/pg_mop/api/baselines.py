@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.columns import Words
+from pg_mop.columns import Image, Words
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, RowReader
 
 MOST_ROWS = 200_000  # that a baseline is trained on
+MOST_BYTES = 512 << 20  # of their features
 
 
 @dataclass
@@ -67,16 +69,21 @@ def contenders(db: Database, session: Any, model: NamedModel, train: str, test: 
 
 
 def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target. Texts are left out."""
+    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target.
+
+    Texts and images are left out, and so are rows beyond MOST_BYTES.
+    """
     reader = RowReader(db, source, model)
     features, truth = [], []
-    kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, Words)]
+    kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, (Words, Image))]
+    width = sum(math.prod(model.inputs[i].shape) for i in kept)
+    most = min(MOST_ROWS, max(100, MOST_BYTES // (4 * max(1, width))))
     for known, targets in reports.rows_with_target(reader, model):
         arrays = model.encode(known)
         parts = [arrays[i].reshape(len(known), -1) for i in kept]
         features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
         truth += targets
-        if len(truth) >= MOST_ROWS:
+        if len(truth) >= most:
             break
     x = np.concatenate(features) if features else np.zeros((0, 1), "<f4")
     if model.regression:

@@ -24,6 +24,7 @@ from pg_mop.inference.named_model import NamedModel, RowReader
 from pg_mop.packing.training import Training
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
+MOST_BYTES = 128 << 20  # of their inputs
 MOST_POINTS = 200  # of a curve
 REPEATS = 5
 _ARRAYS = {"series": "series", "image": "image"}
@@ -182,14 +183,16 @@ def mop_importance(db, session, model, source, version, seed):
     reader = RowReader(db, source, found)
     truth: list[Any] = []
     chunks = []
+    row_bytes = 4 * sum(math.prod(column.shape) for column in found.inputs)
+    most = min(MOST_ROWS, max(100, MOST_BYTES // row_bytes))
     random = np.random.default_rng(abs(seed or 0))
     with trainer_of(session, trainer_options(db, False)) as trainer:
         found.lent_to(db, trainer)
         for known, targets in rows_with_target(reader, found):
-            left = MOST_ROWS - len(truth)
+            left = most - len(truth)
             chunks.append(found.encode(known[:left]))
             truth += targets[:left]
-            if len(truth) >= MOST_ROWS:
+            if len(truth) >= most:
                 break
         if not truth:
             raise MopError(f'no row has a value of target "{found.target}"')
