@@ -429,39 +429,26 @@ def test_a_table_of_the_other_type_is_refused(db, soft):
         assert "dependent_dtype int16, not float32" in str(db.error("SELECT madlib.madlib_keras_" + call))
 
 
-@pytest.mark.parametrize("column,number", [("yes", 'as "column"::integer in a view'), ("n", "as they are")])
-def test_the_net_of_tutorials_for_two_classes_has_a_hint_that_works(db, column, number):
+@pytest.mark.parametrize("column,classes", [("yes", {"true", "false"}), ("n", {"0", "1"})])
+def test_the_net_of_tutorials_for_two_classes_works(db, column, classes):
     """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('{}', 'models_s', 'mst_s', 2, FALSE)"
-    db.run("DROP VIEW IF EXISTS numbered, halves")
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('two_classes', 'models_s', 'mst_s', 2, FALSE)"
+    db.run("DROP VIEW IF EXISTS halves")
     make_data(db, segments=2)
     load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
-    selection(
-        db,
-        "mst_s",
-        "sigmoid",
-        [(1, "loss='binary_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']", "batch_size=8")],
-    )
+    compiled = "loss='{}', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
+    selection(db, "mst_s", "sigmoid", [(1, compiled.format("binary_crossentropy"), "batch_size=8")])
     db.run(
-        "DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary, models_s, models_s_info, "
-        "models_s_summary"
+        "DROP TABLE IF EXISTS two_classes, two_classes_summary, models_s, models_s_info, models_s_summary, halved; "
+        "CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers"
     )
-    db.run("CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers")
     db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
-    error = db.error(call.format("two_classes"))
-    hint = error.diag.message_hint
-    assert "outputs 1 classes but" in str(error) and number in hint and "dependent_dtype => 'float32'" in hint
-    if column == "yes":
-        error = db.error(
-            "SELECT madlib.training_preprocessor_dl('halves', 'numbers', 'yes', 'x', dependent_dtype => 'float32')"
-        )
-        db.run(error.diag.message_hint.removeprefix("Give it as a number: "))
-    source, label = ("numbered", "label") if column == "yes" else ("halves", "n")
-    db.run(
-        f"SELECT madlib.training_preprocessor_dl('{source}', 'numbers', '{label}', 'x', dependent_dtype => 'float32')"
-    )
-    db.run("DROP TABLE IF EXISTS models_s, models_s_info, models_s_summary, halved")
-    db.run(call.format("numbers"))
-    db.run(f"SELECT madlib.madlib_keras_predict('models_s', '{source}', 'id', 'x', 'halved', 'prob', FALSE, 1)")
-    rows = db.run("SELECT * FROM halved")
-    assert all(row["class_value"] is None and 0 <= row["prob"] <= 1 for row in rows) and rows
+    db.run(call)
+    db.run("SELECT madlib.madlib_keras_predict('models_s', 'halves', 'id', 'x', 'halved', 'prob', FALSE, 1)")
+    sums = db.run("SELECT id, sum(prob) AS s, count(*) AS n FROM halved GROUP BY 1")
+    assert all(row["n"] == 2 and row["s"] == pytest.approx(1) for row in sums) and sums
+    assert {row["class_value"] for row in db.run("SELECT DISTINCT class_value FROM halved")} == classes
+    selection(db, "mst_s", "sigmoid", [(1, compiled.format("categorical_crossentropy"), "batch_size=8")])
+    db.run("DROP TABLE models_s, models_s_info, models_s_summary")
+    error = db.error(call)
+    assert "needs a unit for each of two classes" in str(error) and "Dense(1, 'sigmoid')" in error.diag.message_hint

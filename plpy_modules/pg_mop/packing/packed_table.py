@@ -8,7 +8,6 @@ from typing import Any
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import madlib
 from pg_mop.packing.summary import copies_in
 
@@ -131,11 +130,9 @@ class PackedTable:
         if types & {"real", "double precision", "numeric"}:
             return hint + " To predict numbers, not classes, pack them with dependent_dtype => 'float32'."
         if any(len(column.classes or ()) == 2 for column in self.transform.outputs):
-            number = "as they are" if types & NUMBERS else 'as "column"::integer in a view'
             return hint + (
-                " For two classes that is Dense(2, 'softmax') with categorical_crossentropy. For Dense(1, "
-                f"'sigmoid') with binary_crossentropy, pack labels that are the numbers 0 and 1, {number}, with "
-                "dependent_dtype => 'float32'."
+                " For two classes that is Dense(2, 'softmax') with categorical_crossentropy, or Dense(1, 'sigmoid') with "
+                "binary_crossentropy."
             )
         return hint
 
