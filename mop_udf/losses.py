@@ -7,7 +7,7 @@ import keras
 
 from mop_udf import architecture_shapes, keras_calls
 from mop_udf.errors import first_line
-from mop_udf.models import ConfigurationError
+from mop_udf.models import ConfigurationError, maker_of
 from mop_udf.objects import load as load_function
 from mop_udf.parameter_names import SPARSE_LOSSES, SPARSE_METRICS
 
@@ -129,12 +129,8 @@ def _for_labels(metric, output):
 
 def _is_softmax(output):
     """True where a softmax makes this output (a KerasTensor of a model)."""
-    made_by = getattr(output, "_keras_history", (None,))[0]
-    if isinstance(made_by, keras.Model):
-        return len(made_by.outputs) == 1 and _is_softmax(made_by.outputs[0])
-    return isinstance(made_by, keras.layers.Softmax) or (
-        getattr(made_by, "activation", None) is keras.activations.softmax
-    )
+    layer = maker_of(output)
+    return isinstance(layer, keras.layers.Softmax) or getattr(layer, "activation", None) is keras.activations.softmax
 
 
 def _metric(name, functions, output, reported):

@@ -83,19 +83,20 @@ def check_outputs(model: keras.Model, wanted: dict[str, Any]) -> None:
     if problem := architecture_shapes.output_misfit([shape[0] for shape in shapes], wanted):
         raise ConfigurationError(problem)
     for output, (width,), given in zip(model.outputs, shapes, wanted["widths"], strict=True):
-        if width == 1 and given == 2 and made_by(output) is not keras.activations.sigmoid:
+        activation = getattr(maker_of(output), "activation", None)
+        if width == 1 and given == 2 and activation is not keras.activations.sigmoid:
             raise ConfigurationError(
                 "the architecture has one output unit for two classes: its activation must be sigmoid, "
                 "so that it is the probability of the second class"
             )
 
 
-def made_by(output: Any) -> Any:
-    """The activation that makes an output (a KerasTensor of a model), or None."""
+def maker_of(output: Any) -> Any:
+    """The layer that makes an output (a KerasTensor of a model), within nested models of one output; None: unknown."""
     layer = getattr(output, "_keras_history", (None,))[0]
     if isinstance(layer, keras.Model):
-        return made_by(layer.outputs[0]) if len(layer.outputs) == 1 else None
-    return getattr(layer, "activation", None)
+        return maker_of(layer.outputs[0]) if len(layer.outputs) == 1 else None
+    return layer
 
 
 def check_size(architecture, make_optimizer=None):

@@ -155,7 +155,7 @@ class Model:
         return self._report("mop_calibration", data, label=label)
 
     def importance(self, data: Any, seed: int = 0) -> pandas.DataFrame:
-        """What accuracy or R2 loses if a column is permuted: column_name, importance, deviation; largest first."""
+        """The drop of accuracy or R2 when a column is permuted: column_name, importance, deviation; largest first."""
         return self._report("mop_importance", data, seed=seed)
 
     def drift(self, data: Any) -> pandas.DataFrame:

@@ -8,6 +8,7 @@ import re
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import ALL_INTEGERS, sql_function
+from pg_mop.backend.quoting import written
 
 # function -> (description, SQL of its example, what runs before the example: a key of BEFORE)
 FUNCTIONS = {
@@ -527,7 +528,7 @@ def answer(db, name, message):
     """The help of function `name` for `message`: None, 'usage', 'example', ..."""
     word = (message or "").strip().lower()
     about, example, before = FUNCTIONS[name]
-    schema = _written(db)
+    schema = written(db.schema)
     if word in ("usage", "help", "?"):
         return f"{about}\n\n{_usage(db, name, schema)}"
     if word in ("example", "examples"):
@@ -545,7 +546,7 @@ def answer(db, name, message):
 @sql_function
 def mop_functions(db):
     """(name, trains, description, usage) of every function for users, ordered by name."""
-    schema = _written(db)
+    schema = written(db.schema)
     present = {
         row["proname"]
         for row in db.execute(
@@ -573,11 +574,6 @@ def mop_settings(db):
         (f"pg_mop.{name}", texts.get(name) or default, default, parse.wanted)
         for name, (parse, default) in settings.KNOWN.items()
     ]
-
-
-def _written(db):
-    """The extension's schema, quoted only if necessary."""
-    return db.schema if re.fullmatch(r"[a-z_][a-z0-9_]*", db.schema) else db.extension
 
 
 def _usage(db, name, schema):

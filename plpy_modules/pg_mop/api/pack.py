@@ -85,9 +85,9 @@ def mop_pack(
                 columns, casts = fit(db, found, target, id, exclude, options, weight), {}
             seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
             with rows_with_values(db, found, casts, [name for c in columns.columns for name in c.sources]) as rows:
-                target = Target(source, output, packed, summary_table, placement_of(db, rows, config), buffer_size)
-                seed = seed if training is None or model else None
-                write(db, session, rows, columns, target, seed, None if training is None else str(training.packed))
+                into = Target(source, output, packed, summary_table, placement_of(db, rows, config), buffer_size)
+                shuffled = seed if training is None or model else None
+                write(db, session, rows, columns, into, shuffled, None if training is None else str(training.packed))
 
 
 @dataclass
@@ -129,8 +129,10 @@ def is_raw(db: Database, source: str | None) -> bool:
     """Whether the caller names rows that are not packed: a query, a view, or a table without buffers."""
     if db.has_segments or source is None or not source.strip():
         return False
-    found = None if is_query(source) else db.find_table(source)
-    return is_query(source) or (found is not None and "buffer_id" not in db.columns(found))
+    if is_query(source):
+        return True
+    found = db.find_table(source)
+    return found is not None and "buffer_id" not in db.columns(found)
 
 
 @contextmanager

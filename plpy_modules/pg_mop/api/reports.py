@@ -13,7 +13,7 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.columns import Column, Words
+from pg_mop.columns import Column, Image, Series, Words
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.moment import Moment
@@ -27,7 +27,6 @@ MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
 MOST_POINTS = 200  # of a curve
 REPEATS = 5
-_ARRAYS = {"series": "series", "image": "image"}
 
 
 class Measured:
@@ -253,7 +252,7 @@ def mop_feature_info(db, model, version):
             if isinstance(column, Words):
                 what = f"{column.tokens} words"
             else:
-                what = f"{_ARRAYS.get(column.type_name, 'array')} of {known['shape']}"
+                what = f"{column.type_name if isinstance(column, (Image, Series)) else 'array'} of {known['shape']}"
             nulls = known.get("nulls")
             share = nulls / known["rows"] if nulls is not None and known.get("rows") else None
             rows.append((column.name, known.get("sql_type"), what, None, share, None, None, None, None, None))

@@ -6,6 +6,7 @@ version is in use; a partial unique index holds that. A session keeps the models
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -182,6 +183,7 @@ class NamedModel(Model):
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
 
+    @functools.cached_property
     def row_query(self) -> str:
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
         types = self.types()
