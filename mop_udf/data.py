@@ -1,11 +1,13 @@
 """Packed buffers as arrays, mini-batches, and the trainer's cache of segments. Needs numpy only."""
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 DTYPES = ("<f4", "<i2")  # dtypes of packed columns
+SHUFFLED_BYTES = 64 << 20  # of rows that change places with one another
 STALE = 4  # features are stale if the last STALE * (number of cached features) accesses left them out
 
 
@@ -194,13 +196,38 @@ def batches(chunks, batch_size):
             yield tuple(column[start : start + batch_size] for column in chunk)
 
 
-def permuted(segment, how, batch_size, random):
-    """The rows of `segment` in a new order; `how`: True permutes rows, 'batch' whole batches. `random`: numpy
-    Generator.
+def permuted(
+    columns: Sequence[np.ndarray], how: Any, batch_size: int, block: int, random: np.random.Generator
+) -> tuple:
+    """Rows (arrays with equal first dimension) in a new order.
+
+    Rows change places within blocks of `block` rows (see `shuffle_block`): True permutes rows, 'batch' whole batches.
     """
-    if how == "batch":
-        starts = random.permutation(np.arange(0, segment.rows, batch_size))
-        order = np.concatenate([np.arange(s, min(s + batch_size, segment.rows)) for s in starts])
-    else:
-        order = random.permutation(segment.rows)
-    return tuple(c[order] for c in segment.columns)
+    rows = len(columns[0])
+    order = np.concatenate(
+        [start + _order(min(block, rows - start), how, batch_size, random) for start in range(0, rows, block)]
+    )
+    return tuple(column[order] for column in columns)
+
+
+def permuted_stream(
+    chunks: Iterable[tuple], how: Any, batch_size: int, block: int, random: np.random.Generator
+) -> Iterator[tuple]:
+    """The same for chunks of rows in sequence, of which one block is in memory at a time."""
+    for rows in batches(chunks, block):
+        yield permuted(rows, how, batch_size, block, random)
+
+
+def shuffle_block(nbytes: int, rows: int, batch_size: int) -> int:
+    """The rows of a block of a segment: about SHUFFLED_BYTES, and whole batches.
+
+    It is the same for rows in memory and for rows that are read anew, so both give the same order.
+    """
+    return max(1, SHUFFLED_BYTES // max(1, nbytes // max(1, rows)) // batch_size) * batch_size
+
+
+def _order(rows: int, how: Any, batch_size: int, random: np.random.Generator) -> np.ndarray:
+    if how != "batch":
+        return random.permutation(rows)
+    starts = random.permutation(np.arange(0, rows, batch_size))
+    return np.concatenate([np.arange(s, min(s + batch_size, rows)) for s in starts])

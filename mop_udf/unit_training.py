@@ -35,6 +35,11 @@ class TrainingUnit:
     def epochs(self):
         return self.fit["epochs"] - self.fit["initial_epoch"]
 
+    @property
+    def block(self):
+        """The rows that `shuffle` permutes together."""
+        return data.shuffle_block(self.unit["nbytes"], self.unit["rows"], self.fit["batch_size"])
+
     def random(self):
         """The generator that permutes the rows.
 
@@ -179,7 +184,7 @@ class UnitTraining:
             compiled.kernels.load_history(fit["batch_size"], unit.get("costs"), self.device)
         segment, random = self.cache.get(unit["dataset"]), work.random()
         batch.train(
-            (_columns(segment, fit, random) for _ in range(work.epochs)),
+            (_columns(segment, work, random) for _ in range(work.epochs)),
             unit["rows"],
             fit["batch_size"],
             unit["inputs"],
@@ -218,14 +223,12 @@ class UnitTraining:
             )
 
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
-            if fit["shuffle"]:
-                raise models.ConfigurationError(
-                    f"shuffle needs the rows of segment {unit['segment']} in memory ({unit['nbytes'] >> 20} MB), "
-                    f"but they do not fit pg_mop.cache_mb"
-                )
             # the backend sends the rows once for every epoch
             for _, epoch in itertools.groupby(self.rows, key=lambda item: item[0]):
-                one_pass((arrays for _, arrays in epoch), True)
+                rows = (arrays for _, arrays in epoch)
+                if fit["shuffle"]:
+                    rows = data.permuted_stream(rows, fit["shuffle"], fit["batch_size"], work.block, random)
+                one_pass(rows, True)
         else:
             # (with steps_per_epoch a pass trains on a part of the rows)
             if not fit["steps_per_epoch"]:
@@ -238,7 +241,7 @@ class UnitTraining:
                 segment, kernels, inputs = shared, compiled.cut.kernels, 1
                 before = kernels.compilations
             for _ in range(work.epochs - len(passes)):
-                one_pass([_columns(segment, fit, random)], False)
+                one_pass([_columns(segment, work, random)], False)
         if fit["callbacks"]:
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
                 for number, logs in enumerate(passes):
@@ -272,6 +275,9 @@ def replica_states(unit, states):
     return [(states[key], rows) for key, rows in unit["replicas"]] if unit.get("replicas") else None
 
 
-def _columns(segment, fit, random):
+def _columns(segment, work, random):
     """The rows of a segment for one pass."""
-    return data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"] else segment.columns
+    shuffle, batch_size = work.fit["shuffle"], work.fit["batch_size"]
+    if not shuffle:
+        return segment.columns
+    return data.permuted(segment.columns, shuffle, batch_size, work.block, random)

@@ -250,9 +250,15 @@ def test_streaming_and_caching_give_the_same_bytes(db, data):
         db,
         "mst",
         "arch",
-        [(1, ADAM.format(0.05), "batch_size=8, epochs=3"), (1, ADAM.format(0.05), "batch_size=7, epochs=1")],
+        [
+            (1, ADAM.format(0.05), "batch_size=8, epochs=3"),
+            (1, ADAM.format(0.05), "batch_size=7, epochs=1"),
+            (1, ADAM.format(0.05), "batch_size=8, epochs=2, shuffle=True"),
+            (1, ADAM.format(0.05), "batch_size=8, epochs=2, shuffle='batch'"),
+        ],
     )
     fit(db, packed, "models", "mst")
+    assert db.value("SELECT count(DISTINCT model_weights) FROM models") == 4
     cached = db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1")
     db.run("SET pg_mop.cache_mb = 0")
     fit(db, packed, "models", "mst")

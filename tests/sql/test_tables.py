@@ -628,3 +628,66 @@ def test_rows_without_a_target_are_left_out_with_a_notice(shop, source):
     shop.run("SELECT mop_pack(%s, 'gaps_packed', target => 'y')", [source])
     assert "rows without a value of target" in "".join(shop.connection.notices)
     assert shop.value("SELECT sum(y_shape[1]) FROM gaps_packed") == 60
+
+
+def test_soft_labels_and_vectors_of_numbers_are_packed_trained_on_and_predicted(shop):
+    shop.run(
+        "CREATE TABLE doubts AS SELECT id, price, CASE WHEN label = 'high' THEN ARRAY[0.1, 0.2, 0.7] "
+        "ELSE ARRAY[0.6, 0.3, 0.1] END::float8[] AS p, ARRAY[price / 100, 1 - price / 50]::real[] AS two FROM orders"
+    )
+    del shop.connection.notices[:]
+    shop.run("SELECT mop_pack('doubts', 'doubts_packed', target => 'p', id => 'id', exclude => 'two')")
+    assert any("vectors of 3" in n and "classification" in n for n in shop.connection.notices)
+    first = shop.run("SELECT p, p_shape FROM doubts_packed")[0]
+    packed = np.frombuffer(bytes(first["p"]), "<f4").reshape(first["p_shape"])
+    assert {tuple(row) for row in packed.astype("f8").round(3).tolist()} <= {(0.1, 0.2, 0.7), (0.6, 0.3, 0.1)}
+    shop.run("SELECT mop_architecture('doubt_nets', 'doubts_packed', 'small')")
+    last = shop.value("SELECT model_arch->'config'->'layers'->-1->'config' FROM doubt_nets")
+    assert last["units"] == 3 and last["activation"] == "softmax"
+    shop.run(
+        "SELECT madlib_keras_fit('doubts_packed', 'doubts_fitted', 'doubt_nets', 1, "
+        "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.03)'$$, 'batch_size=32', 12)"
+    )
+    shop.run("SELECT mop_deploy('doubt_model', 'doubts_fitted')")
+    found = shop.run(
+        "SELECT d.p, a.prediction, a.probabilities FROM doubts d, mop_predict('doubt_model', d) AS a WHERE price < 20 LIMIT 5"
+    )
+    assert all(r["prediction"] == "0" and abs(r["probabilities"]["0"] - 0.6) < 0.15 for r in found)
+    with pytest.raises(Exception, match="arrays, and a report needs one class"):
+        shop.run("SELECT * FROM mop_evaluate('doubt_model', 'doubts')")
+    shop.run("SELECT mop_pack('doubts', 'two_packed', target => 'two', id => 'id', exclude => 'p')")
+    assert any("vectors of 2" in n and "regression" in n for n in shop.connection.notices)
+    shop.run("SELECT mop_architecture('two_nets', 'two_packed', 'linear')")
+    last = shop.value("SELECT model_arch->'config'->'layers'->-1->'config' FROM two_nets")
+    assert last["units"] == 2 and "activation" not in last
+
+
+@pytest.mark.parametrize(
+    "values, count",
+    [("ARRAY[0.5, 0.6]", 1), ("ARRAY[1.5, -0.5]", 1), ("ARRAY[0.5, NULL]", 1), ("ARRAY['NaN', 1]", 1), ("'{}'", 1)],
+)
+def test_arrays_that_are_no_probabilities_are_refused_as_classes(shop, values, count):
+    shop.run(
+        "DROP TABLE IF EXISTS odd_doubts; CREATE TABLE odd_doubts AS SELECT i AS n, ARRAY[0.25, 0.75]::float8[] AS p "
+        f"FROM generate_series(1, 30) i; UPDATE odd_doubts SET p = ({values})::float8[] WHERE n = 7"
+    )
+    with pytest.raises(Exception, match=f"has no probabilities in {count} row") as error:
+        shop.run("SELECT mop_pack('odd_doubts', 'odd_packed', target => 'p', kind => 'classification')")
+    hint = str(error.value).partition("HINT:")[2]
+    if values == "ARRAY[0.5, 0.6]":
+        assert shop.run(hint.partition(";")[0])[0]["n"] == 7
+    with pytest.raises(Exception, match="has arrays: mop_train takes a column"):
+        shop.run("SELECT mop_train('odd_doubts', 'odd_model', target => 'p')")
+
+
+def test_a_net_in_pieces_trains_on_a_packed_table(shop):
+    shop.run("SELECT mop_architecture('piece_nets', 'packed', 'pieces, gated')")
+    layers = shop.value("SELECT model_arch->'config'->'layers' FROM piece_nets WHERE name = 'pieces'")
+    scaled = next(layer["config"] for layer in layers if layer["class_name"] == "Normalization")
+    numbers = [f for f in shop.run("SELECT * FROM mop_feature_info('packed')") if f["feature"].startswith("number")]
+    assert len(scaled["mean"]) % sum(f["elements"] for f in numbers) == 0 and len(scaled["mean"]) > 20
+    shop.run(
+        "SELECT madlib_keras_fit('packed', 'in_pieces', 'piece_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32, epochs=1', 8)"
+    )
+    assert shop.value("SELECT training_metrics_final FROM in_pieces_summary") > 0.8

@@ -1,6 +1,7 @@
 """Features of ordinary tables, without a server: what is fitted from statistics, and what values become."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -162,8 +163,34 @@ def test_leaks_and_identifiers_are_seen():
     assert not choice.looks_like_id(Source("n", "n", "double precision"), s)
 
 
+def test_numbers_in_pieces_are_those_of_the_definition():
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    import keras
+
+    from mop_udf import models
+
+    edges = ((-2.0, -1.0, 0.0, 3.0), (0.0, 1.0))
+    given = nets.Input("features", (4,), pieces=nets.Pieces(1, edges))
+    text = nets.architecture([given], [nets.Output("y")], nets.Body((), pieces=True))
+    model = models.build(architecture.check(text), 1)
+    joined = next(layer for layer in reversed(model.layers) if layer.__class__.__name__ == "Concatenate")
+    rows = np.array([[9, -3, 0, 9], [9, -1.5, 1, 9], [9, 1.5, 0.5, 9], [9, 5, 2, 9]], "f4")
+    made = keras.Model(model.inputs, joined.output).predict(rows, verbose=0)
+    pieces = np.array(
+        [
+            [
+                np.clip((x - a) / (b - a), 0, 1)
+                for x, (a, b) in zip((row[1], row[2]) * 3, [(-2, -1), (0, 1), (-1, 0), (0, 1), (0, 3), (0, 1)])
+            ]
+            for row in rows
+        ]
+    )
+    assert np.allclose(made, np.concatenate([rows, pieces], 1), atol=1e-5)
+
+
 INPUTS = {
     "numbers": nets.Input("features", (5,)),
+    "numbers with pieces": nets.Input("f", (5,), pieces=nets.Pieces(0, ((0.0, 1.0), (-1.0, 0.0, 2.0)))),
     "codes": nets.Input("codes", (2,), "codes", 60, 2),
     "words": nets.Input("note", (7,), "words", 100),
     "series": nets.Input("series", (20, 3)),
@@ -172,7 +199,9 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("body", nets.BODIES)
-@pytest.mark.parametrize("inputs", [["numbers"], ["codes"], ["words"], ["series"], ["image"], list(INPUTS)])
+@pytest.mark.parametrize(
+    "inputs", [["numbers"], ["numbers with pieces"], ["codes"], ["words"], ["series"], ["image"], list(INPUTS)]
+)
 def test_every_net_is_an_architecture_that_may_be_loaded(body, inputs):
     text = nets.architecture([INPUTS[i] for i in inputs], [nets.Output("y", 3), nets.Output("z z")], nets.BODIES[body])
     checked = architecture.check(text)

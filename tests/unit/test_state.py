@@ -107,11 +107,31 @@ def test_the_cache_gives_room_by_dropping_what_the_run_does_not_need():
 
 
 def test_a_permutation_keeps_every_row_with_its_label():
-    segment = data.Segment((np.arange(50), np.arange(50) * 3))
-    x, y = data.permuted(segment, True, 8, np.random.default_rng([1, 2]))
+    rows = np.arange(50), np.arange(50) * 3
+    x, y = data.permuted(rows, True, 8, 64, np.random.default_rng([1, 2]))
     assert sorted(x) == list(range(50)) and (y == x * 3).all() and list(x) != list(range(50))
-    x, _ = data.permuted(segment, "batch", 8, np.random.default_rng([1, 2]))
+    x, _ = data.permuted(rows, "batch", 8, 64, np.random.default_rng([1, 2]))
     assert sorted(x) == list(range(50)) and (np.diff(x[:2]) == 1).all()
+
+
+@pytest.mark.parametrize("how", [True, "batch"])
+@pytest.mark.parametrize("cuts", [[], [7], [16, 17, 40], [3, 49]])
+def test_rows_that_are_read_anew_come_in_the_order_of_rows_in_memory(how, cuts):
+    rows = np.arange(50), np.arange(50) * 3
+    chunks = [(a, b) for a, b in zip(np.split(rows[0], cuts), np.split(rows[1], cuts))]
+    whole = data.permuted(rows, how, 4, 16, np.random.default_rng(5))
+    pieces = list(data.permuted_stream(chunks, how, 4, 16, np.random.default_rng(5)))
+    assert [len(x) for x, _ in pieces] == [16, 16, 16, 2]
+    assert [np.concatenate(own).tolist() for own in zip(*pieces)] == [own.tolist() for own in whole]
+    assert all(sorted(x) == list(range(16 * k, 16 * k + len(x))) for k, (x, _) in enumerate(pieces))
+    assert any(list(x) != sorted(x) for x, _ in pieces)
+
+
+def test_a_block_that_is_shuffled_is_whole_batches_of_64_mb():
+    assert data.shuffle_block(100 << 20, 100, 8) == 64
+    assert data.shuffle_block(100 << 20, 100, 7) == 63
+    assert data.shuffle_block(100 << 30, 100, 8) == 8
+    assert data.shuffle_block(1000, 100, 32) > 100
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])

@@ -17,7 +17,18 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types
-from pg_mop.columns import Column, OneHot, Request, SourceColumn, TargetNumber, Transform, Weight, fitting
+from pg_mop.columns import (
+    Column,
+    Identity,
+    OneHot,
+    Request,
+    SoftLabels,
+    SourceColumn,
+    TargetNumber,
+    Transform,
+    Weight,
+    fitting,
+)
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL, as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
@@ -275,6 +286,8 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
     known = db.value(f"SELECT count({quoted}) FROM {rows}")
     if not known:
         raise MopError(f'target "{name}" is NULL in all rows', sqlstate="22004")
+    if sql_kind.numeric_array:
+        return _fit_vectors(db, source, kind)
     is_number = sql_kind.shown in NUMBERS
     comparable = f"{quoted}::text" if sql_kind.shown in ("json", "point", "xml") else quoted
     values = db.value(
@@ -311,6 +324,19 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
             hint="To predict numbers: kind => 'regression'.",
         )
     return column
+
+
+def _fit_vectors(db: Database, source: SourceColumn, kind: str | None) -> Column:
+    """The column type of a target of arrays: soft labels of classes, or several numbers. Raises MopError."""
+    if kind == "regression" or kind is None and SoftLabels.others(source):
+        chosen: Column = Identity.fit(source, Request(dependent_dtype="float32"))
+        what = "numbers: regression"
+    else:
+        chosen = SoftLabels.fit(source, Request())
+        what = "probabilities of classes: classification"
+    if kind is None:
+        db.notice(f'target "{source.name}" (vectors of {chosen.shape[0]}) is taken as {what}')
+    return chosen
 
 
 class ModelTransform:

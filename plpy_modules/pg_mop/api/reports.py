@@ -96,6 +96,12 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
         raise MopError(
             f'the rows have no column "{model.target}", the target', hint="A report needs rows whose target is known."
         )
+    if reader.columns[model.target].endswith("[]"):
+        raise MopError(
+            f'target "{model.target}" has arrays, and a report needs one class or one number in each row',
+            hint=f"Evaluate the model table on a packed table: SELECT {reader.db.extension}.madlib_keras_evaluate(...);",
+            sqlstate="42804",
+        )
     return f"{quote_identifier(model.target)}::{'double precision' if model.regression else 'text'}"
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pg_mop.api.architectures import append
+from pg_mop.backend.arrays import np
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import split_names
-from pg_mop.columns import Column, Features, Series, Words
+from pg_mop.columns import Column, Features, Series, SoftLabels, Words
+from pg_mop.columns.features import Number
 from pg_mop.columns.series import PADDING
 from pg_mop.packing.training import Training
 from pg_mop.plan import nets
+
+ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 
 
 @sql_function
 def mop_architecture(db, arch_table, packed_table, layers):
     """Append nets that fit `packed_table` to `arch_table`; returns their model_ids."""
-    names = split_names(layers) or list(nets.DEFAULT)
+    names = split_names(layers)
     for name in names:
         if name.lower() not in nets.BODIES and not _units(name):
             raise MopError(
@@ -24,7 +28,10 @@ def mop_architecture(db, arch_table, packed_table, layers):
             )
     transform = Training(db, packed_table).transform
     inputs = [_input(column) for column in transform.inputs]
-    outputs = [nets.Output(c.name, 0 if c.classes is None else c.shape[0]) for c in transform.outputs]
+    if not names:
+        in_pieces = any(given.pieces for given in inputs)
+        names = [name for name in nets.DEFAULT if in_pieces or not nets.BODIES[name].pieces]
+    outputs = [_output(column) for column in transform.outputs]
     return [
         append(
             db,
@@ -46,6 +53,13 @@ def _units(text: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
+def _output(column: Column) -> nets.Output:
+    """A target as an output of a net."""
+    if column.classes is not None or isinstance(column, SoftLabels):
+        return nets.Output(column.name, column.shape[0])
+    return nets.Output(column.name, numbers=column.shape[0])
+
+
 def _input(column: Column) -> nets.Input:
     """A packed column as an input of a net."""
     shape = tuple(column.shape)
@@ -55,4 +69,21 @@ def _input(column: Column) -> nets.Input:
         return nets.Input(column.name, shape, "series", padding=PADDING)
     if isinstance(column, Features) and column.codes:
         return nets.Input(column.name, shape, "codes", column.codes, columns=len(column.features))
-    return nets.Input(column.name, shape)
+    return nets.Input(column.name, shape, pieces=_pieces(column) if isinstance(column, Features) else None)
+
+
+def _pieces(column: Features) -> nets.Pieces | None:
+    """The pieces between the deciles of each number, in the scale of packed elements; None where there are no numbers.
+
+    Numbers come first in a packed column (columns/fitting.py).
+    """
+    edges: list[tuple[float, ...]] = []
+    for feature in column.features:
+        if not isinstance(feature, Number):
+            break
+        values = feature.parameters
+        raw = sorted({values["least"], *values["edges"], values["most"]} - {None})
+        scaled = sorted(set(feature.encode(np.array(raw, "f8"))[:, 0].tolist()))
+        edges.append(tuple(scaled) if len(scaled) > 1 else ALL)
+        edges += [ALL] * (len(feature.elements) - 1)  # the element that says that the number is NULL
+    return nets.Pieces(0, tuple(edges)) if edges else None

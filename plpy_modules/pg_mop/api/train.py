@@ -129,7 +129,14 @@ class Training:
         with rows_of(db, self.source) as rows:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
-            columns_named(db, rows, "target", split_names(self.target))
+            (target,) = columns_named(db, rows, "target", split_names(self.target))
+            if db.columns(rows)[target].endswith("[]"):
+                raise MopError(
+                    f'target "{target}" has arrays: mop_train takes a column of classes or of numbers',
+                    hint="Train on arrays by hand: "
+                    f"SELECT {db.extension}.mop_pack(...); then mop_architecture(...) and mop_search(...).",
+                    sqlstate="42804",
+                )
             self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
             for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))

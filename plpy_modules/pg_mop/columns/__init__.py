@@ -17,6 +17,7 @@ from pg_mop.columns.image import Image
 from pg_mop.columns.one_hot import OneHot
 from pg_mop.columns.scale import Scale
 from pg_mop.columns.series import Series
+from pg_mop.columns.soft_labels import SoftLabels
 from pg_mop.columns.target_number import TargetNumber
 from pg_mop.columns.transform import Transform
 from pg_mop.columns.weight import Weight
@@ -30,6 +31,7 @@ OF_TABLES: list[type[Column]] = [
     Series,
     Image,
     TargetNumber,
+    SoftLabels,
     Weight,
 ]  # which mop_pack makes (columns/fitting.py)
 

@@ -21,7 +21,7 @@ from pg_mop.columns.base import Column, Request, SourceColumn
 from pg_mop.columns.features import CodedCategory, Feature, Source, Statistics, choice
 from pg_mop.columns.features.base import raw_sql
 from pg_mop.columns.features.category import Category
-from pg_mop.columns.features.number import MOST
+from pg_mop.columns.features.number import MOST, Number
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.image import Image
 from pg_mop.columns.scale import Scale
@@ -296,8 +296,9 @@ def _read_words(db: Database, table: Table, candidates: Sequence[_Candidate], na
 
 
 def _feature_columns(features: Sequence[Feature], names: _Names) -> list[Column]:
-    """The packed columns of the features: numbers, and codes for embeddings."""
+    """The packed columns of the features: numbers (those of number columns come first), and codes for embeddings."""
     numbers = [feature for feature in features if not feature.is_code]
+    numbers.sort(key=lambda feature: not isinstance(feature, Number))
     codes = [feature for feature in features if feature.is_code]
     offset = 0
     for feature in codes:

@@ -1,7 +1,8 @@
 """Nets for packed tables: the JSON of Keras models whose inputs are a table's packed columns. Pure.
 
-A net joins one part for each packed column: numbers as they are, codes and words by embeddings, short series by GRU, long ones
-and arrays of two dimensions by Conv1D, arrays of three by Conv2D. A body of dense layers and an output for each target follow.
+A net joins one part for each packed column: numbers as they are (and piece by piece), codes and words by embeddings, short
+series by GRU, long ones and arrays of two dimensions by Conv1D, arrays of three by Conv2D. A body of dense layers and an output
+for each target follow.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ MOST_EMBEDDED = 50  # dimensions of an embedding
 
 @dataclass(frozen=True)
 class Body:
-    """Dense layers: `units` of each; `residual`: blocks of two layers around which the input is added, with
-    LayerNormalization (Gorishniy et al. 2021, "Revisiting Deep Learning Models for Tabular Data", section 3.2)."""
+    """Dense layers: `units` of each.
+
+    `residual`: blocks of two layers around which the input is added, with LayerNormalization (Gorishniy et al. 2021,
+    "Revisiting Deep Learning Models for Tabular Data", section 3.2). `gated`: each layer is multiplied by a second one of
+    sigmoid units (Dauphin et al. 2017, "Language Modeling with Gated Convolutional Networks", section 2). `pieces`: numbers
+    are also given piece by piece (see `Pieces`).
+    """
 
     units: tuple[int, ...]
     dropout: float = 0.0
     residual: bool = False
+    gated: bool = False
+    pieces: bool = False
 
 
 # the names that mop_architecture takes
@@ -33,8 +41,34 @@ BODIES: dict[str, Body] = {
     "medium": Body((128, 64), 0.1),
     "large": Body((256, 128, 64), 0.2),
     "residual": Body((128, 128), 0.1, residual=True),
+    "gated": Body((128, 64), 0.1, gated=True),
+    "pieces": Body((128, 64), 0.1, pieces=True),
 }
-DEFAULT = ("linear", "small", "medium", "residual")
+DEFAULT = ("linear", "small", "medium", "residual", "pieces")  # "pieces" where there are numbers
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The piecewise linear encoding of the elements `first`, `first` + 1, ... of a vector: how far a value has come in each
+    piece, from 0 to 1 (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning", section 3.2).
+
+    `edges`: of each element, the ends of its pieces, from the lowest to the highest number.
+    """
+
+    first: int
+    edges: tuple[tuple[float, ...], ...]
+
+    def bounds(self) -> list[tuple[list[float], list[float]]]:
+        """(lower ends, upper ends) of the elements' first pieces, then of the second ones, and so on.
+
+        An element with fewer pieces repeats its last one.
+        """
+        most = max(len(own) for own in self.edges) - 1
+        places = [[min(piece, len(own) - 2) for own in self.edges] for piece in range(most)]
+        return [
+            ([own[k] for own, k in zip(self.edges, at)], [own[k + 1] for own, k in zip(self.edges, at)])
+            for at in places
+        ]
 
 
 @dataclass(frozen=True)
@@ -42,7 +76,7 @@ class Input:
     """A packed column: its name, the shape of a row, and what the elements are: numbers, codes, words, or a series.
 
     `padding`: the value of the steps after the end of a series; `codes`: rows of the embedding table; `columns`: columns of the
-    source that the codes stand for.
+    source that the codes stand for; `pieces`: of the numbers among the elements.
     """
 
     name: str
@@ -51,14 +85,16 @@ class Input:
     codes: int = 0
     padding: float = 0.0
     columns: int = 1
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """A target: its name, and the number of its classes; 0: it is a number."""
+    """A target: its name, and the number of its classes; 0: it is a number, or `numbers` of them."""
 
     name: str
     classes: int = 0
+    numbers: int = 1
 
 
 def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body, name: str = "net") -> str:
@@ -70,12 +106,12 @@ def architecture(inputs: Sequence[Input], outputs: Sequence[Output], body: Body,
     """
     net = _Net()
     entries = [net.free(given.name) for given in inputs]
-    parts = [net.part(given, entry) for given, entry in zip(inputs, entries)]
+    parts = [net.part(given, entry, body.pieces) for given, entry in zip(inputs, entries)]
     joined = parts[0] if len(parts) == 1 else net.add("Concatenate", parts, name=net.free("joined"), axis=-1)
     last = net.body(joined, body)
     names = []
     for output in outputs:
-        kind = {"units": output.classes, "activation": "softmax"} if output.classes else {"units": 1}
+        kind = {"units": output.classes, "activation": "softmax"} if output.classes else {"units": output.numbers}
         names.append(net.add("Dense", [last], name=net.free(f"predicts_{output.name}"), **kind))
     config = {
         "name": name,
@@ -118,7 +154,7 @@ class _Net:
         self.taken.add(made)
         return made
 
-    def part(self, given: Input, entry: str) -> str:
+    def part(self, given: Input, entry: str, pieces: bool = False) -> str:
         """The layers of one input, whose first layer is named `entry`; returns the name of a vector."""
         shape = list(given.shape)
         last = self.add("InputLayer", [], name=entry, batch_shape=[None, *shape], dtype="float32")
@@ -144,20 +180,45 @@ class _Net:
                 if min(shape[0], shape[1]) >= 8:
                     last = self.add("MaxPooling2D", [last], pool_size=2)
             return self.add("GlobalAveragePooling2D", [last])
+        if pieces and given.pieces is not None:
+            return self.add("Concatenate", [last, self._in_pieces(last, shape[0], given.pieces)], axis=-1)
         return last if len(shape) == 1 else self.add("Flatten", [last])
+
+    def _in_pieces(self, last: str, width: int, pieces: Pieces) -> str:
+        """The elements in pieces: copies of them, each scaled to its piece, and cut at 0 and 1."""
+        count = len(pieces.edges)
+        if count < width:
+            last = self.add("Reshape", [last], target_shape=[width, 1])
+            last = self.add("Cropping1D", [last], cropping=[pieces.first, width - pieces.first - count])
+            last = self.add("Flatten", [last])
+        bounds = pieces.bounds()
+        if len(bounds) > 1:
+            last = self.add("Concatenate", [last] * len(bounds), axis=-1)
+        low = [value for lows, _ in bounds for value in lows]
+        high = [value for _, highs in bounds for value in highs]
+        variances = [(b - a) ** 2 for a, b in zip(low, high)]
+        last = self.add("Normalization", [last], axis=-1, mean=low, variance=variances)
+        return self.add("ReLU", [last], max_value=1.0)
 
     def body(self, last: str, body: Body) -> str:
         """The dense layers; returns the name of the last."""
         if not body.residual:
             for units in body.units:
-                last = self._dropped(self.add("Dense", [last], units=units, activation="relu"), body)
+                last = self._dropped(self._gated(last, units) if body.gated else self._relu(last, units), body)
             return last
         last = self.add("Dense", [last], units=body.units[0])
         for units in body.units:
             inner = self.add("LayerNormalization", [last])
-            inner = self._dropped(self.add("Dense", [inner], units=units, activation="relu"), body)
+            inner = self._dropped(self._relu(inner, units), body)
             last = self.add("Add", [last, self.add("Dense", [inner], units=body.units[0])])
         return self.add("Activation", [self.add("LayerNormalization", [last])], activation="relu")
+
+    def _relu(self, last: str, units: int) -> str:
+        return self.add("Dense", [last], units=units, activation="relu")
+
+    def _gated(self, last: str, units: int) -> str:
+        gate = self.add("Dense", [last], units=units, activation="sigmoid")
+        return self.add("Multiply", [self.add("Dense", [last], units=units), gate])
 
     def _dropped(self, last: str, body: Body) -> str:
         return self.add("Dropout", [last], rate=body.dropout) if body.dropout else last

@@ -16,7 +16,7 @@ from pg_mop.columns.features.number import Boolean, Number
 
 FEATURES: list[type[Feature]] = [Number, Boolean, OneHotCategory, CodedCategory, Moment]
 
-__all__ = ["FEATURES", "Feature", "Source", "Statistics", "feature_from_json"]
+__all__ = ["FEATURES", "Feature", "Number", "Source", "Statistics", "feature_from_json"]
 
 
 def feature_from_json(data: dict[str, Any]) -> Feature:
