@@ -13,7 +13,8 @@ CREATE FUNCTION @extschema@.mop_pack(
     max_categories double precision DEFAULT NULL,
     on_null text DEFAULT NULL,
     buffer_size double precision DEFAULT NULL,
-    weight text DEFAULT NULL
+    weight text DEFAULT NULL,
+    grouped_by text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import pack

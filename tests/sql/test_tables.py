@@ -691,3 +691,43 @@ def test_a_net_in_pieces_trains_on_a_packed_table(shop):
         "optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32, epochs=1', 8)"
     )
     assert shop.value("SELECT training_metrics_final FROM in_pieces_summary") > 0.8
+
+
+@pytest.mark.parametrize("column", ["town", "half", "day"])
+def test_rows_of_a_group_are_packed_into_one_segment(shop, column):
+    """Each row's price tells its group: the packed rows must have each group in one segment, and lose none."""
+    shop.run(
+        "CREATE TABLE IF NOT EXISTS visits AS SELECT i AS n, (i % 20)::text AS town, CASE WHEN i % 20 > 1 THEN "
+        "(i % 20) / 2.0 END AS half, timestamp '2024-01-01' + i % 20 * interval '1 hour' AS day, (i % 20)::float8 AS g, "
+        "i % 3 = 0 AS y FROM generate_series(1, 500) i"
+    )
+    shop.run("SET pg_mop.segments = 4")
+    shop.run(
+        "DROP TABLE IF EXISTS visits_packed, visits_packed_summary; "
+        "SELECT mop_pack('visits', 'visits_packed', target => 'y', exclude => 'n, town, half, day', "
+        f"transform => '{{\"g\": \"none\"}}', grouped_by => '{column}', buffer_size => 30)"
+    )
+    found = {}
+    rows = 0
+    for row in shop.run("SELECT __dist_key__ AS segment, features, features_shape FROM visits_packed"):
+        values = np.frombuffer(bytes(row["features"]), "<f4").reshape(row["features_shape"])[:, 0]
+        rows += len(values)
+        for value in values.tolist():
+            group = max(value, 1) if column == "half" else value  # (0 and 1 are NULL there: one group)
+            found.setdefault(group, set()).add(row["segment"])
+    shop.run("RESET pg_mop.segments")
+    assert rows == 500 and len(found) == (19 if column == "half" else 20)
+    assert all(len(segments) == 1 for segments in found.values())
+    assert len(set.union(*found.values())) == 4
+
+
+def test_groups_that_are_too_few_are_refused_with_a_hint_that_helps(shop):
+    shop.run("SET pg_mop.segments = 4")
+    with pytest.raises(Exception, match='column "gift" has 2 groups, fewer than the 4 segments') as error:
+        shop.run("SELECT mop_pack('orders', 'gifts', target => 'label', id => 'id', grouped_by => 'gift')")
+    shop.run(str(error.value).partition("HINT:")[2].partition("\n")[0])
+    shop.run("SELECT mop_pack('orders', 'gifts', target => 'label', id => 'id', grouped_by => 'gift')")
+    assert shop.value("SELECT count(DISTINCT __dist_key__) FROM gifts") == 2
+    with pytest.raises(Exception, match='column "no" does not exist'):
+        shop.run("SELECT mop_pack('orders', 'gifts_2', target => 'label', grouped_by => 'no')")
+    shop.run("RESET pg_mop.segments")

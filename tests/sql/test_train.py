@@ -252,13 +252,25 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
     assert f"Over 5 folds of the training part: accuracy {means['mean']:.4g} (deviation" in report
 
 
+def test_folds_with_groups_never_part_a_group(people):
+    people.run("CREATE TABLE visits AS SELECT *, 'town ' || id % 23 AS town FROM people")
+    report = people.value(
+        "SELECT mop_train('visits', 'grouped', target => 'leaves', id => 'id', exclude => 'income, town', max_trials => 2, "
+        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 3, split => 'group', by => 'town', "
+        "layers => 'linear')"
+    )
+    assert "grouped_by => 'town'" in report and "Over 3 folds" in report
+    towns = [people.run(f"SELECT DISTINCT town FROM grouped_{part}") for part in ("train", "test")]
+    assert not {r["town"] for r in towns[0]} & {r["town"] for r in towns[1]}
+
+
 @pytest.mark.parametrize(
     "more,text",
     [
         ("folds => 1", "folds must be at least 2, not 1"),
         ("folds => 3, valid => 0.3", "folds and valid cannot be combined"),
         ("folds => 3, split => 'time', by => 'joined'", "folds and split => 'time' cannot be combined"),
-        ("folds => 3, split => 'group', by => 'plan'", "folds and split => 'group' cannot be combined"),
+        ("folds => 5, split => 'group', by => 'plan'", 'column "plan" has 3 groups in'),
     ],
 )
 def test_folds_that_cannot_choose_are_refused_before_any_step(people, more, text):

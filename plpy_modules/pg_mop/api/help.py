@@ -480,6 +480,7 @@ ARGUMENTS = {
     "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
     "fit_params_list": "strings as for Keras' fit",
+    "grouped_by": "rows with the same value of this column are packed into one segment, so that no fold parts them",
     "id_col": "column that identifies a row",
     "independent_varname": "numeric array column, or a comma-separated list: one for each input of the model",
     "iterations": "mop_more: how many more; mop_add_trial: how many, NULL: the run's limit for the others",

@@ -33,6 +33,7 @@ from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL, as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
+from pg_mop.packing.groups import Groups
 from pg_mop.packing.placement import ServerPlacement
 from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_with_values
 from pg_mop.packing.rows import steady_scans
@@ -62,10 +63,12 @@ def mop_pack(
     on_null,
     buffer_size,
     weight,
+    grouped_by,
 ):
     """Pack the rows of `source` with the transform fitted on them, or with that of `fitted_on`.
 
     `fitted_on`: a packed table, whose validation rows these are; or a named model, which is to be trained further on them.
+    `grouped_by`: a column; rows with the same value are packed into one segment.
     """
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
@@ -95,8 +98,21 @@ def mop_pack(
             else:
                 columns, casts = fit(db, found, target, id, exclude, options, weight), {}
             seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-            with rows_with_values(db, found, casts, [name for c in columns.columns for name in c.sources]) as rows:
-                into = Target(source, output, packed, summary_table, placement_of(db, rows, config), buffer_size)
+            grouped = columns_named(db, found, "grouped_by", split_names(grouped_by))
+            if len(grouped) > 1:
+                raise MopError(
+                    "grouped_by must be one column", hint="Join them in a view: SELECT *, (a, b)::text AS both."
+                )
+            db.check_readable(found, grouped)
+            needed = [*(name for c in columns.columns for name in c.sources), *grouped]
+            with rows_with_values(db, found, casts, needed) as rows:
+                placement = placement_of(db, rows, config)
+                groups = None
+                if grouped:
+                    if placement.distributed:
+                        raise MopError("grouped_by is not supported for rows that Citus distributes", sqlstate="0A000")
+                    groups = Groups.of(db, rows, grouped[0], len(placement.keys))
+                into = Target(source, output, packed, summary_table, placement, buffer_size, groups)
                 shuffled = seed if training is None or model else None
                 write(db, session, rows, columns, into, shuffled, None if training is None else str(training.packed))
 
@@ -111,6 +127,7 @@ class Target:
     summary: str
     placement: Any
     buffer_size: int | None = None
+    groups: Groups | None = None
 
 
 def write(
@@ -133,6 +150,7 @@ def write(
             [column.shape[0] for column in columns.outputs],
             seed,
             training,
+            target.groups,
         )
 
 

@@ -6,7 +6,7 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.backend.sql_types import column_kind, plain_types
+from pg_mop.backend.sql_types import column_kind, plain_types, stable_text
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of
 
 METHODS = ("random", "stratified", "group", "time", "column")
@@ -29,20 +29,6 @@ HASHED = (
     "timestamp without time zone",
     "timestamp with time zone",
 )
-
-# types whose text depends on a setting, and the functions of their binary form
-SENT = {
-    "real": "float4send",
-    "double precision": "float8send",
-    "date": "date_send",
-    "time without time zone": "time_send",
-    "time with time zone": "timetz_send",
-    "timestamp without time zone": "timestamp_send",
-    "timestamp with time zone": "timestamptz_send",
-    "interval": "interval_send",
-    "money": "cash_send",
-    "bytea": "byteasend",
-}
 
 
 @sql_function
@@ -126,7 +112,7 @@ def _conditions(
         return parts, ""
     types = plain_types(db, rows)
     if method == "group":
-        hashed = f"hashtextextended({_stable_text(types, column)}, {seed})"
+        hashed = f"hashtextextended({stable_text(types[column], name)}, {seed})"
     else:
         hashed = _row_hash(db, rows, types, ids, seed)
     position, extra = f"({hashed} & {UNIT - 1})", ""
@@ -146,17 +132,6 @@ def _conditions(
     return parts, extra
 
 
-def _stable_text(types: dict[str, str], column: str | None) -> str:
-    """SQL: the value of a column of row t as a text that depends on no setting, and is equal for equal values."""
-    assert column is not None
-    value, send = f"t.{quote_identifier(column)}", SENT.get(types[column])
-    if send is None:
-        return f"{value}::text"
-    if types[column] in ("real", "double precision"):
-        value = f"({value} + 0)"  # (-0 becomes 0)
-    return f"encode({send}({value}), 'hex')"
-
-
 def _row_hash(db: Database, rows: Table, types: dict[str, str], ids: list[str], seed: int) -> str:
     """SQL: a hash of a row t by its id, its primary key or, without one, its values; no setting changes it. Raises
     MopError."""
@@ -169,7 +144,7 @@ def _row_hash(db: Database, rows: Table, types: dict[str, str], ids: list[str], 
         )
         ids = [row["attname"] for row in key]
     if ids:
-        texts = ", ".join(_stable_text(types, name) for name in ids)
+        texts = ", ".join(stable_text(types[name], f"t.{quote_identifier(name)}") for name in ids)
         return f"hashtextextended(concat_ws('/', {texts}), {seed})"
     values = [name for name, sql_type in types.items() if sql_type in HASHED]
     if not values or not db.has("hash_record_extended", "record, int8"):

@@ -140,6 +140,8 @@ class Training:
             self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
             for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))
+            if arguments["folds"] is not None and self._is_grouped():
+                self._groups(rows)
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
@@ -162,15 +164,37 @@ class Training:
                 detail="With folds there is no validation part: the folds of the training part choose.",
                 hint="Leave out folds or valid.",
             )
-        if (a["split"] or "random").strip().lower() in ("group", "time"):
+        if (a["split"] or "random").strip().lower() == "time":
             raise MopError(
-                f"folds and split => {quote_literal(a['split'])} cannot be combined",
-                detail="Folds would part the rows that this method keeps together.",
+                "folds and split => 'time' cannot be combined",
+                detail="Folds would train on later rows than those that they are evaluated on.",
                 hint="Leave out folds: a validation part chooses.",
             )
         self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
         if settings.load(db)["servers"]:
             raise several_servers()
+
+    def _is_grouped(self) -> bool:
+        return (self.arguments["split"] or "").strip().lower() == "group"
+
+    def _groups(self, rows: Any) -> int:
+        """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
+        by, folds = split_names(self.arguments["by"])[:1], self.arguments["folds"]
+        found = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
+        (column,) = columns_named(self.db, found, "by", by) or [None]
+        if column is None:
+            raise MopError("split => 'group' needs a column", hint="by => 'column'")
+        name = quote_identifier(column)
+        count = self.db.value(
+            f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {found}"
+        )
+        if count < folds:
+            raise MopError(
+                f'column "{column}" has {count} group{"s" * (count != 1)} in {found}, fewer than the {folds} folds',
+                detail="All rows of a group are in one fold.",
+                hint=f"folds => {count}" if count > 1 else "Leave out folds.",
+            )
+        return count
 
     # --- the steps ---
 
@@ -259,8 +283,13 @@ class Training:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         if self.present is not None:
             given = {"fitted_on": self.name, "weight": weight}
-        if a["folds"] is not None and self.segments < a["folds"]:  # a fold holds out whole segments
-            self._say(steps, f"SET pg_mop.segments = {a['folds']};")
+        if a["folds"] is not None:
+            least = self.segments
+            if self._is_grouped():
+                given["grouped_by"] = a["by"]
+                least = min(least, self._groups(n["train"]))
+            if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
+                self._say(steps, f"SET pg_mop.segments = {a['folds']};")
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
         self._mark(steps, n["packed"])

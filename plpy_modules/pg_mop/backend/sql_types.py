@@ -4,6 +4,19 @@ from pg_mop.backend.quoting import quote_identifier
 
 NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 STRINGS = {"text", "character varying", "character", '"char"', "name"}
+# types whose text depends on a setting, and the functions of their binary form
+SENT = {
+    "real": "float4send",
+    "double precision": "float8send",
+    "date": "date_send",
+    "time without time zone": "time_send",
+    "time with time zone": "timetz_send",
+    "timestamp without time zone": "timestamp_send",
+    "timestamp with time zone": "timestamptz_send",
+    "interval": "interval_send",
+    "money": "cash_send",
+    "bytea": "byteasend",
+}
 
 
 class Kind:
@@ -96,3 +109,16 @@ def equality(db, kind):
         [kind.oid, kind.typtype],
     )
     return row and f"OPERATOR({quote_identifier(row['nspname'])}.{row['oprname']})"
+
+
+def stable_text(sql_type: str, value: str) -> str:
+    """SQL: `value`, an expression of a type as `plain_types` names it, as a text that depends on no setting, and is equal for
+    equal values."""
+    send = SENT.get(sql_type)
+    if sql_type == "numeric":  # (1.50 equals 1.5)
+        return f"CASE WHEN strpos({value}::text, '.') > 0 THEN rtrim(rtrim({value}::text, '0'), '.') ELSE {value}::text END"
+    if send is None:
+        return f"lower({value}::text)" if sql_type == "citext" else f"{value}::text"
+    if sql_type in ("real", "double precision"):
+        value = f"({value} + 0)"  # (-0 becomes 0)
+    return f"encode({send}({value}), 'hex')"

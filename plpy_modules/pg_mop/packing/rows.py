@@ -11,6 +11,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns import Column, Transform
 from pg_mop.columns.numbers import Numbers
+from pg_mop.packing.groups import Groups
 
 
 @contextmanager
@@ -39,11 +40,18 @@ def steady_scans(db: Database) -> Iterator[None]:
 
 
 def scan(
-    db: Database, source: Table, summary: str, transform: Transform, seed: int | None, distributed: bool = False
+    db: Database,
+    source: Table,
+    summary: str,
+    transform: Transform,
+    seed: int | None,
+    distributed: bool = False,
+    groups: Groups | None = None,
 ) -> str:
     """SQL for the rows to pack, in order; v<i>_<j> is wire j of column i of the transform.
 
-    `seed` shuffles the rows; None: as they are scanned. `distributed`: rows of `source` are in shards of Citus.
+    `seed` shuffles the rows; None: as they are scanned. `distributed`: rows of `source` are in shards of Citus. With
+    `groups`, `place` is the position of the row's segment.
     """
     if distributed:
         return _scan_shards(db, source, summary, transform, seed)
@@ -59,6 +67,12 @@ def scan(
         ordered += [f"{value} AS v{i}_{j}" for j, value in enumerate(values)]
         wires = column.wire_parts([f"q.v{i}_{j}" for j in range(len(parts))])
         sent += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(wires)]
+    if groups is not None:
+        raw.append(f"{groups.key_sql} AS k")
+        join, place = groups.lookup("s.k", "g")
+        joins += [join] if join else []
+        ordered.append(f"{place} AS place")
+        sent.append("q.place")
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"

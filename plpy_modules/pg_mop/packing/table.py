@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import Transform
 from pg_mop.columns.out_of_range import OUT_OF_RANGE
 from pg_mop.packing import buffers, rows
+from pg_mop.packing.groups import Groups
 from pg_mop.packing.segments import SegmentPlacement
 from pg_mop.packing.summary import complete
 
@@ -30,12 +33,14 @@ def pack(
     num_classes: list[int],
     seed: int | None,
     training: str | None = None,
+    groups: Groups | None = None,
 ) -> None:
     """Create and fill the packed table `target` (quoted), and complete the summary.
 
     `names`: of the packed table's columns; `requested`: rows per buffer, or None; `placement`: from
     :func:`pg_mop.packing.shards.placement_of`; `seed` shuffles the rows; None: as they are scanned. `training`: the packed
-    table (quoted) whose transform validation rows are packed by. Raises MopError for labels and numbers that do not fit.
+    table (quoted) whose transform validation rows are packed by; `groups`: of rows that stay in one segment. Raises MopError
+    for labels and numbers that do not fit.
     """
     columns = transform.columns
     row_bytes = sum(column.packed_bytes for column in columns)
@@ -49,7 +54,7 @@ def pack(
     if isinstance(placement, SegmentPlacement):
         written = placement.load(source, target, summary, transform, size, seed, training)
     else:
-        written = _load(db, source, summary, transform, size, placement, filled, types, seed, training, count)
+        written = _load(db, source, summary, transform, size, placement, filled, types, seed, training, count, groups)
     if written != count:
         rows.changed(source)
     complete(db, summary, size, num_classes, copies)
@@ -70,6 +75,7 @@ def _load(
     seed: int | None,
     training: str | None,
     count: int,
+    groups: Groups | None = None,
 ) -> int:
     """Fill the tables of the segments, `filled`, by one scan; returns the number of rows.
 
@@ -79,9 +85,9 @@ def _load(
     plans: dict[str, Any] = {}
     written, buffer_id = 0, 0
 
-    def write(rows_in: int, values: list[bytes]) -> None:
+    def write(place: int, rows_in: int, values: list[bytes]) -> None:
         nonlocal written, buffer_id
-        segment = buffer_id % segments
+        segment = place if groups else buffer_id % segments
         for table in filled[segment]:
             if table not in plans:
                 plans[table] = db.plpy.prepare(
@@ -93,8 +99,8 @@ def _load(
             )
         written, buffer_id = written + rows_in, buffer_id + 1
 
-    gathered = buffers.Buffers(size, len(columns))
-    cursor = db.plpy.cursor(rows.scan(db, source, summary, transform, seed, placement.distributed))
+    gathered = [buffers.Buffers(size, len(columns)) for _ in range(segments if groups else 1)]
+    cursor = db.plpy.cursor(rows.scan(db, source, summary, transform, seed, placement.distributed, groups))
     counts = [len(column.raw_parts()) for column in columns]
     progress = Progress(db, count)
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(column.wire_bytes for column in columns)))
@@ -116,13 +122,27 @@ def _load(
                 rows.refuse(db, source, summary, column, training)
             arrays.append(array)
         progress.add(len(fetched))
+        places = None if groups is None else [row["place"] for row in fetched]
         del fetched
-        for buffer in gathered.add(arrays):
-            write(*buffer)
+        for place, own in _by_place(arrays, places):
+            for buffer in gathered[place].add(own):
+                write(place, *buffer)
     cursor.close()
-    if gathered.rows:
-        write(*gathered.take())
+    for place, last in enumerate(gathered):
+        if last.rows:
+            write(place, *last.take())
     return written
+
+
+def _by_place(arrays: list[np.ndarray], places: list[int | None] | None) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """(place, its rows) of each place that has some; a row without a place, of a group that is new, goes to the first."""
+    if places is None:
+        yield 0, arrays
+        return
+    numbers = np.array([place or 0 for place in places])
+    for place in np.unique(numbers).tolist():
+        chosen = np.flatnonzero(numbers == place)
+        yield place, [array[chosen] for array in arrays]
 
 
 class Progress:
