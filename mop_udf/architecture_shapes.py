@@ -9,7 +9,7 @@ from typing import Any
 from mop_udf.architecture import ArchitectureError, is_reference
 from mop_udf.architecture_classes import MODELS
 
-NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
+NO_SHAPE = "an output of the architecture must have a known shape, not"
 END_NAMES = {"input_layers": "inputs", "output_layers": "outputs"}
 WITH_UNITS = ("Dense",)  # layers whose `units` is the last dimension of their output
 KEEP_SHAPE = frozenset(
@@ -125,15 +125,16 @@ def _has_dictionary(value):
     return isinstance(value, dict) or isinstance(value, list) and any(map(_has_dictionary, value))
 
 
-def is_vector(shape: Sequence[int | None]) -> bool:
-    """True for the output shape [width]: only a vector can be compared with a row's classes or numbers."""
-    return len(shape) == 1 and shape[0] is not None
+def is_known(shape: Sequence[int | None]) -> bool:
+    """True for an output shape that can be compared with a row's classes or numbers: [width], or [steps, width]."""
+    return len(shape) > 0 and None not in shape
 
 
 def output_misfit(widths: Sequence[int | None], wanted: dict[str, Any]) -> str | None:
     """The problem of outputs with `widths` (None: unknown) for rows as `wanted` describes them, or None.
 
-    `wanted`: {"widths", "what", "table"} and, where an output may have one unit for two classes, {"one_unit"}.
+    `wanted`: {"widths", "what", "table"} and, where an output may have one unit for two classes, {"one_unit"}, and where rows
+    have vectors for several steps, {"steps": the dimensions before the widths}.
     """
     one_unit = wanted.get("one_unit", [False] * len(wanted["widths"]))
     if all(

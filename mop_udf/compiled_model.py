@@ -144,6 +144,11 @@ class CompiledModel:
         return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, " head", layers))
 
     @property
+    def losses(self):
+        """The text of each output's loss."""
+        return self._compile_params["loss"]
+
+    @property
     def nbytes(self):
         """Estimated memory of the model: variables, copies of their initial values, and compiled code."""
         cut = self.__dict__.get("cut")  # (only if it has been computed)

@@ -12,6 +12,10 @@ from mop_udf.objects import load as load_function
 from mop_udf.parameter_names import SPARSE_LOSSES, SPARSE_METRICS
 
 OF_SECOND_CLASS = (keras.metrics.AUC, keras.metrics.Precision, keras.metrics.Recall)
+_ACCURACY = keras.metrics.categorical_accuracy, keras.metrics.sparse_categorical_accuracy
+_CROSSENTROPY = keras.metrics.categorical_crossentropy, keras.metrics.sparse_categorical_crossentropy
+# names -> functions of Keras for one-hot labels, and for class numbers
+OF_STEPS = {"accuracy": _ACCURACY, "acc": _ACCURACY, "crossentropy": _CROSSENTROPY, "ce": _CROSSENTROPY}
 
 
 def by_position(what, given, architecture, model, default=None):
@@ -93,12 +97,27 @@ def _loss(text, functions):
 
 
 def _of_class_number(function, arguments):
-    """A loss or metric of Keras that takes class numbers, for one-hot labels."""
+    """A loss or metric of Keras that takes class numbers, for one-hot labels or for class numbers (see `are_numbers`)."""
 
-    def of_one_hot(y_true, y_pred):
-        return function(keras.ops.argmax(y_true, axis=-1), y_pred, **arguments)
+    def of_labels(y_true, y_pred):
+        labels = keras.ops.cast(y_true, "int32") if are_numbers(y_true, y_pred) else keras.ops.argmax(y_true, axis=-1)
+        return function(labels, y_pred, **arguments)
 
-    return of_one_hot
+    return of_labels
+
+
+def are_numbers(y_true, y_pred):
+    """Whether labels are class numbers of steps: they have one dimension less than the predictions."""
+    return len(y_true.shape) < len(y_pred.shape)
+
+
+def _of_steps(one_hot, of_numbers):
+    """A metric of Keras (two functions) for an output of steps, whose labels are one-hot, or class numbers."""
+
+    def metric(y_true, y_pred):
+        return of_numbers(y_true, y_pred) if are_numbers(y_true, y_pred) else one_hot(y_true, y_pred)
+
+    return metric
 
 
 def make_metrics(names, functions, model):
@@ -141,6 +160,8 @@ def _metric(name, functions, output, reported):
     metrics, width = keras.metrics, output.shape[-1]
     if name in functions:
         return _float64_metric(metrics.MeanMetricWrapper, _per_row(functions[name]), name=f"custom_{name}")
+    if len(output.shape) > 2 and width > 1 and name.lower() in OF_STEPS:
+        return _float64_metric(metrics.MeanMetricWrapper, _of_steps(*OF_STEPS[name.lower()]), name=name)
     if name.lower() in ("accuracy", "acc"):
         return _float64_metric(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
     if name.lower() in ("crossentropy", "ce"):
@@ -174,7 +195,7 @@ def _of_second_class(kind):
     """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        return kind.update_state(self, y_true[:, 1:], y_pred[:, 1:], sample_weight)
+        return kind.update_state(self, y_true[..., 1:], y_pred[..., 1:], sample_weight)
 
     return type(kind.__name__, (kind,), {"update_state": update_state})
 

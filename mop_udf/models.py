@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from mop_udf import architecture as architectures
 from mop_udf import architecture_dropout, architecture_shapes, parameter_resolver, params, sizes, state
 from mop_udf.errors import first_line
 from mop_udf.kernels.framework import framework
+from mop_udf.parameter_names import SPARSE_LOSSES
 
 
 class ConfigurationError(Exception):
@@ -72,23 +74,46 @@ def output_shapes(model: keras.Model) -> list[list[int | None]]:
     return [list(output.shape[1:]) for output in model.outputs]
 
 
-def check_outputs(model: keras.Model, wanted: dict[str, Any]) -> None:
-    """Raise ConfigurationError where a model's outputs do not fit the rows (architecture_shapes.output_misfit)."""
+def check_outputs(model: keras.Model, wanted: dict[str, Any], losses: Sequence[str]) -> None:
+    """Raise ConfigurationError where a model's outputs do not fit the rows (architecture_shapes.output_misfit).
+
+    `losses`: the text of each output's loss. One of class numbers takes a vector of them, one for each step.
+    """
     shapes, count = output_shapes(model), len(wanted["widths"])
+    steps = wanted.get("steps") or [[]] * count
     if len(shapes) != count:
         raise ConfigurationError(f"the architecture has {len(shapes)} outputs, not {count}")
-    for shape in shapes:
-        if not architecture_shapes.is_vector(shape):
-            raise ConfigurationError(f"{architecture_shapes.NO_VECTOR} {shape}")
-    if problem := architecture_shapes.output_misfit([shape[0] for shape in shapes], wanted):
+    widths: list[int | None] = []
+    for shape, before, width, loss in zip(shapes, steps, wanted["widths"], losses, strict=True):
+        if not architecture_shapes.is_known(shape):
+            raise ConfigurationError(f"{architecture_shapes.NO_SHAPE} {shape}")
+        if shape[:-1] == [*before, width] and loss.partition("(")[0] in SPARSE_LOSSES:
+            widths.append(width)  # (class numbers: any number of classes)
+            continue
+        if shape[:-1] != before:
+            raise ConfigurationError(
+                f'the architecture outputs {shape} for a row, but "{wanted["table"]}" has {[*before, width]}'
+            )
+        widths.append(shape[-1])
+    if problem := architecture_shapes.output_misfit(widths, wanted):
         raise ConfigurationError(problem)
-    for output, (width,), given in zip(model.outputs, shapes, wanted["widths"], strict=True):
+    for output, width, given in zip(model.outputs, widths, wanted["widths"], strict=True):
         activation = getattr(maker_of(output), "activation", None)
         if width == 1 and given == 2 and activation is not keras.activations.sigmoid:
             raise ConfigurationError(
                 "the architecture has one output unit for two classes: its activation must be sigmoid, "
                 "so that it is the probability of the second class"
             )
+
+
+def check_weights(model: keras.Model, class_weight: Any, unit: dict[str, Any]) -> None:
+    """Raise ConfigurationError where rows have weights, but an output has several steps, which need weights of their own."""
+    if all(len(shape) == 1 for shape in output_shapes(model)):
+        return
+    if class_weight:
+        raise ConfigurationError("class_weight needs one class in each row, but an output has several steps")
+    if len(unit["dtypes"]) > unit["inputs"] + len(model.outputs):
+        raise ConfigurationError("sample weights are not supported for an output of several steps")
 
 
 def maker_of(output: Any) -> Any:

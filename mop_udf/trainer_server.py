@@ -114,7 +114,8 @@ class TrainerServer:
         compiled = self.compiled_models.evaluator(
             unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
         )
-        models.check_outputs(compiled.model, unit["outputs"])
+        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_weights(compiled.model, None, unit)
         weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
         return evaluation.Evaluation(
             compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)

@@ -144,7 +144,8 @@ class UnitTraining:
         compiled = self.compiled_models.get(
             unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
         )
-        models.check_outputs(compiled.model, unit["outputs"])
+        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_weights(compiled.model, fit["class_weight"], unit)
         if seed is not None:
             compiled.start(seed)
             if state is not None:

@@ -20,6 +20,10 @@ class ClassWeights:
     def __call__(self, weights):
         if len(self.packed.outputs) > 1:  # run/configurations.py refuses it with the architecture
             return weights if isinstance(weights, dict) else {}
+        if len(self.engine.shapes(self.packed)[self.packed.outputs[0]]) > 1:
+            raise ParameterError(
+                f'class_weight needs one class in each row, but "{self.packed.text}" has several steps'
+            )
         if weights == "balanced":
             return dict(self._balanced)
         self._check_numbers([key for key in weights if isinstance(key, int) and not isinstance(key, bool)])

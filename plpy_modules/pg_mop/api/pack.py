@@ -29,6 +29,7 @@ from pg_mop.columns import (
     Weight,
     fitting,
 )
+from pg_mop.columns.base import first_dimensions
 from pg_mop.columns.features import choice
 from pg_mop.columns.features.base import ON_NULL, as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
@@ -147,7 +148,7 @@ def write(
             names,
             target.buffer_size,
             target.placement,
-            [column.shape[0] for column in columns.outputs],
+            [column.shape[-1] for column in columns.outputs],
             seed,
             training,
             target.groups,
@@ -346,6 +347,11 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
 
 def _fit_vectors(db: Database, source: SourceColumn, kind: str | None) -> Column:
     """The column type of a target of arrays: soft labels of classes, or several numbers. Raises MopError."""
+    if len(shape := first_dimensions(source)) > 1:
+        raise MopError(
+            f'target "{source.name}" has arrays of {len(shape)} dimensions: mop_pack takes vectors',
+            hint=f"Targets of several steps: SELECT {db.extension}.training_preprocessor_dl(...) packs them from arrays.",
+        )
     if kind == "regression" or kind is None and SoftLabels.others(source):
         chosen: Column = Identity.fit(source, Request(dependent_dtype="float32"))
         what = "numbers: regression"

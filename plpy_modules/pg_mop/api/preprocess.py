@@ -61,7 +61,7 @@ def training_preprocessor_dl(
             packed_names,
             buffer_size,
             placement,
-            [column.shape[0] for column in transform.outputs] if given else [],
+            [column.shape[-1] for column in transform.outputs] if given else [],
             seed,
         )
         packing_warnings.warn(db, source, transform)

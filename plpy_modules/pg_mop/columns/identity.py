@@ -20,7 +20,8 @@ DTYPES = {"int16": "<i2", "float32": "<f4"}  # dependent_dtype -> dtype
 class Identity(Numbers):
     """Parameters: `dtype` (int16 or float32), `shape`, `scalar`.
 
-    Raw values are vectors of one width or, for float32, single numbers (`scalar`).
+    Raw values are vectors of one width or, for float32, single numbers (`scalar`). Arrays of more dimensions have a vector for
+    each step (or pixel): their last dimension is its width.
     """
 
     type_name = "identity"
@@ -42,11 +43,6 @@ class Identity(Numbers):
                 else "Leave out dependent_dtype => 'float32' to have its values as classes.",
             )
         shape = [1] if scalar else first_dimensions(source)
-        if len(shape) != 1:
-            raise MopError(
-                f'column "{source.name}" has arrays of {len(shape)} dimensions',
-                detail="A dependent column of arrays has vectors, one for each row: one dimension.",
-            )
         parameters = {"dtype": request.dependent_dtype, "shape": shape, "scalar": scalar, "sql_type": kind.shown}
         return cls(source.name, parameters, kind)
 
@@ -56,7 +52,7 @@ class Identity(Numbers):
         if trained.classes is not None:
             raise no_such_classes(source, trained, kind_of_classes(source.db, summary, trained))
         if column.shape != trained.shape:
-            raise no_such_vectors(source, f"vectors of {column.shape[0]}", trained)
+            raise no_such_vectors(source, _vectors(column), trained)
         return column
 
     @property
@@ -67,3 +63,8 @@ class Identity(Numbers):
     def wire(self) -> str:
         # a type that shows values which int16 cannot hold
         return "double precision" if self.dtype == "<i2" else "real"
+
+
+def _vectors(column: Identity) -> str:
+    *steps, width = column.shape
+    return f"vectors of {width}" + (f" for each of {' x '.join(map(str, steps))} steps" if steps else "")

@@ -267,7 +267,7 @@ def no_such_vectors(source: SourceColumn, found: str, trained: Column) -> MopErr
     """The error for labels that do not match the vectors of the training column."""
     return MopError(
         f'the labels of column "{source.name}" ({found}) are no subset of those of training '
-        f'column "{trained.name}", which are vectors of {trained.shape[0]} ({trained.sql_type})'
+        f'column "{trained.name}", which are vectors of {trained.shape[-1]} ({trained.sql_type})'
     )
 
 

@@ -37,12 +37,17 @@ class Transform:
         """int16 or float32, as the preprocessor's argument of that name."""
         return "float32" if self.is_regression else "int16"
 
-    def wanted_outputs(self, table: str, widths: Sequence[int]) -> dict[str, Any]:
-        """The outputs that a model must have for rows of `table` (see mop_udf.architecture_shapes.output_misfit)."""
-        wanted = [output.wanted_output(width) for output, width in zip(self.outputs, widths)]
+    def wanted_outputs(self, table: str, shapes: Sequence[list[int]]) -> dict[str, Any]:
+        """The outputs that a model must have for rows of `table` (see mop_udf.architecture_shapes.output_misfit).
+
+        `shapes`: of a row of each dependent column: [width], or [steps, width] where a row has a vector for each step.
+        """
+        wanted = [output.wanted_output(shape[-1]) for output, shape in zip(self.outputs, shapes)]
         one_unit = [output.one_unit for output in wanted]
+        steps = [list(shape[:-1]) for shape in shapes]
         return {
             **({"one_unit": one_unit} if any(one_unit) else {}),
+            **({"steps": steps} if any(steps) else {}),
             "widths": [output.width for output in wanted],
             "what": "numbers" if any(output.kind == "numbers" for output in wanted) else "classes",
             "table": table,

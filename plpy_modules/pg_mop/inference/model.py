@@ -15,7 +15,8 @@ class Model:
     """A checked model: its architecture, its weights and the transform of the rows that it was trained on.
 
     `what`: its name in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
-    `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in).
+    `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in); `steps`: the dimensions
+    before the width of each output, empty for a vector (`lend` fills them in).
 
     `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it
     was trained on numbers, neither on classes nor on soft labels.
@@ -24,6 +25,7 @@ class Model:
     transform: Transform
     what: str
     outputs: list[Any]
+    steps: list[list[int]]
     weights: bytes | None
     weights_sql: str
     regression = given_classes = False
@@ -69,11 +71,12 @@ class Model:
         trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
-            if not architecture_shapes.is_vector(shape):
-                raise MopError(f"{self.what} cannot be used: {architecture_shapes.NO_VECTOR} {shape}")
+            if not architecture_shapes.is_known(shape):
+                raise MopError(f"{self.what} cannot be used: {architecture_shapes.NO_SHAPE} {shape}")
         if len(shapes) != len(self.outputs):
             raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
-        self.outputs = [width for (width,) in shapes]
+        self.outputs = [shape[-1] for shape in shapes]
+        self.steps = [shape[:-1] for shape in shapes]
         self.check_classes()
         trainer.lent = self
 

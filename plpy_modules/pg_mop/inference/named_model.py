@@ -162,6 +162,11 @@ class NamedModel(Model):
                 self.lend(trainer)
             finally:
                 self.weights = None
+            if any(self.steps):
+                raise MopError(
+                    f'model "{self.name}" has an output of several steps, which a named model cannot answer with',
+                    hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
+                )
 
     # --- rows ---
 

@@ -30,10 +30,13 @@ class Predictor:
 
     def __init__(self, trainer: Any, model: Model, choice: Choice) -> None:
         self.trainer, self.model, self.choice = trainer, model, choice
-        kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
+        counts = [math.prod(steps) for steps in model.steps]
+        kept = sum(
+            count * (width if choice.most is None else choice.most) for width, count in zip(model.outputs, counts)
+        )
         size = (
             sum(math.prod(n or 1 for n in shape) * 8 + 64 for shape in model.input_shapes)
-            + 16 * sum(model.outputs)
+            + 16 * sum(width * count for width, count in zip(model.outputs, counts))
             + ROW_BYTES * kept
         )
         self.count = max(1, min(10_000, CHUNK_BYTES // size))
@@ -54,15 +57,17 @@ class Predictor:
         _, payloads = self.trainer.receive()
         rows: Rows = [[], [], [], [], []]
         finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
-        for output, data in zip(self.model.transform.outputs, payloads):
-            labels, numbers = output.decode(np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8"))
-            row, column, rank = self.choice.of(numbers, finite & np.isfinite(numbers).all(axis=1))
-            classes = [*labels, None]  # (column -1: no prediction)
-            rows[0] += [identifiers[i] for i in row]
-            rows[1] += [output.name] * len(row)
-            rows[2] += [classes[c] for c in column]
-            rows[3] += [p if c >= 0 else None for p, c in zip(numbers[row, column].tolist(), column)]
-            rows[4] += [r if r > 0 else None for r in rank.tolist()]
+        for output, steps, data in zip(self.model.transform.outputs, self.model.steps, payloads):
+            outputs = np.frombuffer(data, "<f4").astype("f8").reshape(len(identifiers), math.prod(steps), -1)
+            for place, step in enumerate(np.ndindex(*steps)):
+                labels, numbers = output.decode(outputs[:, place])
+                row, column, rank = self.choice.of(numbers, finite & np.isfinite(numbers).all(axis=1))
+                classes = [*labels, None]  # (column -1: no prediction)
+                rows[0] += [identifiers[i] for i in row]
+                rows[1] += [output.name + "".join(f"[{n + 1}]" for n in step)] * len(row)
+                rows[2] += [classes[c] for c in column]
+                rows[3] += [p if c >= 0 else None for p, c in zip(numbers[row, column].tolist(), column)]
+                rows[4] += [r if r > 0 else None for r in rank.tolist()]
         return rows
 
 

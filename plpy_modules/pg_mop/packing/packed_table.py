@@ -119,7 +119,7 @@ class PackedTable:
 
     def wanted_outputs(self, shapes: dict[str, list[int]]) -> dict[str, Any]:
         """The outputs that a model must have for these rows (see Transform); `shapes`: of one example."""
-        return self.transform.wanted_outputs(self.text, [shapes[name][0] for name in self.outputs])
+        return self.transform.wanted_outputs(self.text, [shapes[name] for name in self.outputs])
 
     def hint_to_fit(self) -> str:
         """The HINT where no architecture fits these rows."""

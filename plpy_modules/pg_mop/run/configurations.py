@@ -247,6 +247,8 @@ class Configurations:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:
             return "class_weight needs a model with a single output"
+        if self.outputs.get("steps") and source.weighted:
+            return f'"{source.text}" has sample weights, which are not supported for targets of several steps'
         if problem := self._loss_misfit(c):
             return problem
         if c["compile"]["weighted_metrics"] and not source.weighted:
@@ -261,9 +263,9 @@ class Configurations:
                 f"the architecture takes input of shape {_one(inputs)}, "
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
-        if problem := architecture_shapes.output_misfit(outputs, self.outputs):
-            return problem
         losses = params.losses(c["compile"])
+        if problem := architecture_shapes.output_misfit(_known(outputs, losses, source), self.outputs):
+            return problem
         if outputs == [1] and widths == [2] and parameter_names.needs_all_classes(losses[0]):
             return (
                 f"{losses[0]} needs a unit for each of two classes, but the architecture has one output unit: "
@@ -328,3 +330,14 @@ def _unusable(count: int) -> str:
 def _one(values: Sequence[Any]) -> Any:
     """The only element of a list, or the list itself."""
     return values[0] if len(values) == 1 else values
+
+
+def _known(widths: Sequence[int | None], losses: Sequence[str], source: Any) -> list[int | None]:
+    """The widths of outputs, without those of a loss of class numbers on vectors: these may be one-hot, or the class numbers
+    of several steps, and the trainer knows the outputs' dimensions."""
+    of_each = losses if len(losses) == len(widths) else [losses[0]] * len(widths)
+    columns = source.transform.outputs
+    return [
+        None if loss.partition("(")[0] in parameter_names.SPARSE_LOSSES and column.classes is None else width
+        for width, loss, column in zip(widths, of_each, columns, strict=True)
+    ]
