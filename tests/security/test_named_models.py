@@ -79,6 +79,87 @@ def test_a_role_may_have_policies_on_its_own_model(honest, forger):
     assert len(forger.run(ROW)) == 1
 
 
+HIJACKS = """
+CREATE SCHEMA ambush; GRANT USAGE ON SCHEMA ambush TO public;
+CREATE FUNCTION ambush.caught(name text) RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO public.trap VALUES (name || ' of ' || current_user); END $$;
+CREATE FUNCTION ambush.array_send(float8[]) RETURNS bytea LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('send'); RETURN pg_catalog.array_send($1); END $$;
+CREATE FUNCTION ambush.array_send(real[]) RETURNS bytea LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('send real'); RETURN pg_catalog.array_send($1); END $$;
+CREATE FUNCTION ambush.array_replace(float8[], float8, float8) RETURNS float8[] LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('replace'); RETURN pg_catalog.array_replace($1, $2, $3); END $$;
+CREATE FUNCTION ambush.jsonb_build_object(text, integer) RETURNS jsonb LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('json'); RETURN '{}'; END $$;
+CREATE FUNCTION ambush.hashtextextended(text, integer) RETURNS bigint LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('hash'); RETURN pg_catalog.hashtextextended($1, $2); END $$;
+CREATE FUNCTION ambush.concat_ws(text, text) RETURNS text LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('concat'); RETURN $2; END $$;
+CREATE FUNCTION ambush.band(bigint, integer) RETURNS bigint LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('and'); RETURN $1 OPERATOR(pg_catalog.&) $2::bigint; END $$;
+CREATE OPERATOR ambush.& (LEFTARG = bigint, RIGHTARG = integer, FUNCTION = ambush.band);
+CREATE FUNCTION ambush.times(numeric, float8) RETURNS float8 LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM ambush.caught('times'); RETURN $2; END $$;
+CREATE OPERATOR ambush.* (LEFTARG = numeric, RIGHTARG = float8, FUNCTION = ambush.times);
+"""
+READERS = [
+    "SELECT count(*) FROM mop_predict('beans_model', 'beans', keep => 'id')",
+    "SELECT count(*) FROM mop_predict('beans_model', 'SELECT id, 1e301 AS size, form, y FROM beans', keep => 'id')",
+    "SELECT count(*) FROM mop_predict('tones_model', 'SELECT * FROM tones')",
+    "SELECT count(*) FROM mop_evaluate('beans_model', 'SELECT * FROM beans')",
+    "SELECT count(*) FROM mop_drift('beans_model', 'SELECT * FROM beans')",
+    "SELECT mop_pack('SELECT id, size::numeric, form, y FROM beans', 'beans_again', fitted_on => 'beans_packed')",
+    "SELECT count(*) FROM mop_split('beans', 'beans_parts', id => 'id')",
+    "SELECT count(*) FROM mop_split('SELECT * FROM beans', 'beans_query', id => 'id')",
+    "SELECT count(*) FROM mop_split('TABLE beans', 'beans_layers', method => 'stratified', by => 'y', id => 'id')",
+    "SELECT count(*) FROM beans_parts_train, beans_query_train, beans_layers_train",
+]
+
+
+def test_functions_of_another_role_in_the_search_path_are_not_run(honest, forger):
+    honest.run(
+        "CREATE TABLE tones AS SELECT i AS id, array_fill((i % 3)::float8, ARRAY[3 + i % 4]) AS steps, "
+        "ARRAY[i % 2]::float8[] AS one, (i % 2)::text AS y FROM generate_series(1, 60) i; "
+        "SELECT madlib.mop_pack('tones', 'tones_packed', 'y', id => 'id'); "
+        "SELECT madlib.mop_architecture('tones_nets', 'tones_packed', 'linear'); GRANT CREATE ON DATABASE "
+        + honest.value("SELECT quote_ident(current_database())")
+        + " TO forger"
+    )
+    honest.run(
+        "SELECT madlib.madlib_keras_fit('tones_packed', 'tones_fitted', 'tones_nets', 1, "
+        "$$loss='categorical_crossentropy', optimizer='Adam()'$$, 'batch_size=8', 1)"
+    )
+    honest.run("SELECT madlib.mop_deploy('tones_model', 'tones_fitted')")
+    forger.run(HIJACKS)
+    honest.run("TRUNCATE trap; SET search_path = ambush, public, madlib")
+    honest.run("SELECT array_send(ARRAY[1::float8]), jsonb_build_object('a', 1), 1::bigint & 2, 1::numeric * 1::float8")
+    assert len(honest.run("SELECT * FROM trap")) == 4  # the ambush works
+    honest.run("TRUNCATE trap")
+    try:
+        for call in READERS:
+            honest.run(f"SET search_path = ambush, public, madlib; {call}")
+            assert honest.run("SELECT * FROM public.trap") == [], call
+    finally:
+        honest.run("SET search_path = public, madlib; DROP SCHEMA ambush CASCADE")
+
+
+def test_a_stored_source_of_another_role_is_not_run(honest, forger):
+    arguments = {"source": "SELECT *, public.snap() AS more FROM beans", "target": "y", "id": "id"}
+    forger.run("UPDATE forged SET details = %s, in_use = true", [json.dumps({"arguments": arguments})])
+    honest.run("TRUNCATE trap")
+    error = honest.error("SELECT madlib.mop_retrain('forged', time_limit => '2 s')")
+    assert 'model "forged" may be written by forger' in str(error)
+    assert (
+        error.diag.message_hint.startswith("SELECT") and "source => 'SELECT *, public.snap()" in error.diag.message_hint
+    )
+    assert honest.run("SELECT * FROM trap") == []
+    # nor is one that another role may have put into the caller's own model
+    honest.run("CREATE TABLE own_beans AS SELECT * FROM forged; GRANT UPDATE (details) ON own_beans TO forger")
+    error = str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
+    assert 'model "own_beans" may be written by forger' in error
+    assert honest.run("SELECT * FROM trap") == []
+
+
 def _first(transform):
     return transform["inputs"][0]["parameters"]
 

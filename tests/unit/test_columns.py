@@ -160,7 +160,7 @@ def test_identity_packs_whole_numbers_as_int16_and_all_others_as_float32():
     assert labels.encode([wire([0, 1], ">f8")]).tobytes() == np.array([0, 1], "<i2").tobytes()
     assert labels.encode([wire([0, 0.5], ">f8")]) is None
     targets = Identity("y", {"dtype": "float32", "shape": [1], "scalar": True})
-    assert targets.wire_sql("q.y") == "array_send(ARRAY[q.y]::real[])"
+    assert targets.wire_sql("q.y") == "pg_catalog.array_send(ARRAY[q.y]::real[])"
     assert targets.encode([wire([0.5])]).tolist() == [[0.5]] and targets.encode([wire([np.inf])]) is None
 
 
@@ -282,7 +282,7 @@ def test_sample_weights_are_the_last_packed_column():
         "<i2",
         "<f4",
     ]
-    assert weight.wire_sql("v") == "array_send(ARRAY[v]::real[])"
+    assert weight.wire_sql("v") == "pg_catalog.array_send(ARRAY[v]::real[])"
     assert weight.encode([wire([0.5]), wire([0])]).tolist() == [[0.5], [0.0]]
     assert not transform.is_regression and columns.transform_from_json(transform.to_json()) == transform
     assert "weight" not in Transform(transform.inputs, transform.outputs).to_json()

@@ -41,7 +41,7 @@ def mop_predict_table(db, session, model, source, keep, version):
     found = NamedModel.find(db, model, version)
     reader = RowReader(db, source, found)
     kept = ", ".join(f"{quote_literal(name)}, {quote_identifier(name)}" for name in reader.kept(split_names(keep)))
-    extra = [f"jsonb_build_object({kept})::text"] if kept else []
+    extra = [f"pg_catalog.jsonb_build_object({kept})::text"] if kept else []
     rows: list[Any] = []
     with trainer_of(session, trainer_options(db, False)) as trainer:
         for chunk, made in _answered(db, found, trainer, reader, extra):

@@ -51,14 +51,16 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
         ids = columns_named(db, rows, "id", split_names(id))
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
         columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows))
+        # (PostgreSQL's text of the query has qualified names, so our functions are looked up by the pinned search_path)
+        origin = str(rows)
+        if is_query(source):
+            origin = in_brackets(db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid]))
     made = []
-    origin = in_brackets(source) if is_query(source) else str(db.find_table(source))
     names = {part: db.suffixed(output, f"_{part}") for part in conditions}
     views = {part: db.output_table(name) for part, name in names.items()}
     inner = f"(SELECT t.*{extra} FROM {origin} t)" if extra else origin
     for part, condition in conditions.items():
-        with db.caller_path():
-            db.execute(f"CREATE VIEW {views[part]} AS SELECT {columns} FROM {inner} t WHERE {condition}")
+        db.execute(f"CREATE VIEW {views[part]} AS SELECT {columns} FROM {inner} t WHERE {condition}")
         count = db.value(f"SELECT count(*) FROM {views[part]}")
         if not count:
             raise MopError(

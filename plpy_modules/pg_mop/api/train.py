@@ -13,7 +13,7 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
-from pg_mop.backend import settings
+from pg_mop.backend import object_table, settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
@@ -86,13 +86,33 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
             f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
         )
     arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
-    if source is not None:
+    if source is None:
+        _check_writers(db, table, name, arguments["source"])
+    else:
         arguments["source"] = source
     if time_limit is not None:
         arguments["time_limit"] = time_limit
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
-    present = NamedModel.find(db, name).version if warm else None
-    return Training(db, arguments, present).run(session, version, not automatic)
+    present = NamedModel.find(db, name).version if warm or automatic else None
+    return Training(db, arguments, present if warm else None).run(session, version, not automatic)
+
+
+def _check_writers(db: Database, table: Any, name: str, source: str) -> None:
+    """Raises MopError where another role may have written the source into the model's row: it would run as the caller."""
+    rows = db.execute(
+        f"SELECT coalesce(quote_ident(role), 'PUBLIC') AS role FROM ({object_table.WRITERS} UNION ALL SELECT rolname FROM "
+        "pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = $1 AND NOT rolsuper) w "
+        "WHERE role IS DISTINCT FROM current_user",
+        ["oid"],
+        [table.oid],
+    )
+    if rows:
+        raise MopError(
+            f'model "{name}" may be written by {rows[0]["role"]}: mop_retrain needs a source',
+            detail="The source that it stores would be read with your rights. Give that source if you trust it.",
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(source)});",
+            sqlstate="42501",
+        )
 
 
 class Training:

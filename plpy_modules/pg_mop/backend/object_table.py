@@ -65,7 +65,7 @@ def within_schema(quoted):
     return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]
 
 
-# The roles with a privilege to write the table or one of its columns, except superusers.
+# The roles with a privilege to write the table or one of its columns, except superusers; NULL: PUBLIC.
 WRITERS = """
 SELECT r.rolname AS role FROM (
     SELECT relacl FROM pg_catalog.pg_class WHERE oid = $1

@@ -68,7 +68,7 @@ class Features(Column):
         parts = []
         if self.numbers:
             sent = ", ".join(f"coalesce({feature.wire_sql()}, 'NaN')" for feature in self.numbers)
-            parts.append(f"array_send(ARRAY[{sent}]::double precision[])")
+            parts.append(f"pg_catalog.array_send(ARRAY[{sent}]::double precision[])")
         if self.texts:
             parts.append(f"ARRAY[{', '.join(feature.wire_sql() for feature in self.texts)}]::text[]")
         return parts

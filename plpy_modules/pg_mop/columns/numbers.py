@@ -34,7 +34,7 @@ class Numbers(Column):
         return None
 
     def wire_sql(self, value: str) -> str:
-        return f"array_send({f'ARRAY[{value}]' if self.is_scalar else value}::{self.wire}[])"
+        return f"pg_catalog.array_send({f'ARRAY[{value}]' if self.is_scalar else value}::{self.wire}[])"
 
     def segment_sql(self, value: str, schema: str) -> str:
         factor = "NULL" if self.factor is None else repr(float(self.factor))

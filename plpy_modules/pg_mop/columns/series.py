@@ -120,7 +120,7 @@ class Series(Column):
         return "double precision"
 
     def wire_sql(self, value: str) -> str:
-        return f"array_send(array_replace({value}::double precision[], NULL, 'NaN'))"
+        return f"pg_catalog.array_send(pg_catalog.array_replace({value}::double precision[], NULL, 'NaN'))"
 
     def encode(self, values: list[Any]) -> numpy.ndarray:
         from pg_mop.columns.binary import np

@@ -66,7 +66,7 @@ class TargetNumber(Column):
 
     def raw_sql(self) -> str:
         number = number_sql(quote_identifier(self.name), self.parameters["sql_type"])
-        return f"array_send(ARRAY[coalesce({number}, 'NaN')]::double precision[])"
+        return f"pg_catalog.array_send(ARRAY[coalesce({number}, 'NaN')]::double precision[])"
 
     def wire_sql(self, value: str) -> str:
         return value

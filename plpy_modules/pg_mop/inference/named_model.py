@@ -317,7 +317,7 @@ class RowReader:
 
     def __init__(self, db: Database, source: str | None, model: NamedModel) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
-        self.db, self.model = db, model
+        self.db, self.model, self.is_query = db, model, is_query(source)
         self.origin, self.columns, self.exact_types = origin_of(db, source)
         self.types = model.types()
         self.missing = [name for name in self.types if name not in self.columns]
@@ -330,7 +330,11 @@ class RowReader:
                 )
 
     def sql(self, extra: Sequence[str] = ()) -> str:
-        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row."""
+        """SQL: wires w0, w1, ... and further expressions e0, e1, ... of each row.
+
+        It may run with the caller's search_path. So each function and operator in it is qualified, or its arguments have
+        exactly the types that it is declared with: PostgreSQL would prefer another role's function with these types.
+        """
         inner = [
             (
                 f"NULL::{_row_type(wanted)}"
@@ -347,7 +351,10 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        with self.db.caller_path():  # (a query's names mean what they mean to the caller; a cursor keeps its plan)
+        if self.is_query:  # (its names mean what they mean to the caller; a cursor keeps its plan)
+            with self.db.caller_path():
+                cursor = self.db.plpy.cursor(self.sql(extra))
+        else:
             cursor = self.db.plpy.cursor(self.sql(extra))
         try:
             while True:

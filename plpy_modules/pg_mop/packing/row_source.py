@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
@@ -34,7 +34,7 @@ def rows_of(db: Database, text: str | None, what: str = "source table", known: s
     if is_query(text):
         assert text is not None
         body = text.strip().rstrip(";")
-        with _view(db, body) as view:
+        with _view(db, body, db.caller_path()) as view:
             if db.one(f"SELECT 1 AS x FROM {view} LIMIT 1") is None:
                 raise MopError(f"the query of the {what} returns no rows")
             with rows_with(db, view, known) as rows:
@@ -74,11 +74,11 @@ def rows_with_values(db: Database, table: Table, values: Mapping[str, str], colu
 
 
 @contextmanager
-def _view(db: Database, body: str) -> Iterator[Table]:
-    """A temporary view of a query, in which names mean what they mean to the caller. An error rolls it back."""
+def _view(db: Database, body: str, path: AbstractContextManager[None] | None = None) -> Iterator[Table]:
+    """A temporary view of a query; `path`: the search_path of its names, else the pinned one. An error rolls it back."""
     name = f"mop_rows_{secrets.token_hex(6)}"
     quoted = f"pg_temp.{quote_identifier(name)}"
-    with db.caller_path():
+    with path or nullcontext():
         db.execute(f"CREATE TEMPORARY VIEW {quote_identifier(name)} AS {body}")
     view = db.find_table(quoted)
     if view is None:

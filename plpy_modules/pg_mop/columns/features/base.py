@@ -157,7 +157,7 @@ def number_sql(raw: str, sql_type: str, is_field: bool = False) -> str:
     if sql_type == "numeric":
         return (
             f"(CASE WHEN {raw} = 'NaN' THEN NULL WHEN abs({raw}) < 1e300 THEN {raw}::double precision "
-            f"WHEN {raw} IS NOT NULL THEN sign({raw}) * double precision 'Infinity' END)"
+            f"WHEN {raw} IS NOT NULL THEN sign({raw})::double precision * 'Infinity' END)"
         )
     if sql_type in ("real", "double precision"):
         return f"nullif({raw}::double precision, 'NaN')"
