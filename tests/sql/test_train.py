@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from conftest import Calling
+from conftest import Calling, eventually
 
 ROWS = 600
 
@@ -99,6 +99,29 @@ def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people
     assert all(r["difference"] == pytest.approx(r["second_value"] - r["first_value"]) for r in compared)
 
 
+def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
+    other = people.another()
+    call = "SELECT mop_train('people', 'twice', target => 'leaves', time_limit => '8 s', baselines => FALSE)"
+    calling = Calling(other, f"SET search_path = public, madlib; {call}")
+    eventually(lambda: relations(people, "twice\\_packed") or calling.error)
+    assert 'another session is training model "twice" now' in str(people.error(call))
+    assert calling.end() is None
+    assert people.value("SELECT count(*) FROM twice") == 1
+    other.close()
+
+
+def test_retraining_needs_a_version_in_use_before_it_begins(people, leaving):
+    people.run("CREATE TABLE idle AS SELECT * FROM leaving; UPDATE idle SET in_use = FALSE")
+    assert 'no version of model "idle" is in use' in str(people.error("SELECT mop_retrain('idle')"))
+    assert not relations(people, "idle\\_%")
+    people.run("DROP TABLE idle")
+
+
+def test_a_hint_drops_a_view_as_a_view(people, leaving):
+    error = people.error("SELECT mop_split('people', 'leaving')")
+    assert error.diag.message_hint.startswith('DROP VIEW "public"."leaving_')
+
+
 @pytest.mark.parametrize(
     "arguments, fragment",
     [
@@ -131,8 +154,6 @@ def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
     other.run("SET search_path = public, madlib")
     pid = other.value("SELECT pg_backend_pid()")
     calling = Calling(other, "SELECT mop_train('people', 'stopped', target => 'leaves', time_limit => '5 min')")
-    from conftest import eventually
-
     eventually(lambda: people.value("SELECT count(*) FROM mop_progress") > 0 or calling.error)
     people.run("SELECT pg_cancel_backend(%s)", [pid])
     assert "cancel" in str(calling.end(60))
@@ -250,6 +271,15 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
     assert len(info["folds_metrics"]) == means["number"] == 5 and means["metric"] == "accuracy"
     assert means["mean"] == pytest.approx(info["folds_metrics_mean"])
     assert f"Over 5 folds of the training part: accuracy {means['mean']:.4g} (deviation" in report
+    # the kept tables are no leftovers of a call that failed, which the next call would drop
+    assert "shuffled" in people.value("SELECT obj_description('folded_packed'::regclass)")
+    people.run("DROP TABLE folded")
+    error = people.error("SELECT mop_train('people', 'folded', target => 'leaves')")
+    assert "2 views of an earlier model" in str(error)
+    people.run(error.diag.message_hint)
+    error = people.error("SELECT mop_train('people', 'folded', target => 'leaves')")
+    assert '"folded_packed" already exists' in str(error) and "DROP TABLE" in error.diag.message_hint
+    assert {"folded_packed", "folded_search"} <= relations(people, "folded%")
 
 
 def test_folds_with_groups_never_part_a_group(people):

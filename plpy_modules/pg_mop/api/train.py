@@ -227,6 +227,7 @@ class Training:
             for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
         }
         with Steps(db, f"mop_train {self.name}") as steps:
+            self._reserve(prefix)
             self._drop_left(steps, n)
             self._check_free(n)
             try:
@@ -267,7 +268,9 @@ class Training:
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
         self._complete(number, metrics, details)
-        if not self.arguments.get("keep"):
+        if self.arguments.get("keep"):  # (no later call may take them for leftovers)
+            self.db.execute(f"COMMENT ON TABLE {self._found(n['packed'], '_summary')} IS NULL")
+        else:
             self._drop_tables(n)
         return self._report(number, model, measured, found, details, chosen, switched)
 
@@ -312,7 +315,7 @@ class Training:
                 self._say(steps, f"SET pg_mop.segments = {a['folds']};")
         self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
         self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
-        self._mark(steps, n["packed"])
+        steps.run(f"COMMENT ON TABLE {self._ref(n['packed'], '_summary')} IS {quote_literal(MARK)}")
         if "valid" in self.parts:
             self._say(steps, self._call("mop_pack", [n["valid"], n["checked"]], {"fitted_on": n["packed"]}))
             self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
@@ -394,8 +397,21 @@ class Training:
 
     # --- leftovers ---
 
-    def _mark(self, steps: Steps, name: str) -> None:
-        steps.run(f"COMMENT ON TABLE {self._ref(name)} IS {quote_literal(MARK)}")
+    def _reserve(self, prefix: str) -> None:
+        """Reserve the names of the steps' relations until the end of the transaction. Raises MopError."""
+        schema, name = self.db.parse_name(prefix)
+        if schema is None:
+            with self.db.caller_path():
+                schema = self.db.value("SELECT pg_catalog.current_schema()")
+        reserved = self.db.value(
+            f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
+        )
+        if not reserved:
+            raise MopError(
+                f'another session is training model "{self.name}" now',
+                hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                sqlstate="55006",
+            )
 
     def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
         suffixed = self.db.suffixed
@@ -407,9 +423,9 @@ class Training:
         ]
 
     def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
-        """Drop what a call has left whose transaction was rolled back: its packed table has our mark."""
+        """Drop what a call has left whose transaction was rolled back: its summary has our mark."""
         comment = steps.run(
-            f"SELECT obj_description(to_regclass({quote_literal(self._ref(n['packed']))}), 'pg_class')"
+            f"SELECT obj_description(to_regclass({quote_literal(self._ref(n['packed'], '_summary'))}), 'pg_class')"
         )[0][0]
         if comment == MARK:
             for kind, name in reversed(self._relations(n)):
@@ -417,6 +433,15 @@ class Training:
 
     def _check_free(self, n: dict[str, str]) -> None:
         """Raises MopError where a relation of a step exists."""
+        left = [self.db.find_table(name) for kind, name in self._relations(n) if kind == "VIEW"]
+        views = [str(view) for view in left if view is not None and view.kind == "v"]
+        if len(views) > 1:
+            raise MopError(
+                f"{len(views)} views of an earlier model have the names that mop_train needs",
+                detail="They are " + ", ".join(views) + ".",
+                hint=f"DROP VIEW {', '.join(views)};",
+                sqlstate="42P07",
+            )
         for _, name in self._relations(n):
             self.db.output_table(name)
 

@@ -13,6 +13,10 @@ from pg_mop.backend.quoting import MAX_NAME, parse_identifier, quote_identifier,
 __all__ = ["Database", "Table", "extension_schema"]
 
 
+# relkind -> the word in DROP, except for tables
+DROPPED_AS = {"v": "VIEW", "m": "MATERIALIZED VIEW", "f": "FOREIGN TABLE", "S": "SEQUENCE", "i": "INDEX", "c": "TYPE"}
+
+
 class Table:
     """An existing relation: OID, schema, name, kind (relkind), and `sql`, its quoted and qualified name."""
 
@@ -147,6 +151,13 @@ class Database(CallerSession):
             or (self.distribution(table) or "n") != "n"
         )
 
+    def kind_of_relation(self, quoted: str) -> str:
+        """The word for an existing relation (quoted) in DROP."""
+        kind = self.value(
+            "SELECT relkind::text FROM pg_class WHERE oid = $1::bigint::oid", ["bigint"], [self.relation(quoted)]
+        )
+        return DROPPED_AS.get(kind, "TABLE")
+
     def is_temporary(self, table: Table) -> bool:
         """True for a temporary table."""
         return self.value("SELECT relpersistence = 't' FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
@@ -240,7 +251,7 @@ class Database(CallerSession):
             if self.relation(full) is not None:
                 raise MopError(
                     f'output table "{name + suffix}" already exists',
-                    hint=f"DROP TABLE {full}; or choose another name.",
+                    hint=f"DROP {self.kind_of_relation(full)} {full}; or choose another name.",
                     sqlstate="42P07",
                 )
             made.append(full)
