@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, ops
 
 from mop_udf.models import ConfigurationError
@@ -54,15 +55,12 @@ def _encoded(one: dict[str, Any], raw: dict[str, Any]) -> Any:
         value = _input(raw, name, tuple(one["shape"]), "float32")
         return _layer(one["layer"])(value) if one["layer"] else ops.cast(value, "float32")
     if kind == "series":
-        value = _input(raw, name, tuple(one["shape"]), "float32")
-        scaled = layers.Normalization(mean=one["means"], variance=[d * d for d in one["deviations"]])(value)
-        known = ops.logical_not(ops.isnan(value))
-        scaled = ops.where(known, ops.clip(scaled, -one["limit"], one["limit"]), ops.zeros_like(value))
-        return ops.where(ops.any(known, axis=-1, keepdims=True), scaled, ops.full_like(value, one["padding"]))
+        return _series(_input(raw, name, tuple(one["shape"]), "float64"), one)
     if kind == "words":
         texts = _input(raw, name, (), "string")
         layer = layers.TextVectorization(vocabulary=_texts(one["vocabulary"]), output_sequence_length=one["length"])
-        return ops.cast(layer(texts), "float32")
+        empty = np.eye(1, one["length"], dtype="f4")  # one unknown word
+        return ops.maximum(ops.cast(layer(texts), "float32"), empty)
     if kind == "category":
         vocabulary = _texts(one["values"]) + ([one["null"]] if one["null"] is not None else [])
         numbers = layers.StringLookup(vocabulary=vocabulary)(_input(raw, name, (), "string"))
@@ -70,11 +68,11 @@ def _encoded(one: dict[str, Any], raw: dict[str, Any]) -> Any:
             return ops.one_hot(ops.cast(numbers, "int32"), len(vocabulary) + 1)
         return ops.reshape(ops.cast(numbers + one["offset"], "float32"), (-1, 1))
     value = ops.reshape(_input(raw, name, (), "float64"), (-1, 1))
-    unknown = ops.logical_not(ops.isfinite(value)) if kind == "moment" else ops.isnan(value)
+    unknown = ops.logical_not(ops.isfinite(value)) if kind == "moment" else ops.isnan(value)  # (infinity is no moment)
     filled = ops.where(unknown, ops.full_like(value, one["fill"]), value)
     elements = _moment(filled, one) if kind == "moment" else [_number(filled, one)]
     if one["indicator"]:
-        elements.append(ops.cast(ops.isnan(value), "float32"))
+        elements.append(ops.cast(unknown, "float32"))
     return elements[0] if len(elements) == 1 else layers.Concatenate(axis=-1)(elements)
 
 
@@ -82,6 +80,17 @@ def _number(value: Any, one: dict[str, Any]) -> Any:
     if one["log"]:
         value = ops.sign(value) * ops.log1p(ops.abs(value))
     return ops.cast(ops.clip((value - one["center"]) * one["factor"], -one["limit"], one["limit"]), "float32")
+
+
+def _series(value: Any, one: dict[str, Any]) -> Any:
+    """Scaled steps; the steps after the last one that has a number are padding."""
+    means, deviations = (np.array(one[name], "f8") for name in ("means", "deviations"))  # (Keras makes lists float32)
+    scaled = (value - means) / deviations
+    known = ops.logical_not(ops.isnan(value))
+    scaled = ops.where(known, ops.clip(scaled, -one["limit"], one["limit"]), ops.zeros_like(value))
+    steps = ops.cast(ops.any(known, axis=-1, keepdims=True), "float32")
+    followed = ops.flip(ops.cumsum(ops.flip(steps, axis=1), axis=1), axis=1)
+    return ops.cast(ops.where(followed > 0.0, scaled, ops.full_like(value, one["padding"])), "float32")
 
 
 def _moment(seconds: Any, one: dict[str, Any]) -> list[Any]:

@@ -155,6 +155,12 @@ def test_other_bad_input(db, models):
         assert fragment in str(db.error("SELECT madlib." + call))
 
 
+# rows that training did not have: unseen values, no values, infinity, a gap in a series, a text without words
+ODD = (
+    "SELECT 301, NULL, NULL, NULL, 'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', NULL::float8[] UNION ALL "
+    "SELECT 302, 'Infinity', 1e9, TRUE, NULL, 'town 1', 'infinity', interval '-1 mon', ARRAY[1, 1]::real[], ' ...', "
+    "ARRAY[1e9, NULL, 1e9 + 3]::float8[]"
+)
 RAW = "id, price, discount, gift, form, town, placed, stay, vec, note, steps"
 
 
@@ -167,7 +173,8 @@ def of_a_table(db, request):
         "CREATE TABLE IF NOT EXISTS raw_rows AS SELECT i AS id, (i * 37 % 101 + 1e6)::float8 AS price, CASE WHEN i % 9 > 0 "
         "THEN (i * 13 % 50)::numeric END AS discount, i % 4 = 0 AS gift, CASE WHEN i % 11 > 0 THEN 'f' || i % 5 END AS form, "
         "'town ' || i % 60 AS town, CASE WHEN i % 13 > 0 THEN timestamptz '2024-01-01 05:30+00' + i * interval '17 h' END AS "
-        "placed, make_interval(hours => i % 30) AS stay, ARRAY[i % 5, 1]::real[] AS vec, (SELECT array_agg((i * k % 7)::real) "
+        "placed, make_interval(hours => i % 30) AS stay, ARRAY[i % 5, 1]::real[] AS vec, "
+        "(SELECT array_agg((1e9 + i * k % 7)::float8) "
         "FROM generate_series(1, 1 + i % 6) k) AS steps, 'Some note, of the order ' || i || "
         "': ' || (ARRAY['fish!', 'bread'])[1 + i % 2] AS note, (ARRAY['low', 'high', NULL])[1 + i % 3] AS classes, "
         "i * 7 % 91 + 500.0 AS numbers FROM generate_series(1, 300) i"
@@ -191,10 +198,8 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     target, name = of_a_table
     (tmp_path / "model.keras").write_bytes(bytes(db.value(f"SELECT madlib.mop_export_model('{name}', NULL)")))
     rows = db.run(
-        f"SELECT {RAW}, extract(epoch FROM placed)::float8 AS at, extract(epoch FROM stay)::float8 AS length FROM raw_rows "
-        "UNION ALL SELECT 301, NULL, NULL, NULL, 'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', "
-        "NULL::real[], NULL, NULL "
-        "ORDER BY id"
+        f"SELECT id, price, discount, gift, form, town, stay::text, vec, note, steps, extract(epoch FROM placed)::float8 "
+        f"AS at, extract(epoch FROM stay)::float8 AS length FROM (SELECT {RAW} FROM raw_rows UNION ALL {ODD}) r ORDER BY id"
     )
 
     def numbers(column):
@@ -206,7 +211,7 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
         "stay": numbers("length"),
         **{column: [r[column] or "" for r in rows] for column in ("form", "town", "note")},
         "vec": [r["vec"] for r in rows],
-        "steps": [[[v] for v in ((r["steps"] or []) + [float("nan")] * 6)[:6]] for r in rows],
+        "steps": [[[float("nan") if v is None else v] for v in ((r["steps"] or []) + [None] * 6)[:6]] for r in rows],
     }
     (tmp_path / "raw.json").write_text(json.dumps(raw))
     program = (
@@ -219,12 +224,11 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     theirs = json.loads((tmp_path / "out.json").read_text())
-    ours = db.run(
-        f"SELECT * FROM madlib.mop_predict('{name}', $$SELECT {RAW} FROM raw_rows UNION ALL SELECT 301, NULL, NULL, NULL, "
-        "'f9', 'nowhere', NULL, NULL, ARRAY[9, 9]::real[], 'unknown words', NULL::real[] ORDER BY id$$)"
-    )
+    query = f"SELECT {RAW} FROM raw_rows UNION ALL {ODD} ORDER BY id"
+    ours = db.run(f"SELECT * FROM madlib.mop_predict('{name}', $${query}$$)")
+    alone = db.run(f"SELECT p.* FROM ({query}) t, madlib.mop_predict('{name}', t) AS p")
     if target == "classes":
-        assert theirs["prediction"] == [r["prediction"] for r in ours]
+        assert theirs["prediction"] == [r["prediction"] for r in ours] == [r["prediction"] for r in alone]
         ordered = sorted(ours[0]["probabilities"])
         assert np.array(theirs["probabilities"]) == pytest.approx(
             np.array([[r["probabilities"][c] for c in ordered] for r in ours]), abs=1e-5
@@ -232,6 +236,9 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     else:
         assert np.array(theirs["prediction"]) == pytest.approx(
             np.array([float(r["prediction"]) for r in ours]), rel=1e-5
+        )
+        assert [float(r["prediction"]) for r in alone] == pytest.approx(
+            [float(r["prediction"]) for r in ours], rel=1e-5
         )
 
 

@@ -112,7 +112,7 @@ def test_words_are_numbered_by_frequency_padded_and_cut():
 
     fitted = Words.of("w", Counter({"b": 3, "a": 3, "rare": 1}), Counter({2: 99, 50: 1}), {"max_tokens": 4}, column="w")
     assert fitted.parameters["vocabulary"] == ["a", "b"] and fitted.shape == [2]
-    assert fitted.encode(["B, a!", "unknown", None, "a a a"]).tolist() == [[3, 2], [1, 0], [0, 0], [2, 2]]
+    assert fitted.encode(["B, a!", "unknown", None, "a a a"]).tolist() == [[3, 2], [1, 0], [1, 0], [2, 2]]
 
 
 def test_a_transform_comes_back_from_json():

@@ -26,7 +26,7 @@ class Words(Column):
     `path`, `sql_type`, `nulls`, `rows`.
 
     Lower case, without punctuation, split at white space. Short texts are padded with 0, long ones cut, and unknown words
-    are 1. NULL is an empty text.
+    are 1. NULL is an empty text, and an empty text is one unknown word.
     """
 
     type_name = "words"
@@ -72,6 +72,8 @@ class Words(Column):
         for row, text in enumerate(values):
             found = [numbers.get(word, UNKNOWN) for word in words(text)[:length]]
             packed[row, : len(found)] = found
+        # (the mean over the words of a text without words would be NaN in a net with a mask)
+        np.maximum(packed[:, 0], UNKNOWN, out=packed[:, 0])
         return packed
 
     def raw_inputs(self) -> list[dict[str, Any]]:

@@ -454,4 +454,4 @@ def table_of(db: Database, name: str | None) -> Table:
 
 
 def _row_type(sql_type: str) -> str:
-    return "real[]" if sql_type.endswith("[]") else ROW_TYPES.get(sql_type, "text")
+    return "double precision[]" if sql_type.endswith("[]") else ROW_TYPES.get(sql_type, "text")
