@@ -502,6 +502,48 @@ def test_a_column_of_parts_may_have_many_other_values(shop):
     assert "50 rows are in no part" in "".join(shop.connection.notices)
 
 
+CLASSES = {  # type of the target: (two values that are equal and a third one; the first again in another type)
+    "numeric": ("1.0", "1.00", "2", "float8"),
+    "float8": ("0", "-0", "2", "numeric"),
+    "timestamptz": ("2024-01-01 00:00+00", "2024-01-01 05:30+05:30", "2024-01-02 00:00+00", "timestamptz"),
+    "citext": ("Yes", "yes", "no", "text"),
+    "interval": ("1 day", "24 hours", "1 hour", "interval"),
+}
+
+
+@pytest.mark.parametrize("sql_type", list(CLASSES))
+def test_reports_know_classes_that_are_equal_and_differ_as_text(shop, sql_type):
+    if sql_type == "citext":
+        if not shop.value("SELECT count(*) FROM pg_available_extensions WHERE name = 'citext'"):
+            pytest.skip("extension citext is not installed on this machine")
+        shop.run("CREATE EXTENSION IF NOT EXISTS citext")
+    first, second, third, other = CLASSES[sql_type]
+    table = f"equal_{sql_type}"
+    shop.run(
+        f"CREATE TABLE {table} AS SELECT i AS id, i % 4 AS a, i % 3 AS b, (CASE i % 4 WHEN 0 THEN '{first}' WHEN 1 THEN "
+        f"'{second}' ELSE '{third}' END)::{sql_type} AS y FROM generate_series(1, 120) i; "
+        f"SELECT mop_pack('{table}', '{table}_packed', 'y', id => 'id', kind => 'classification')"
+    )
+    shop.run(
+        f"SELECT mop_architecture('{table}_nets', '{table}_packed', 'linear'); "
+        f"SELECT madlib_keras_fit('{table}_packed', '{table}_fitted', '{table}_nets', 1, "
+        "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.1)'$$, 'batch_size=16', 8)"
+    )
+    shop.run(f"SELECT mop_deploy('{table}_model', '{table}_fitted')")
+    for source in (table, f"SELECT a, b, y::{other} AS y FROM {table}"):
+        shop.run("SET timezone = 'Asia/Tokyo'")
+        found = {
+            r["metric"]: r["value"] for r in shop.run(f"SELECT * FROM mop_evaluate('{table}_model', $${source}$$)")
+        }
+        assert found["rows"] == 120 and found["accuracy"] > 0.95
+        dropped = {
+            r["column_name"]: r["importance"]
+            for r in shop.run(f"SELECT * FROM mop_importance('{table}_model', $${source}$$)")
+        }
+        assert dropped["a"] > 0.2
+    shop.run("RESET timezone")
+
+
 def test_texts_without_words_do_not_spoil_the_training(shop):
     shop.run(
         "CREATE TABLE remarks AS SELECT i AS id, i % 10 AS a, CASE WHEN i % 20 = 0 THEN NULL WHEN i % 21 = 0 THEN '...' ELSE "

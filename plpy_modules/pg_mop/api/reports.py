@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
@@ -13,8 +13,10 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.columns import Column, Image, Series, Words
+from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.columns import Column, Image, OneHot, Series, Words
 from pg_mop.columns.features import Feature
+from pg_mop.columns.features.base import TIMES, family
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
@@ -25,6 +27,7 @@ from pg_mop.packing.training import Training
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
+WHOLE = {"smallint", "integer", "bigint"}  # types whose equal values have one text
 MOST_POINTS = 200  # of a curve
 REPEATS = 5
 
@@ -102,7 +105,39 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
             hint=f"Evaluate the model table on a packed table: SELECT {reader.db.extension}.madlib_keras_evaluate(...);",
             sqlstate="42804",
         )
-    return f"{quote_identifier(model.target)}::{'double precision' if model.regression else 'text'}"
+    name = quote_identifier(model.target)
+    if model.regression:
+        return f"{name}::double precision"
+    if not isinstance(model.output, OneHot):
+        return f"{name}::text"
+    trained = str(model.output.sql_type)
+    trained = "citext" if trained.rpartition(".")[2] == "citext" else trained
+    return class_sql(name, reader.columns[model.target], trained, model.output.classes)
+
+
+def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
+    """SQL: the text of the class that equals a value, else the text of the value; types are `actual` and `trained`.
+
+    Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
+    """
+    sql_type, as_type = None, f"{value}::{trained}"
+    if actual in NUMBERS and trained in NUMBERS and not {actual, trained} <= WHOLE:
+        sql_type = trained
+        if actual != trained:
+            sql_type, as_type = "numeric", f"{value}::text::numeric"
+    elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
+        sql_type = trained
+    elif trained == "citext" and family(actual) == "text":
+        sql_type, as_type = "text", f"lower({value}::text)"
+    if sql_type is None:
+        return f"{value}::text"
+    texts = ", ".join("NULL" if c is None else quote_literal(c) for c in classes)
+    keys = f"ARRAY[{texts}]::{sql_type}[]"
+    if trained == "citext":
+        keys = (
+            f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in classes)}]::text[]"
+        )
+    return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
 
 
 @with_trainer
