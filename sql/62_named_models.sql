@@ -155,6 +155,18 @@ from pg_mop.api import reports
 return reports.mop_calibration(plpy, *args)
 $$;
 
+-- Users get a named model as one HTML file with this, or its data as JSON; without a source, what is stored.
+CREATE FUNCTION @extschema@.mop_model_report(
+    model text,
+    source text DEFAULT NULL,
+    format text DEFAULT 'html',
+    version double precision DEFAULT NULL
+) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import model_report
+return model_report.mop_model_report(plpy, *args)
+$$;
+
 -- Users see what each column is worth to a named model with this.
 CREATE FUNCTION @extschema@.mop_importance(
     model text,

@@ -158,6 +158,7 @@ GROUPS = {
         "mop_importance",
         "mop_feature_info",
         "mop_drift",
+        "mop_model_report",
         "mop_baselines",
     ],
     "Packing rows": ["training_preprocessor_dl", "validation_preprocessor_dl", "mop_drop_packed"],

@@ -67,6 +67,7 @@ ASKED = [
     "SELECT * FROM mop_confusion_matrix('beans_model', 'SELECT * FROM beans WHERE id > 9') ORDER BY 1, 2",
     "SELECT * FROM mop_importance('beans_model', 'beans')",
     "SELECT * FROM mop_drift('beans_model', 'beans')",
+    "SELECT mop_model_report('beans_model', 'beans', 'json')::jsonb - 'made_at'",
     "SELECT * FROM mop_feature_info('beans_model')",
     "SELECT name, version, in_use, owner FROM mop_models",
 ]

@@ -95,6 +95,7 @@ mop_calibration('cells_named', 'cells', NULL, {1})
 mop_importance('cells_named', 'cells', {1}, {3})
 mop_feature_info('cells_named', {1})
 mop_drift('cells_named', 'cells', {1})
+mop_model_report('cells_named', 'cells', 'json', {1})
 mop_baselines('cells_named', 'cells', 'cells', {1})
 mop_use_version('cells_named', {1})
 """

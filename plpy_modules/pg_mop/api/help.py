@@ -392,6 +392,14 @@ SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
 """,
         "model",
     ),
+    "mop_model_report": (
+        "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures of a source.",
+        """
+SELECT {schema}.mop_model_report('churn', 'churn_test');
+SELECT {schema}.mop_model_report('churn', format => 'json')::json -> 'headline' AS headline;
+""",
+        "model",
+    ),
 }
 
 # functions for runs without their own help; docs/reference.md has the same texts

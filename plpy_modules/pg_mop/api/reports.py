@@ -219,7 +219,13 @@ def mop_calibration(db, session, model, source, label, version):
 @with_trainer
 def mop_importance(db, session, model, source, version, seed):
     """What the model's main measure loses where one column is permuted: [(column, loss, deviation)], largest first."""
-    found = NamedModel.find(db, model, version)
+    return importance(db, session, NamedModel.find(db, model, version), source, seed)
+
+
+def importance(
+    db: Database, session: Any, found: NamedModel, source: str | None, seed: int | None = 0
+) -> list[tuple[str, float, float]]:
+    """What the main measure of a model loses where one column is permuted: [(column, loss, deviation)], largest first."""
     reader = RowReader(db, source, found)
     truth: list[Any] = []
     chunks = []
@@ -319,8 +325,12 @@ def _described(feature: Feature) -> tuple[Any, ...]:
 
 @sql_function
 def mop_drift(db, model, source, version):
-    """How far the rows' columns are from those of training: [(column, stability index, NULL share then, now)]."""
-    found = NamedModel.find(db, model, version)
+    """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]."""
+    return drift(db, NamedModel.find(db, model, version), source)
+
+
+def drift(db: Database, found: NamedModel, source: str | None) -> list[tuple[str, float, float, float, str]]:
+    """How far columns are from those of training: [(column, stability index, NULL share then, now, verdict)]."""
     reader = RowReader(db, source, found)
     numbers: dict[str, list[np.ndarray]] = {}
     codes: dict[str, np.ndarray] = {}

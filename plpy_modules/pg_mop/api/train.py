@@ -264,6 +264,8 @@ class Training:
             "net": chosen["net"],
             "iterations": chosen["iterations"],
             "trials": trials,
+            "rows": self.parts,
+            "interval": list(_interval(model, measured, metrics)),
             "contenders": {contender.name: contender.metrics for contender in found},
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
@@ -272,7 +274,7 @@ class Training:
             self.db.execute(f"COMMENT ON TABLE {self._found(n['packed'], '_summary')} IS NULL")
         else:
             self._drop_tables(n)
-        return self._report(number, model, measured, found, details, chosen, switched)
+        return self._report(number, model, found, details, chosen, switched)
 
     def _say(self, steps: Steps, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
         """Run a statement that the report will show."""
@@ -503,7 +505,6 @@ class Training:
         self,
         number: int,
         model: NamedModel,
-        measured: Any,
         found: list[Contender],
         details: dict[str, Any],
         chosen: dict[str, Any],
@@ -524,11 +525,7 @@ class Training:
         for contender in found:
             values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
             lines.append(f"  {contender.name}: {values}")
-        if model.regression:
-            truth, predicted = measured.truth[:MOST_DRAWN], measured.outputs[:MOST_DRAWN, 0]
-            low, high = scores.bootstrapped(lambda t, p: scores.regression(t, p)[main], truth, predicted)
-        else:
-            low, high = scores.interval(found[0].metrics[main], len(measured.truth))
+        low, high = details["interval"]
         lines.append(f"  (95 % interval of pg_mop's {main}: {low:.3f} to {high:.3f})")
         ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
         if ahead is not found[0]:
@@ -550,6 +547,15 @@ def _line(means: dict[str, Any]) -> str:
         f"Over {means['number']} folds of the training part: {means['metric']} {means['mean']:.4g} "
         f"(deviation {means['deviation']:.2g}), loss {means['loss_mean']:.4g} ({means['loss_deviation']:.2g})."
     )
+
+
+def _interval(model: NamedModel, measured: Any, metrics: dict[str, float]) -> tuple[float, float]:
+    """The 95 % interval of the measure by which versions are compared."""
+    main = main_metric(model.regression)
+    if not model.regression:
+        return scores.interval(metrics[main], len(measured.truth))
+    truth, predicted = measured.truth[:MOST_DRAWN], measured.outputs[:MOST_DRAWN, 0]
+    return scores.bootstrapped(lambda t, p: scores.regression(t, p)[main], truth, predicted)
 
 
 def main_metric(regression: bool) -> str:

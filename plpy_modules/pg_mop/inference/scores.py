@@ -153,6 +153,32 @@ def bootstrapped(
     return float(low), float(high)
 
 
+def intervals(
+    measures: Callable[[np.ndarray, np.ndarray], dict[str, float]],
+    truth: np.ndarray,
+    outputs: np.ndarray,
+    repeats: int = 200,
+    most: int = 2000,
+) -> dict[str, tuple[float, float]]:
+    """The 95 % interval of each measure, by the m out of n bootstrap (Bickel, Götze and van Zwet 1997).
+
+    Each repeat draws `most` rows with replacement (all rows, if there are fewer: the ordinary bootstrap); the distances from
+    the measure of all rows shrink by the root of m / n. A measure that no repeat has is absent.
+    """
+    random = np.random.default_rng(0)
+    count = len(truth)
+    drawn = [random.integers(0, count, min(count, most)) for _ in range(repeats)]
+    own = [measures(truth[rows], outputs[rows]) for rows in drawn]
+    shrink = math.sqrt(min(count, most) / count)
+    found = {}
+    for name, value in measures(truth, outputs).items():
+        values = np.array([repeat.get(name, math.nan) for repeat in own], "f8")
+        if math.isfinite(value) and np.isfinite(values).any():
+            low, high = np.nanpercentile(values[np.isfinite(values)], [2.5, 97.5])
+            found[name] = (float(value + (low - value) * shrink), float(value + (high - value) * shrink))
+    return found
+
+
 def stability(before: Sequence[float], now: Sequence[float]) -> float:
     """The population stability index of two distributions over the same bins (shares)."""
     least = 1e-4

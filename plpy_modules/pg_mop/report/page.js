@@ -433,14 +433,17 @@ window.pgMopReport = (function () {
         for (const [name, [make, kind]] of Object.entries(PICTURES)) {
             if (kinds[name] === kind()) { later(name); continue; }
             kinds[name] = kind();
-            redraws.set(name, []);
-            late.delete(name);
-            views.observe(document.getElementById(name + "-picture"));
-            document.getElementById(name + "-picture").replaceChildren();
-            make();
+            renew(name, make);
         }
+    }
+    function renew(name, make) {
+        redraws.set(name, []);
+        late.delete(name);
+        views.observe(document.getElementById(name + "-picture"));
+        document.getElementById(name + "-picture").replaceChildren();
+        make();
     }
     const own = document.getElementById("data");
     if (own) update(JSON.parse(own.textContent));
-    return { update, mark, drawLate, el, show, seconds, marked: () => marked };
+    return { update, renew, picture, nothing, at, scale, ticks, mark, drawLate, el, show, seconds, marked: () => marked };
 })();

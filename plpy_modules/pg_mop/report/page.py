@@ -21,7 +21,41 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 def page(data: Data) -> str:
     """The HTML document of a report's data (gather.py)."""
     run = data["run"]
-    title = f"Run {run['run_id']}: {run['model_output_table']}"
+    main = "\n".join(
+        (
+            _facts(data),
+            _leaderboard(data),
+            picture("curves", "Learning curves", _note(data, "curves")),
+            picture("parallel", "Parameters and result", ""),
+            picture("sessions", "Worker sessions", _note(data, "sessions")),
+            _time(data),
+            picture("stages", "Stages", _note(data, "stages") or _merged(run)),
+            _failures(data),
+            _settings(data),
+            _repeat(data),
+        )
+    )
+    return document(
+        f"Run {run['run_id']}: {run['model_output_table']}",
+        ("leaderboard", "To the leaderboard"),
+        f"<p>{_headline(data)}</p>\n{_error(run)}",
+        main,
+        f"Made {data['made_at']} by pg_mop {data['version']}.",
+        f'<script type="application/json" id="data">{embedded(data)}</script>',
+        ("page.js",),
+    )
+
+
+def document(
+    title: str, skip: tuple[str, str], head: str, main: str, made: str, data: str, scripts: Iterable[str]
+) -> str:
+    """A self-contained HTML document.
+
+    `skip`: the id of the main part and the text of the link to it. `head`, `main`, `data`: HTML; the others are texts.
+    `scripts`: the names of the files in this folder that draw.
+    """
+    skip_to, skip_text = skip
+    drawing = "".join(f"<script>\n{(HERE / name).read_text(encoding='utf-8')}</script>\n" for name in scripts)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -33,29 +67,17 @@ def page(data: Data) -> str:
 {(HERE / "page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
-<a class="skip" href="#leaderboard">To the leaderboard</a>
+<a class="skip" href="#{skip_to}">{escape(skip_text)}</a>
 <header>
 <h1>{escape(title)}</h1>
-<p>{_headline(data)}</p>
-{_error(run)}
+{head}
 </header>
 <main>
-{_facts(data)}
-{_leaderboard(data)}
-{_picture("curves", "Learning curves", _note(data, "curves"))}
-{_picture("parallel", "Parameters and result", "")}
-{_picture("sessions", "Worker sessions", _note(data, "sessions"))}
-{_time(data)}
-{_picture("stages", "Stages", _note(data, "stages") or _merged(run))}
-{_failures(data)}
-{_settings(data)}
-{_repeat(data)}
+{main}
 </main>
-<footer><p>Made {escape(data["made_at"])} by pg_mop {escape(data["version"])}. This file needs no network.</p></footer>
-<script type="application/json" id="data">{embedded(data)}</script>
-<script>
-{(HERE / "page.js").read_text(encoding="utf-8")}</script>
-</body>
+<footer><p>{escape(made)} This file needs no network.</p></footer>
+{data}
+{drawing}</body>
 </html>
 """
 
@@ -70,8 +92,13 @@ def embedded(data: Data) -> str:
         {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds")}
         for c in data["configurations"][:MOST_ROWS]
     ]
+    return in_script(wanted)
+
+
+def in_script(values: Any) -> str:
+    """JSON that is safe within a script element."""
     return (
-        json.dumps(wanted, default=str, separators=(",", ":"))
+        json.dumps(values, default=str, separators=(",", ":"))
         .replace("<", "\\u003c")
         .replace("\u2028", "\\u2028")
         .replace("\u2029", "\\u2029")
@@ -145,30 +172,36 @@ def _facts(data: Data) -> str:
         "ended": run["finished_at"],
         "merge rate": None if rate is None else number(rate),
     }
-    return _section("asked", "What was asked", _pairs({k: v for k, v in facts.items() if v is not None}))
+    return section("asked", "What was asked", pairs({k: v for k, v in facts.items() if v is not None}))
 
 
-def _pairs(pairs: Mapping[str, Any]) -> str:
+def pairs(values: Mapping[str, Any]) -> str:
+    """A list of names and values."""
     return (
         "<dl>"
-        + "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in pairs.items())
+        + "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in values.items())
         + "</dl>"
     )
 
 
-def _section(name: str, title: str, body: str) -> str:
+def section(name: str, title: str, body: str) -> str:
+    """A section whose heading is its name for screen readers. `title`, `body`: HTML."""
     return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>\n{body}\n</section>'
 
 
-def _table(
-    columns: Mapping[str, bool], rows: Iterable[tuple[str, Sequence[Any]]], caption: str, attributes: str = ""
+def table(
+    columns: Mapping[str, bool] | Iterable[tuple[str, bool]],
+    rows: Iterable[tuple[str, Sequence[Any]]],
+    caption: str,
+    attributes: str = "",
 ) -> str:
-    """A sortable table. `columns`: {title: True for numbers}; `rows`: pairs of (HTML attributes, values)."""
+    """A sortable table. `columns`: {title: True for numbers}, or its pairs; `rows`: pairs of (HTML attributes, values)."""
+    columns = list(columns.items() if isinstance(columns, Mapping) else columns)
     head = "".join(
         f'<th scope="col"{" class=number" if numeric else ""}><button type="button">{escape(title)}</button></th>'
-        for title, numeric in columns.items()
+        for title, numeric in columns
     )
-    kinds = list(columns.values())
+    kinds = [numeric for _, numeric in columns]
     body = "".join(
         f"<tr{given}>"
         + "".join(
@@ -192,7 +225,7 @@ def _sort_key(value: Any, numeric: bool) -> str:
 def _leaderboard(data: Data) -> str:
     rows = data["configurations"]
     if not rows:
-        return _section("leaderboard", "Leaderboard", "<p>No configurations yet.</p>")
+        return section("leaderboard", "Leaderboard", "<p>No configurations yet.</p>")
     series = sorted(
         {name for c in rows for name in c["last"]},
         key=lambda n: (n != data["measure"]["series"], not n.startswith("validation"), n),
@@ -232,20 +265,24 @@ def _leaderboard(data: Data) -> str:
     caption = f"By {data['measure']['series']}, {better} is better; values after the last iteration"
     if len(shown) < len(rows):
         caption += f"; the best {len(shown)} of {len(rows)}"
-    return _section(
+    return section(
         "leaderboard",
         "Leaderboard",
         '<p class="hint">A heading sorts. A row, by click or Enter, is marked in every picture.</p>'
-        + _table(columns, body, caption, ' id="board"'),
+        + table(columns, body, caption, ' id="board"'),
     )
 
 
-def _picture(name: str, title: str, note: str) -> str:
+def picture(name: str, title: str, note: str) -> str:
+    """A section with a picture that the script draws. `title`: HTML; `note`: text."""
+    return section(name, title, drawn(name, note))
+
+
+def drawn(name: str, note: str) -> str:
+    """A note, and the element in which the script draws the picture."""
     paragraph = f'<p class="note">{escape(note)}</p>' if note else ""
-    return _section(
-        name,
-        title,
-        f'{paragraph}<div class="picture" id="{name}-picture"><noscript>The picture needs JavaScript.</noscript></div>',
+    return (
+        f'{paragraph}<div class="picture" id="{name}-picture"><noscript>The picture needs JavaScript.</noscript></div>'
     )
 
 
@@ -266,10 +303,10 @@ def _time(data: Data) -> str:
         )
     busy, whole = sum(part["seconds"] for part in data["time"]), len(data["lanes"]) * data["makespan"]
     rows.append(("", ["sessions without a unit", None, max(0.0, whole - busy), None, None, None, None]))
-    return _section(
+    return section(
         "time",
         "Where the time went",
-        _table(
+        table(
             {
                 "what": False,
                 "units": True,
@@ -290,28 +327,28 @@ def _failures(data: Data) -> str:
     failed = [("", [c["mst_key"], c["reason"]]) for c in data["configurations"] if c["status"] == "failed"]
     body = ""
     if failed:
-        body += _table(
+        body += table(
             {"mst_key": True, "error": False}, failed[:MOST_ROWS], f"Configurations that failed: {len(failed)}"
         )
     if data["failed_units"]:
         columns = ("mst_key", "iteration", "segment", "kind", "attempt", "error")
-        body += _table(
+        body += table(
             {c: c not in ("kind", "error") for c in columns},
             [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
             _note(data, "failures") or "Failed units (a unit that is lost with its session or trainer is tried again)",
         )
-    return _section("failures", "Failures", body or "<p>None.</p>")
+    return section("failures", "Failures", body or "<p>None.</p>")
 
 
 def _settings(data: Data) -> str:
     body = ""
     if data["fixed"]:
-        body += "<h3>Parameters that all configurations have in common</h3>" + _pairs(data["fixed"])
+        body += "<h3>Parameters that all configurations have in common</h3>" + pairs(data["fixed"])
     if data["settings"]:
-        body += "<h3>Settings that were in force</h3>" + _pairs(
+        body += "<h3>Settings that were in force</h3>" + pairs(
             {f"pg_mop.{k}": v for k, v in data["settings"].items() if v is not None}
         )
-    return _section("settings", "Parameters and settings", body or "<p>Only the run's owner sees them.</p>")
+    return section("settings", "Parameters and settings", body or "<p>Only the run's owner sees them.</p>")
 
 
 def _repeat(data: Data) -> str:
@@ -322,4 +359,4 @@ def _repeat(data: Data) -> str:
             f"\n\n-- in the same visit order, into new tables\n"
             f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');"
         )
-    return _section("repeat", "SQL to repeat it", f'<pre tabindex="0"><code>{escape(sql)}</code></pre>')
+    return section("repeat", "SQL to repeat it", f'<pre tabindex="0"><code>{escape(sql)}</code></pre>')

@@ -1,0 +1,97 @@
+"""mop_model_report: a named model as one HTML file, or its data as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pg_mop import __version__
+from pg_mop.api import reports
+from pg_mop.api.session import with_trainer
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.quoting import finite_json
+from pg_mop.inference.named_model import NamedModel, table_of
+from pg_mop.packing.row_source import is_query
+from pg_mop.report import model_data
+from pg_mop.report.model_page import model_page
+
+FORMATS = ("html", "json")
+MOST_SOURCE = 100  # characters of a query that the page shows
+STORED = ("version", "in_use", "target", "kind", "description", "statement", "compile_params", "fit_params")
+
+
+@with_trainer
+def mop_model_report(db, session, model, source, format, version):
+    """The report of a version of a named model, by default of the one in use.
+
+    `source`: rows whose target is known, for measures and pictures; None: what is stored with the model alone. Raises
+    MopError.
+    """
+    if format not in FORMATS:
+        raise MopError(
+            f"format must be one of {', '.join(FORMATS)}, not {format!r}",
+            hint=f"SELECT {db.extension}.mop_model_report('model', 'table', '{FORMATS[0]}');",
+        )
+    found = NamedModel.find(db, model, version)
+    stored = _versions(db, model)
+    data = {
+        "model": model,
+        "version": found.version,
+        "target": found.target,
+        "kind": found.kind,
+        "source": source,
+        "pg_mop": __version__,
+        "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
+        "versions": [row["version"] for row in stored],
+        "stored": model_data.stored_sections(stored, found.version),
+        "measured": [] if source is None else _measured(db, session, found, source),
+        "test_part": _test_part(db, model, found.version),
+    }
+    data["headline"] = f"{found.kind} of {found.target}" + (
+        "" if source is None else f", measured on {_called(source)}"
+    )
+    return model_page(data) if format == "html" else finite_json(data)
+
+
+def _called(source: str) -> str:
+    """A short name of a source."""
+    if source.startswith("pg_temp."):
+        return "a temporary table"
+    if not is_query(source):
+        return source
+    line = " ".join(source.split())
+    return f"the query {line[:MOST_SOURCE]}" + ("…" if len(line) > MOST_SOURCE else "")
+
+
+def _versions(db: Database, model: str) -> list[dict[str, Any]]:
+    """The rows of the model's table, without transforms and weights."""
+    table = table_of(db, model)
+    rows = db.execute(
+        f"SELECT {', '.join(STORED)}, metrics::text AS metrics, details::text AS details, "
+        f"octet_length(model_weights) AS bytes, date_trunc('second', created)::text AS created FROM {table} ORDER BY version"
+    )
+    owner = db.value("SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
+    return [
+        {**row, "owner": owner, **{name: row[name] and json.loads(row[name]) for name in ("metrics", "details")}}
+        for row in rows
+    ]
+
+
+def _test_part(db: Database, model: str, version: int) -> str | None:
+    """The name of the view of the test part that mop_train has left, if it exists."""
+    prefix = model if version == 1 else db.suffixed(model, f"_v{version}")
+    name = db.suffixed(prefix, "_test")
+    return name if db.find_table(name) is not None else None
+
+
+def _measured(db: Database, session: Any, model: NamedModel, source: str) -> list[model_data.Section]:
+    measured = reports.measure(db, session, model, source)
+    return model_data.measured_sections(
+        measured.truth,
+        measured.outputs,
+        measured.labels,
+        reports.importance(db, session, model, source),
+        reports.drift(db, model, source),
+        _called(source),
+    )
