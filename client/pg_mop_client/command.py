@@ -19,6 +19,7 @@ from rich.text import Text
 
 from pg_mop_client.database import connected, find_extension, make_engine, plain, quote
 from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.run import written
 from pg_mop_client.selection import Selection
 from pg_mop_client.watching import Look, Watcher, duration, printable
 
@@ -84,9 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     watch = commands.add_parser("watch", help="watch a run until it ends")
     watch.add_argument("run", type=int, nargs="?", help="the number of the run (the latest running run)")
     watch.set_defaults(work=_watch)
-    report = commands.add_parser("report", help="write a run as one HTML file")
-    report.add_argument("run", type=int)
-    report.add_argument("-o", "--output", help="the file (run_<number>.html); - writes to the standard output")
+    report = commands.add_parser("report", help="write a run, or a named model, as one HTML file")
+    report.add_argument("run", type=int, nargs="?", help="the number of the run")
+    report.add_argument("--model", help="a named model instead of a run")
+    report.add_argument("--on", metavar="TABLE", help="a table, view or query whose rows measure the model")
+    report.add_argument("--version", type=_count, dest="of_version", help="the model's version (the one in use)")
+    report.add_argument(
+        "-o", "--output", help="the file (run_<number>.html, <model>.html); - writes to the standard output"
+    )
     report.set_defaults(work=_report)
     dashboard = commands.add_parser("dashboard", help="show your runs in a browser, with live updates")
     dashboard.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1 (any free port)")
@@ -178,12 +184,22 @@ def _list(found: pandas.DataFrame, columns: Sequence[str], otherwise: str) -> No
 
 
 def _report(given: argparse.Namespace) -> None:
+    if (given.run is None) == (given.model is None):
+        raise ClientError(
+            "mop report takes the number of a run, or --model", hint="mop report 7; mop report --model churn"
+        )
+    if given.model is None and (given.on is not None or given.of_version is not None):
+        raise ClientError("--on and --version are for --model", hint="mop report --model churn --on churn_test")
     with Selection(given.dsn, given.schema) as selection:
-        run = selection.run(given.run)
-        if given.output == "-":
-            sys.stdout.write(run.report())
+        if given.model is None:
+            page, name = selection.run(given.run).report(), f"run_{given.run}"
         else:
-            print(run.report(given.output or f"run_{given.run}.html"))
+            page = selection.model(given.model, given.of_version).report(given.on)
+            name = re.sub(r"[^\w.-]+", "_", given.model).strip("._") or "model"
+    if given.output == "-":
+        sys.stdout.write(page)
+    else:
+        print(written(page, given.output or f"{name}.html"))
 
 
 def _tensorboard(given: argparse.Namespace) -> None:

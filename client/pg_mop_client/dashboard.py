@@ -4,6 +4,7 @@ guard.py checks access, snapshots.py queries the database, viewing.py selects an
 browser.
 """
 
+import contextlib
 import html
 import json
 import pathlib
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import webbrowser
 from collections.abc import Callable, Mapping
@@ -28,15 +30,21 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from pg_mop_client import viewing
-from pg_mop_client.database import connected
+from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError, needed
 from pg_mop_client.guard import Guard
 from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
-# page.js and page.css are the report's: page and report draw with the same code
-FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
+# page.js, model.js and page.css are the reports': page and reports draw with the same code
+FILES = {
+    "page.js": "text/javascript",
+    "model.js": "text/javascript",
+    "live.js": "text/javascript",
+    "page.css": "text/css",
+    "live.css": "text/css",
+}
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
 RESUME_SECONDS = 20  # for a resumed run to begin
@@ -54,6 +62,8 @@ class Dashboard:
         self.engine, self.schema = engine, schema
         self.snapshots = Snapshots(engine, schema)
         self.sql = self.snapshots.schema  # quoted
+        self._evaluations, self._drivers = threading.Lock(), threading.Lock()
+        self._driver: Any = None  # of the connection that evaluates a model
 
     def app(self, port: int, token: str) -> Guard:
         """The ASGI application of the page on a port of 127.0.0.1. Every API call must have the `token`."""
@@ -61,8 +71,14 @@ class Dashboard:
             Route("/", self._shell),
             Route("/run/{run:int}", self._shell),
             Route("/compare", self._shell),
+            Route("/models", self._shell),
+            Route("/model", self._shell),
             Route("/static/{name}", self._file),
             Route("/api/runs", self._answer(self.runs)),
+            Route("/api/models", self._answer(self.models)),
+            Route("/api/model", self._answer(self.model)),
+            Route("/api/model/evaluate", self._answer(self.evaluate), methods=["POST"]),
+            Route("/api/model/cancel", self._answer(self.cancel_evaluation), methods=["POST"]),
             Route("/api/compare", self._answer(self.compare)),
             Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
             Route("/api/run/{run:int}", self._answer(self.run)),
@@ -85,6 +101,14 @@ class Dashboard:
     def runs(self, request: Request) -> dict[str, Any]:
         """A page of the list of runs."""
         return self.snapshots.runs(_whole(request.query_params.get("page", "1"), "page"))
+
+    def models(self, request: Request) -> dict[str, Any]:
+        """The list of named models."""
+        return self.snapshots.models()
+
+    def model(self, request: Request) -> dict[str, Any]:
+        """What is stored with a named model: its versions, their measures, simple models. Reads no rows."""
+        return self.snapshots.model(*_model(request.query_params))
 
     def run(self, request: Request) -> dict[str, Any]:
         """The progress of a run, and its view, unless the caller already has the latest version (`have`)."""
@@ -245,6 +269,40 @@ class Dashboard:
         self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=run, count=count)
         return {"said": f"The run will work with {count} sessions."}
 
+    def evaluate(self, request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The report's data of a model on the rows of a table or view, read with the role's rights; one at a time."""
+        name, version = _model(given)
+        source = given.get("source")
+        if not isinstance(source, str) or not source.strip():
+            raise ClientError("no table is given", hint="A table or view whose rows have the target.")
+        quote_table(source.strip())  # (raises ClientError for what cannot be a name, such as a query)
+        if not self._evaluations.acquire(blocking=False):
+            raise ClientError("another evaluation is in progress", hint="Wait for its end, or cancel it.")
+        try:
+            with connected(self.engine) as connection:
+                self._note(connection.connection.dbapi_connection)
+                try:
+                    connection.execute(text("BEGIN READ ONLY"))
+                    return self.snapshots.measured(connection, name, version, source.strip())
+                finally:
+                    self._note(None)
+                    with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):  # (a lost connection has no transaction)
+                        connection.execute(text("ROLLBACK"))
+        finally:
+            self._evaluations.release()
+
+    def _note(self, driver: Any) -> None:
+        with self._drivers:
+            self._driver = driver
+
+    def cancel_evaluation(self, request: Request, _: Mapping[str, Any]) -> dict[str, str]:
+        """Cancel the evaluation of a model."""
+        with self._drivers:
+            if self._driver is None:
+                raise ClientError("no evaluation is in progress")
+            self._driver.cancel()
+        return {"said": "The evaluation will end."}
+
     def _seen(self, request: Request) -> tuple[int, str]:
         """(number, status) of the requested run. Raises Unknown if the role sees no such run."""
         run = request.path_params["run"]
@@ -267,7 +325,8 @@ class Dashboard:
                     found = await run_in_threadpool(work, request)
                 else:
                     found = await run_in_threadpool(work, request, await _body(request))
-                    self.snapshots.forget(request.path_params["run"])
+                    if "run" in request.path_params:
+                        self.snapshots.forget(request.path_params["run"])
                 return found if isinstance(found, Response) else JSONResponse(found)
             except LostError as error:
                 return _wrong(503, "the connection to the database is lost", str(error))
@@ -384,6 +443,15 @@ def _whole(value: Any, name: str) -> int:
         shown = repr(value) if value is None or isinstance(value, (int, float, str)) else type(value).__name__
         raise ClientError(f"{name} must be a whole number from 1, not {shown}")
     return number
+
+
+def _model(given: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The name and version of the requested model; None: the version in use. Raises ClientError."""
+    name, version = given.get("name"), given.get("version")
+    if not isinstance(name, str) or not name.strip():
+        raise ClientError("no model is named", hint="The list of models has all visible models.")
+    quote_table(name)
+    return name, _whole(version, "version") if version not in (None, "") else None
 
 
 def _number(value: str, name: str) -> float:

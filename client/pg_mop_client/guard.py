@@ -20,7 +20,7 @@ HEADERS = {
 }
 
 MOST_PATH = 200  # characters
-EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # paths of the page without data of the database
+EMPTY = re.compile(r"/|/compare|/models?|/run/\d+|/static/[\w.]+")  # paths of the page without data of the database
 
 
 class Guard:

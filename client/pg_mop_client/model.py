@@ -1,6 +1,8 @@
 """A named model of the server: its answers for rows of ordinary tables, its reports as DataFrames, and their pictures."""
 
 import contextlib
+import json
+import os
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from sqlalchemy import text
 from pg_mop_client import tables
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
 from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.run import written
 from pg_mop_client.watching import printable
 
 if TYPE_CHECKING:
@@ -25,18 +28,18 @@ LISTED = (
 class Model:
     """A named model that the role may read. All methods read its present state.
 
-    `version`: the version that answers; None: the version in use. `report`: the text of the training that has made this
-    object, or None.
+    `version`: the version that answers; None: the version in use. `training_report`: the text of the training that has made
+    this object, or None.
 
     Methods take their rows as `data`: a DataFrame with the columns of the table (in any order, others are ignored), or, as
     text, a table, a view or a query of the server. Rows of a DataFrame go to the server in a temporary table.
     """
 
     def __init__(
-        self, selection: "Selection", name: str, version: int | None = None, report: str | None = None
+        self, selection: "Selection", name: str, version: int | None = None, training_report: str | None = None
     ) -> None:
         """Raises ClientError if the role sees no such model."""
-        self.selection, self.name, self.version, self.report = selection, name, version, report
+        self.selection, self.name, self.version, self.training_report = selection, name, version, training_report
         self._schema = plain(quote(selection.schema))
         _ = self.info
 
@@ -81,7 +84,7 @@ class Model:
         report: str = self.selection.mop_retrain(
             self.name, source=source, time_limit=time_limit, automatic=automatic, warm=warm
         )
-        self.report = report
+        self.training_report = report
         return report
 
     def use_version(self, version: int) -> None:
@@ -128,6 +131,19 @@ class Model:
         return found
 
     # --- reports -----------------------------------------------------------------------------------------
+    def report(self, data: Any = None, path: str | os.PathLike[str] | None = None) -> str:
+        """Write the report, an HTML file, to `path` and return the path; None: return the text of the report.
+
+        With `data`, the report has the measures, tables and pictures of these rows; without, what is stored with the
+        versions. Raises ClientError.
+        """
+        page = self._whole(data, "html")
+        return page if path is None else written(page, path)
+
+    def report_data(self, data: Any = None) -> dict[str, Any]:
+        """The data of the report: sections with facts, tables, and descriptions of pictures."""
+        return json.loads(self._whole(data, "json"))
+
     def evaluate(self, data: Any) -> pandas.DataFrame:
         """Measures on rows whose target is known: metric, value."""
         return self._report("mop_evaluate", data)
@@ -219,6 +235,13 @@ class Model:
         return plots
 
     # --- calls -------------------------------------------------------------------------------------------
+    def _whole(self, data: Any, kind: str) -> str:
+        """The report of mop_model_report."""
+        with contextlib.nullcontext(None) if data is None else self._source(data) as source:
+            return self._call(
+                "mop_model_report", model=self.name, source=source, format=kind, version=self.version
+            ).iloc[0, 0]
+
     def _report(self, function: str, data: Any, **more: Any) -> pandas.DataFrame:
         with self._source(data) as source:
             return self._call(function, model=self.name, source=source, version=self.version, **more)

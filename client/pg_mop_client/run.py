@@ -39,6 +39,16 @@ def whole(run_id: Any) -> int:
     return number
 
 
+def written(page: str, path: str | os.PathLike[str]) -> str:
+    """Write a report to a file, and return its path. Raises ClientError."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
+    except OSError as error:
+        raise ClientError(f"the report cannot be written to {path}: {error.strerror}") from None
+    return str(path)
+
+
 def _classes(values: pandas.Series, kind: str) -> pandas.Series:
     """Classes in the server's spelling, converted for the SQL type `kind` of the label; for vectors, positions."""
     if kind == "boolean":
@@ -353,14 +363,7 @@ class Run:
                 text(f"SELECT {self._schema}.mop_report(:run, 'html', CAST(:keys AS integer[]))"),
                 {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]},
             ).scalar_one()
-        if path is None:
-            return page
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(page)
-        except OSError as error:
-            raise ClientError(f"the report cannot be written to {path}: {error.strerror}") from None
-        return str(path)
+        return page if path is None else written(page, path)
 
     def plot_curves(self, series: str | None = None, ax: Any = None) -> Any:
         """Learning curves of a series, such as 'validation loss' (None: the ranking series); matplotlib's Axes."""

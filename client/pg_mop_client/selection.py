@@ -182,7 +182,7 @@ class Selection:
         return table
 
     def train(self, source: str, name: str, target: str, **more: Any) -> Model:
-        """Train a model for a column of a table, view or query. Returns a :class:`Model`; its `report` is a text.
+        """Train a model for a column of a table, view or query. Returns a :class:`Model`; its `training_report` is a text.
 
         This is mop_train (its documentation describes the arguments `more`, such as time_limit='2 min'). It has no
         progress bar; Ctrl-C cancels it.
@@ -193,7 +193,7 @@ class Selection:
                 hint="s.train(s.load(data, 'table'), ...) writes a DataFrame to a table first.",
             )
         report = self.mop_train(source, name, target=target, **more)
-        return Model(self, name, report=report)
+        return Model(self, name, training_report=report)
 
     def model(self, name: str, version: int | None = None) -> Model:
         """A named model that the role may read; `version` None: the version in use. Raises ClientError."""

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import sqlalchemy
@@ -17,6 +18,8 @@ MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
 MOST_FILTERS = 4  # filters with data in memory, for each run
 RUNS_PER_PAGE = 50
+MOST_MODELS = 500
+SHOWN_MEASURES = ("accuracy", "auc", "r2", "rmse")  # in the list of models
 
 
 class Snapshot:
@@ -42,37 +45,83 @@ class Snapshots:
         self.engine, self.schema = engine, plain(quote(schema))
         self._runs: OrderedDict[int, Snapshot] = OrderedDict()
         self._lock = threading.Lock()
-        self._list: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._list: dict[Hashable, tuple[float, dict[str, Any]]] = {}
         self._listing = threading.Lock()
 
     def runs(self, page: int) -> dict[str, Any]:
         """A page of the role's runs, the latest first: {'runs', 'page', 'pages', 'count'}."""
+        return self._shared(page, lambda connection: self._runs_of(connection, page))
+
+    def models(self) -> dict[str, Any]:
+        """The named models that the role may read, with the version in use of each: {'models', 'more'}."""
+        return self._shared("models", self._models)
+
+    def model(self, name: str, version: int | None) -> dict[str, Any]:
+        """The data that are stored with a named model (mop_model_report). Raises ClientError."""
+        return self._shared((name, version), lambda connection: self.measured(connection, name, version, None))
+
+    def measured(
+        self, connection: sqlalchemy.Connection, name: str, version: int | None, source: str | None
+    ) -> dict[str, Any]:
+        """The report's data of a named model on the rows of a source; None: what is stored."""
+        return json.loads(
+            connection.execute(
+                text(f"SELECT {self.schema}.mop_model_report(:name, :source, 'json', :version)"),
+                {"name": name, "source": source, "version": version},
+            ).scalar_one()
+        )
+
+    def _shared(self, key: Hashable, query: Callable[[sqlalchemy.Connection], dict[str, Any]]) -> dict[str, Any]:
+        """The result of a query, executed again after a while."""
         with self._listing:
-            until, found = self._list.get(page, (0.0, {}))
+            until, found = self._list.get(key, (0.0, {}))
             if time.monotonic() < until:
                 return found
             began = time.monotonic()
             with connected(self.engine) as connection:
-                count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar_one()
-                pages = max(1, -(-count // RUNS_PER_PAGE))
-                rows = (
-                    connection.execute(
-                        text(
-                            f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
-                            f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
-                            f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
-                            f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
-                            f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"
-                        ),
-                        {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE},
-                    )
-                    .mappings()
-                    .all()
-                )
-            found = {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
-            self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # drops outdated pages
-            self._list[page] = self._after(began), found
+                found = query(connection)
+            self._list = {k: kept for k, kept in self._list.items() if kept[0] > began}  # drops outdated results
+            self._list[key] = self._after(began), found
             return found
+
+    def _runs_of(self, connection: sqlalchemy.Connection, page: int) -> dict[str, Any]:
+        count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar_one()
+        pages = max(1, -(-count // RUNS_PER_PAGE))
+        rows = (
+            connection.execute(
+                text(
+                    f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
+                    f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
+                    f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
+                    f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
+                    f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"
+                ),
+                {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE},
+            )
+            .mappings()
+            .all()
+        )
+        return {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
+
+    def _models(self, connection: sqlalchemy.Connection) -> dict[str, Any]:
+        rows = (
+            connection.execute(
+                text(
+                    f"SELECT DISTINCT ON (name) name, version, in_use, target, kind, metrics, owner, "
+                    f"left(description, 300) AS description, CAST(date_trunc('second', created) AS text) AS created, "
+                    f"count(*) OVER (PARTITION BY name) AS versions "
+                    f"FROM {self.schema}.mop_models ORDER BY name, in_use DESC, version DESC LIMIT {MOST_MODELS + 1}"
+                )
+            )
+            .mappings()
+            .all()
+        )
+        found = []
+        for row in rows[:MOST_MODELS]:
+            metrics = row["metrics"] if isinstance(row["metrics"], dict) else {}
+            measures = {name: v for name in SHOWN_MEASURES if isinstance(v := metrics.get(name), (int, float))}
+            found.append({**row, "metrics": measures})
+        return {"models": found, "more": len(rows) > MOST_MODELS}
 
     def run(self, run_id: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """(number, head, data) of a run. Raises ClientError if the role sees no such run."""

@@ -9,6 +9,7 @@ import pandas
 import pytest
 
 from pg_mop_client import ClientError, Model, Selection, ServerError
+from pg_mop_client.command import main
 from workload import HOSTILE
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -54,7 +55,7 @@ def income(s, people, model):
 
 
 def test_a_trained_model_has_the_report_and_its_row(s, model):
-    assert 'Version 1 of model "leaving" predicts leaves (classification).' in model.report
+    assert 'Version 1 of model "leaving" predicts leaves (classification).' in model.training_report
     assert model.info.kind == "classification" and model.info.version == 1 and model.info.in_use
     assert "version 1 predicts leaves" in repr(model)
     assert "leaving" in list(s.models().name) and isinstance(s.model("leaving"), Model)
@@ -159,6 +160,40 @@ def test_pictures_show_the_numbers_of_the_reports(model, income, people):
     with pytest.raises(ClientError, match="there is no metric 'speed'"):
         model.plot_baselines("leaving_train", "leaving_test", "speed")
     matplotlib.pyplot.close("all")
+
+
+def test_the_report_is_one_file_with_the_numbers_of_the_rows(model, people, tmp_path):
+    path = model.report(people, tmp_path / "leaving.html")
+    page = (tmp_path / "leaving.html").read_text()
+    assert path == str(tmp_path / "leaving.html") and "measured on a temporary table" in page
+    data = model.report_data(people)
+    own = {section["name"]: section for section in data["measured"]}
+    assert own["confusion"]["picture"]["counts"] == model.confusion_matrix(people).to_numpy().tolist()
+    assert {"measures", "classes", "roc", "calibration", "importance", "drift"} <= set(own)
+    assert data["stored"][0]["facts"]["rows"].count(",") == 2 and data["test_part"] == "leaving_test"
+    assert "Confusion matrix" not in model.report() and "<!DOCTYPE html>" in model.report()
+    assert model.report_data("leaving_test")["source"] == "leaving_test"
+    with pytest.raises(ClientError, match="the report cannot be written to"):
+        model.report(path=tmp_path / "no" / "such" / "folder.html")
+
+
+def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["-d", db.uri(), "report", "--model", "leaving", "--on", "leaving_test"]) == 0
+    assert capsys.readouterr().out == "leaving.html\n"
+    assert "measured on leaving_test" in (tmp_path / "leaving.html").read_text()
+    assert main(["-d", db.uri(), "report", "--model", '"leaving"', "--version", "1", "-o", "-"]) == 0
+    assert "Confusion matrix" not in capsys.readouterr().out
+    for arguments, said in (
+        ([], "takes the number of a run, or --model"),
+        (["7", "--model", "leaving"], "takes the number of a run, or --model"),
+        (["7", "--on", "leaving_test"], "--on and --version are for --model"),
+        (["--model", "nobody"], "there is no model nobody that the role may read"),
+        (["--model", "leaving", "--version", "9"], "model leaving has no version 9"),
+        (["--model", "leaving", "--on", "no_table"], "source table 'no_table' does not exist"),
+    ):
+        assert main(["-d", db.uri(), "report", *arguments]) == 1
+        assert said in capsys.readouterr().err
 
 
 def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income, people):

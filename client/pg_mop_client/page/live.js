@@ -13,7 +13,8 @@
     const where = () => location.pathname + (asked.size ? "?" + asked : "");
     history.replaceState(null, "", where());
     const run = /^\/run\/(\d+)$/.exec(location.pathname)?.[1], compared = location.pathname === "/compare";
-    $("main").replaceChildren($(run || compared ? "run-page" : "list-page").content.cloneNode(true));
+    const models = location.pathname === "/models", model = location.pathname === "/model";
+    $("main").replaceChildren($(run || compared ? "run-page" : models ? "models-page" : model ? "model-page" : "list-page").content.cloneNode(true));
 
     // --- requests ------------------------------------------------------------------------------------------
     async function ask(path, given, read = answer => answer.json()) {
@@ -28,7 +29,7 @@
         throw { said: answer.status === 503 ? found.error + ": trying again; the runs do not depend on it" : found.error, hint: found.hint };
     }
     let turn = 0, timer, was_lost = false, have = "";
-    const path = run ? `/api/run/${run}` : compared ? "/api/compare" : "/api/runs";
+    const path = run ? `/api/run/${run}` : compared ? "/api/compare" : models ? "/api/models" : model ? "/api/model" : "/api/runs";
     async function refresh() {
         clearTimeout(timer);
         const mine = ++turn, query = new URLSearchParams(asked);
@@ -41,7 +42,7 @@
             was_lost = false;
             $("connection").textContent = "";
             const began = performance.now();
-            if (run || compared) rest = showRun(found); else rest = showList(found);
+            rest = run || compared ? showRun(found) : models ? showModels(found) : model ? showModel(found) : showList(found);
             document.documentElement.dataset.updated = (performance.now() - began).toFixed(1);  // milliseconds, for measurements
         } catch (problem) {
             if (mine !== turn) return;
@@ -74,9 +75,10 @@
     // makes the children anew only if their data have changed: so focus and scroll position stay
     function fill(id, value, make) {
         const text = JSON.stringify(value);
-        if (filled[id] === text) return;
+        if (filled[id] === text) return false;
         filled[id] = text;
         $(id).replaceChildren(...make(value));
+        return true;
     }
     // after the replacement, data-focus identifies the element that had the focus
     function keepingFocus(work) {
@@ -106,9 +108,9 @@
         return el("dl", {}, ...Object.entries(given).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, value]) =>
             el("div", {}, el("dt", {}, name), el("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     }
-    function plainTable(names, rows, caption) {
+    function plainTable(names, rows, caption, numeric = []) {
         return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, el("table", {}, el("caption", {}, caption),
-            el("thead", {}, el("tr", {}, ...names.map(name => el("th", { scope: "col" }, el("span", {}, name))))),
+            el("thead", {}, el("tr", {}, ...names.map((name, i) => el("th", { scope: "col", ...(numeric[i] ? { class: "number" } : {}) }, el("span", {}, name))))),
             el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(value => value instanceof Node ? el("td", {}, value)
                 : el("td", typeof value === "number" ? { class: "number" } : {}, value === null ? "" : show(value))))))));
     }
@@ -142,6 +144,82 @@
         })));
         pages(found.page, found.pages);
         return found.runs.some(r => r.status === "running") ? 2000 : 5000;
+    }
+
+    // --- named models --------------------------------------------------------------------------------------
+    function showModels(found) {
+        $("title").textContent = document.title = "Models";
+        $("caption").textContent = found.models.length ? `${found.more ? "The first " : ""}${found.models.length} named models, each with its version in use` : "No named models yet.";
+        const table = $("table");
+        if (!table.tHead.rows.length)
+            table.tHead.append(el("tr", {}, ...["model", "version", "versions", "target", "kind", "measures", "made", "owner", "description"]
+                .map(name => el("th", { scope: "col" }, el("span", {}, name)))));
+        keepingFocus(() => table.tBodies[0].replaceChildren(...found.models.map(m => {
+            const link = el("a", { href: "/model?" + new URLSearchParams({ name: m.name }), "data-focus": "model" + m.name }, m.name);
+            const measures = Object.entries(m.metrics).map(([name, value]) => `${name} ${show(value)}`).join(", ");
+            return el("tr", {}, ...[link, m.in_use ? m.version : "none in use", m.versions, m.target, m.kind, measures, m.created, m.owner, m.description]
+                .map(cell => el("td", {}, cell instanceof Node ? cell : cell === null ? "" : String(cell))));
+        })));
+        return 5000;
+    }
+    function section(own) {
+        const tables = (own.tables || []).map(t => plainTable(t.columns.map(([name]) => name), t.rows, t.caption, t.columns.map(([, numeric]) => numeric)));
+        return el("section", { "aria-labelledby": own.name + "-title" }, el("h2", { id: own.name + "-title" }, own.title),
+            ...(own.note ? [el("p", { class: "note" }, own.note)] : []),
+            ...(own.picture ? [el("div", { class: "picture", id: own.name + "-picture" })] : []),
+            ...(own.facts ? [pairs(own.facts)] : []),
+            ...(own.picture && tables.length ? [el("details", {}, el("summary", {}, "Numbers"), ...tables)] : tables),
+            ...(own.code ? [el("pre", { tabindex: "0" }, el("code", {}, own.code))] : []));
+    }
+    function sections(id, given) {
+        if (!fill(id, given, () => given.map(section))) return;
+        const drawn = given.filter(own => own.picture);
+        window.pgMopModel.draw(Object.fromEntries(drawn.map(own => [own.name, own.picture])));
+        for (const { name } of drawn) $(name + "-picture").after(saves(name));
+    }
+    let measured = null;  // the report's data of the last evaluation
+    function showModel(found) {
+        const [about, ...others] = found.stored;
+        $("title").textContent = document.title = `Model ${found.model}, version ${found.version}`;
+        $("headline").textContent = measured?.headline || found.headline;
+        sections("about-part", [about]);
+        sections("other-parts", others);
+        fill("version", [asked.get("version") || "", found.versions], () => ["", ...found.versions].map(v =>
+            el("option", { value: v, ...(String(v) === (asked.get("version") || "") ? { selected: "" } : {}) }, v === "" ? "in use" : String(v))));
+        if (!$("source").value && !$("source").dataset.touched) $("source").value = found.test_part || "";
+        return 10000;
+    }
+    function beginModel() {
+        document.querySelector(".skip").setAttribute("href", "#about-part");
+        document.querySelector(".skip").textContent = "To the version";
+        const tell = text => { $("evaluation").textContent = text; };
+        $("version").addEventListener("change", () => {
+            if ($("version").value) asked.set("version", $("version").value); else asked.delete("version");
+            location.href = where();  // (measures of another version would mislead)
+        });
+        $("source").addEventListener("input", () => { $("source").dataset.touched = "1"; });
+        $("html").addEventListener("click", () => save(seen(), file + ".html"));
+        $("stop").addEventListener("click", async () => {
+            try { tell((await ask("/api/model/cancel", {})).said); } catch (problem) { tell(message(problem)); }
+        });
+        $("evaluate").addEventListener("submit", async event => {
+            event.preventDefault();
+            const source = $("source").value, go = $("evaluate").querySelector("button");
+            go.disabled = true;
+            $("stop").hidden = false;
+            tell(`The server measures the model on ${source} …`);
+            try {
+                measured = await ask("/api/model/evaluate", { name: asked.get("name"), version: asked.get("version"), source });
+                sections("measured-part", measured.measured);
+                $("headline").textContent = measured.headline;
+                tell(`Measured on ${source}, version ${measured.version}, ${measured.made_at}.`);
+                $("stop").hidden = true;
+            } catch (problem) {
+                tell(message(problem));
+                $("stop").hidden = !/in progress/.test(problem.said || "");
+            }
+            go.disabled = false;
+        });
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
@@ -376,7 +454,7 @@
         const copy = document.documentElement.cloneNode(true), head = copy.querySelector("head");
         for (const own of copy.querySelectorAll("th button, .legend button")) own.replaceWith(el("span", {}, ...own.childNodes));
         copy.querySelector("#series")?.parentNode.replaceWith(el("p", { class: "note" }, $("series").value + ($("log").checked ? ", logarithmic" : "")));
-        if ($("filtered").textContent) copy.querySelector("#headline").append(` ${$("filtered").textContent}: ${asked}`);
+        if ($("filtered")?.textContent) copy.querySelector("#headline").append(` ${$("filtered").textContent}: ${asked}`);
         for (const own of copy.querySelectorAll("nav, form, template, script, link, button, .controls:not(.legend), .skip, .hint, [hidden], #connection, #said")) own.remove();
         for (const row of copy.querySelectorAll("[tabindex], [data-focus]")) { row.removeAttribute("tabindex"); row.removeAttribute("data-focus"); }
         head.append(el("style", {}, [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).map(rule => rule.cssText).join("\n")));
@@ -387,17 +465,18 @@
         link.click();
         setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     }
+    const file = run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs";
     function saves(name) {
-        const title = $(name + "-title").textContent, file = (run ? "run_" + run : "runs") + "_" + name;
+        const title = $(name + "-title").textContent, picture_file = file + "_" + name;
         return el("div", { class: "controls saves", role: "group", "aria-label": title + " as a file" },
-            button("SVG", () => { const made = picture(name); if (made) save(made.blob, file + ".svg"); }, { "aria-label": title + " as SVG" }),
+            button("SVG", () => { const made = picture(name); if (made) save(made.blob, picture_file + ".svg"); }, { "aria-label": title + " as SVG" }),
             button("PNG", () => {
                 const made = picture(name), image = new Image();
                 if (!made) return;
                 image.onload = () => {
                     const canvas = el("canvas", { width: made.width * 2, height: made.height * 2 });
                     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-                    canvas.toBlob(blob => save(blob, file + ".png"));
+                    canvas.toBlob(blob => save(blob, picture_file + ".png"));
                     URL.revokeObjectURL(image.src);
                 };
                 image.src = URL.createObjectURL(made.blob);
@@ -405,7 +484,8 @@
     }
 
     if (run || compared) begin();
-    else $("compare").addEventListener("click", () => {
+    else if (model) beginModel();
+    else if (!models) $("compare").addEventListener("click", () => {
         location.href = "/compare?" + new URLSearchParams([...picked].map(id => ["run", id]));
     });
     refresh();
