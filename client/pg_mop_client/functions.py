@@ -23,7 +23,7 @@ SELECT p.proname AS name, p.prokind = 'p' AS is_procedure, p.proretset AS is_set
 FROM pg_catalog.pg_proc p WHERE p.pronamespace = CAST(:schema AS text)::pg_catalog.regnamespace
 AND p.proname = ANY (:names) AND coalesce(p.proargnames[1:p.pronargs], '{}') <> ARRAY['message'] ORDER BY p.oid
 """
-
+OF_JSON = ("transform",)  # arguments of type text whose dictionaries are JSON
 
 # call(function's row of mop_functions, statement, values, form) executes a statement
 Call = Callable[[Any, str, Mapping[str, Any], Any], Any]
@@ -72,7 +72,7 @@ def _method(schema: str, function: Any, forms: list[Any], call: Call) -> Callabl
         else:
             form, given = longest, bind(*args, **named)
         types = dict(zip(form.arguments, form.types))
-        values = {name: adapt(value, types[name]) for name, value in given.items()}
+        values = {name: adapt(value, "json" if name in OF_JSON else types[name]) for name, value in given.items()}
         listed = ", ".join(f"{quote(name)} => :{name}" for name in values)
         verb = "CALL" if form.is_procedure else "SELECT * FROM" if form.is_set else "SELECT"
         return call(function, f"{verb} {plain(quote(schema))}.{quote(function.name)}({listed})", values, form)

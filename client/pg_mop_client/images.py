@@ -1,9 +1,10 @@
-"""Folders of pictures as rows: an array of pixels for each picture, and the folder's name as the label."""
+"""Pictures on the client's machine: folders of them as rows with arrays of pixels, and files that a column names."""
 
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -15,6 +16,58 @@ CHUNK_PIXELS = 4_000_000  # approximate number of values in memory at a time
 MODES = {"RGB": 3, "RGBA": 4, "L": 1}
 OF_PARTS = ("MPO", "PSD")  # in these formats the first frame is the picture; the others are previews or layers
 DEEP = re.compile(r"(L|LA|RGB|RGBA|RGBX|CMYK);(1[0-6]|32|64)[A-Z]*")  # Pillow's names of pixels above 8 bits a channel
+
+MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # the first bytes of PNG and JPEG files
+MOST_FILE = 64 << 20  # bytes of a file that a column names
+
+
+def check_files(column: str, values: Iterable[Any]) -> None:
+    """Raises ClientError unless each value is missing or the path of a PNG or JPEG file of at most MOST_FILE bytes."""
+    for row, value in enumerate(values):
+        if not _is_missing(value):
+            _first_bytes(column, row, value, len(MAGIC[0]))
+
+
+def read_file(column: str, row: int, value: Any) -> bytes:
+    """The bytes of the PNG or JPEG file that a column names in a row. Raises ClientError."""
+    return _first_bytes(column, row, value, MOST_FILE)
+
+
+def _is_missing(value: Any) -> bool:
+    return pandas.api.types.is_scalar(value) and bool(pandas.isna(value))
+
+
+def _first_bytes(column: str, row: int, value: Any, most: int) -> bytes:
+    """At most so many bytes of an image file. Raises ClientError that names the row (from 0) and the path."""
+    where = f"row {row} of column {column!r}"
+    if not isinstance(value, (str, os.PathLike)):
+        raise ClientError(
+            f"{where} is {type(value).__name__}, not the path of an image", hint="Columns of bytes need no images=..."
+        )
+    path = pathlib.Path(value).expanduser()
+    try:
+        # (a pipe or a device would have no end: it is neither opened nor waited for)
+        mode = path.stat()
+        if not stat.S_ISREG(mode.st_mode):
+            raise ClientError(f"{where}: {str(path)!r} is no file")
+        if mode.st_size > MOST_FILE:
+            raise ClientError(f"{where}: {str(path)!r} has {mode.st_size:,} bytes, more than {MOST_FILE:,}")
+        with open(path, "rb") as file:
+            found = file.read(min(most, MOST_FILE))
+    except FileNotFoundError:
+        raise ClientError(
+            f"{where}: there is no file {str(path)!r}", hint=f"The current directory is {os.getcwd()!r}."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ClientError(
+            f"{where}: {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not found.startswith(MAGIC):
+        raise ClientError(
+            f"{where}: {str(path)!r} is no PNG or JPEG file" if found else f"{where}: {str(path)!r} is empty",
+            hint="PIL.Image.open(path).save('picture.png') converts other formats.",
+        )
+    return found
 
 
 def chunks(

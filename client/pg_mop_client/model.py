@@ -32,7 +32,8 @@ class Model:
     this object, or None.
 
     Methods take their rows as `data`: a DataFrame with the columns of the table (in any order, others are ignored), or, as
-    text, a table, a view or a query of the server. Rows of a DataFrame go to the server in a temporary table.
+    text, a table, a view or a query of the server. Rows of a DataFrame go to the server in a temporary table; in columns of
+    images, it may have paths of PNG and JPEG files on this machine.
     """
 
     def __init__(
@@ -267,13 +268,25 @@ class Model:
             yield data
             return
         data = tables.typed(tables.checked(data))  # (a text column of NULLs would not fit; absent columns are NULL)
+        pictures = self._pictures(data)
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
         try:
             with driver_errors():
-                tables.copy(self.selection.calls.connection(), data, name, numbered=number, temporary=True)
+                tables.copy(
+                    self.selection.calls.connection(), data, name, numbered=number, temporary=True, pictures=pictures
+                )
             yield f"pg_temp.{name}"
         finally:
             self._drop(f"pg_temp.{name}")
+
+    def _pictures(self, data: pandas.DataFrame) -> list[str]:
+        """The columns with paths of images: texts or paths, where the model was trained on images."""
+        of = (str, os.PathLike)
+        texts = [name for name in data.columns if isinstance(next(iter(data[name].dropna()), None), of)]
+        if not texts:
+            return []
+        info = self.feature_info()
+        return [name for name in info.column_name[info.sql_type == "bytea"] if name in texts]
 
     def _drop(self, table: str) -> None:
         with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, ClientError):  # (the block's own error matters)

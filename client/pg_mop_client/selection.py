@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -168,17 +168,26 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
     # --- ordinary tables ---------------------------------------------------------------------------------
-    def load(self, data: pandas.DataFrame, table: str, key: str | None = None, replace: bool = False) -> str:
+    def load(
+        self,
+        data: pandas.DataFrame,
+        table: str,
+        key: str | None = None,
+        replace: bool = False,
+        images: str | Sequence[str] = (),
+    ) -> str:
         """Write a DataFrame to a new table, without its index. Returns the name of the table.
 
         Each column gets the SQL type of its values (numbers, booleans, texts, dates, times, arrays, bytes, ...); missing
-        values become NULL. `key`: the column of the primary key. `replace`: drop an existing table with this name. Raises
-        ClientError for unsuitable data. An error leaves the database unchanged.
+        values become NULL. `key`: the column of the primary key. `replace`: drop an existing table with this name. `images`:
+        columns with paths of PNG and JPEG files on this machine, whose bytes are written. Raises ClientError for unsuitable
+        data. An error leaves the database unchanged.
         """
         tables.checked(data)
+        pictures = [images] if isinstance(images, str) else list(images)
         with self.calls.transaction() as connection:
             self._clear_names(connection, [table], replace, "load")
-            tables.copy(connection, data, table, key)
+            tables.copy(connection, data, table, key, pictures=pictures)
         return table
 
     def train(self, source: str, name: str, target: str, **more: Any) -> Model:

@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -13,6 +13,7 @@ import psycopg2
 import sqlalchemy
 from sqlalchemy import text
 
+from pg_mop_client import images
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
 from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, CHUNK_ROWS, few, named
@@ -42,16 +43,25 @@ def copy(
     key: str | None = None,
     numbered: str | None = None,
     temporary: bool = False,
+    pictures: Sequence[str] = (),
 ) -> None:
     """Write a DataFrame to a new table in the caller's transaction, without its index.
 
     `table`: a name in SQL's syntax, or of a temporary table as it is. `key`: the column of the primary key. `numbered`: the
-    name of a further column with the position of each row, from 0. Missing values become NULL. Raises ClientError.
+    name of a further column with the position of each row, from 0. `pictures`: columns with paths of PNG and JPEG files,
+    which become bytea. All files are looked at first, and then read one by one. Missing values become NULL. Raises
+    ClientError.
     """
     data = checked(data)
+    if unknown := [name for name in pictures if name not in data.columns]:
+        raise ClientError(f"there is no column {unknown[0]!r} of images", hint=f"The columns are {few(data.columns)}.")
     if key is not None and key not in data.columns:
         raise ClientError(f"there is no column {key!r} for the key", hint=f"The columns are {few(data.columns)}.")
-    columns = {name: column(name, data[name]) for name in data.columns}
+    columns: dict[str, tuple[str, Write | None]] = {
+        name: ("bytea", None) if name in pictures else column(name, data[name]) for name in data.columns
+    }
+    for name in pictures:
+        images.check_files(name, data[name])
     described = [f"{quote(name)} {sql_type}" for name, (sql_type, _) in columns.items()]
     if numbered is not None:
         described.append(f"{quote(numbered)} bigint")
@@ -191,29 +201,35 @@ def _text(value: str) -> str:
 
 
 class _Lines:
-    """A file object for COPY, with the lines of a DataFrame, made on demand. `error`: the exception of `read`, or None."""
+    """A file object for COPY, with the lines of a DataFrame, made on demand. `error`: the exception of `read`, or None.
 
-    def __init__(self, data: pandas.DataFrame, columns: dict[str, tuple[str, Write]], numbered: bool) -> None:
+    A column without a function has paths of images, which are read one by one.
+    """
+
+    def __init__(self, data: pandas.DataFrame, columns: dict[str, tuple[str, Write | None]], numbered: bool) -> None:
         self.error: BaseException | None = None
         self.pieces = self._pieces(data, columns, numbered)
-        self.left = ""
+        self.piece, self.at = "", 0
 
     def read(self, size: int) -> str:
         try:
-            if not self.left:
-                self.left = next(self.pieces, "")
+            if self.at >= len(self.piece):
+                self.piece, self.at = next(self.pieces, ""), 0
         except BaseException as error:
             self.error = error
             raise
-        given, self.left = self.left[:size], self.left[size:]
-        return given
+        self.at += size
+        return self.piece[self.at - size : self.at]
 
     @staticmethod
-    def _pieces(data: pandas.DataFrame, columns: dict[str, tuple[str, Write]], numbered: bool) -> Iterator[str]:
+    def _pieces(data: pandas.DataFrame, columns: dict[str, tuple[str, Write | None]], numbered: bool) -> Iterator[str]:
+        whole = all(write is not None for _, write in columns.values())
         for at in range(0, len(data), CHUNK_ROWS):
             chunk = data.iloc[at : at + CHUNK_ROWS]
             fields: list[Any] = [
-                [
+                _files(name, chunk[name], at)
+                if write is None
+                else [
                     "\\N" if missing else write(value)
                     for value, missing in zip(chunk[name].astype(object), chunk[name].isna())
                 ]
@@ -221,4 +237,14 @@ class _Lines:
             ]
             if numbered:
                 fields.append(map(str, range(at, at + len(chunk))))
-            yield "".join("\t".join(line) + "\n" for line in zip(*fields))
+            lines = ("\t".join(line) + "\n" for line in zip(*fields))
+            if whole:
+                yield "".join(lines)
+            else:  # (one line in memory at a time)
+                yield from lines
+
+
+def _files(name: str, values: pandas.Series, at: int) -> Iterator[str]:
+    """The fields of a column of paths; `at`: the position of the first row."""
+    for row, (value, missing) in enumerate(zip(values.astype(object), values.isna()), at):
+        yield "\\N" if missing else _bytes(images.read_file(name, row, value))

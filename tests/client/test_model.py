@@ -2,13 +2,16 @@
 
 import datetime
 import decimal
+import os
+import pathlib
+import resource
 import uuid
 
 import numpy
 import pandas
 import pytest
 
-from pg_mop_client import ClientError, Model, Selection, ServerError
+from pg_mop_client import ClientError, Model, Selection, ServerError, images
 from pg_mop_client.command import main
 from workload import HOSTILE
 
@@ -323,3 +326,101 @@ def test_an_existing_table_is_replaced_on_request_alone(db, s):
     assert db.value("SELECT a FROM kept") == 1
     s.load(pandas.DataFrame({"a": [3]}), "kept", replace=True)
     assert db.value("SELECT a FROM kept") == 3
+
+
+# --- images --------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Paths of small pictures that are red or blue, PNG or JPEG, and their bytes."""
+    image = pytest.importorskip("PIL.Image", reason="not run: Pillow is not installed")
+    folder = tmp_path_factory.mktemp("photos")
+    rows = []
+    for i in range(40):
+        colour = "red" if i % 2 else "blue"
+        path = folder / f"{i} {HOSTILE[:5].replace('/', '')}.{'png' if i % 3 else 'jpg'}"
+        image.new("RGB", (20, 16), colour).save(path)
+        rows.append({"id": i, "photo": str(path) if i % 4 else path, "colour": colour})
+    return pandas.DataFrame(rows)
+
+
+def test_a_column_of_paths_becomes_the_bytes_of_the_files(db, s, photos, tmp_path):
+    data = photos.assign(photo=photos.photo.where(photos.id != 7, None), again=photos.photo)
+    s.load(data, "photos", key="id", images=["photo", "again"])
+    found = {r["id"]: r for r in db.run("SELECT * FROM photos")}
+    assert len(found) == len(photos) and found[7]["photo"] is None
+    for i, path in zip(photos.id, photos.photo):
+        assert bytes(found[i]["again"]) == pathlib.Path(path).read_bytes()
+        assert i == 7 or bytes(found[i]["photo"]) == bytes(found[i]["again"])
+    s.load(photos.head(2), "photos", images="photo", replace=True)
+    assert db.value("SELECT count(*) FROM photos") == 2
+
+
+def test_large_files_are_read_one_by_one(db, s, tmp_path):
+    """The client's memory does not grow with the number of files."""
+    large = tmp_path / "large.png"
+    large.write_bytes(images.MAGIC[0] + bytes(20_000_000))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    s.load(pandas.DataFrame({"photo": [large] * 12}), "large_photos", images="photo")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 250_000  # kilobytes
+    assert db.value("SELECT sum(octet_length(photo)) FROM large_photos") == 12 * 20_000_008
+    db.run("DROP TABLE large_photos")
+
+
+def test_what_is_no_image_is_named_with_its_row_before_anything_is_written(db, s, photos, tmp_path, monkeypatch):
+    text, empty, pipe = tmp_path / "notes.txt", tmp_path / "empty.png", tmp_path / "pipe"
+    text.write_text("no picture")
+    empty.write_bytes(b"")
+    os.mkfifo(pipe)
+    monkeypatch.setattr(images, "MOST_FILE", 5000)
+    long = tmp_path / "long.png"
+    long.write_bytes(images.MAGIC[0] + bytes(5000))
+    for value, message in (
+        (tmp_path / "none.png", "there is no file"),
+        (text, "is no PNG or JPEG file"),
+        (empty, "is empty"),
+        (pipe, "is no file"),
+        (tmp_path, "is no file"),
+        (long, "has 5,008 bytes, more than 5,000"),
+        (7, "is int, not the path of an image"),
+        ("a\0b", "cannot be read"),
+    ):
+        photo = photos.photo.astype(object).copy()
+        photo.iloc[3] = value
+        with pytest.raises(ClientError, match="row 3 of column 'photo'") as caught:
+            s.load(photos.assign(photo=photo), "no_photos", images="photo")
+        assert message in caught.value.message
+    with pytest.raises(ClientError, match="there is no column 'x' of images"):
+        s.load(photos, "no_photos", images="x")
+    assert db.value("SELECT to_regclass('no_photos') IS NULL")
+
+
+def test_a_file_that_goes_while_rows_are_written_leaves_the_database_unchanged(db, s, photos, monkeypatch):
+    kept = images.read_file
+
+    def vanishing(column, row, value):
+        return kept(column, row, "/nowhere/x.png" if row == 30 else value)
+
+    monkeypatch.setattr(images, "read_file", vanishing)
+    with pytest.raises(ClientError, match="row 30 of column 'photo': there is no file '/nowhere/x.png'"):
+        s.load(photos, "gone_photos", images="photo")
+    assert db.value("SELECT to_regclass('gone_photos') IS NULL")
+
+
+def test_a_model_of_images_answers_for_paths(s, photos):
+    s.load(photos, "pictures", key="id", images="photo")
+    model = s.train(
+        "pictures",
+        "colours",
+        "colour",
+        id="id",
+        transform={"photo": {"kind": "image", "size": 8}},
+        max_trials=2,
+        time_limit="60 s",
+        baselines=False,
+    )
+    found = model.predict(photos)
+    assert found.equals(model.predict(photos.assign(photo=[pathlib.Path(p).read_bytes() for p in photos.photo])))
+    assert (found.prediction == photos.colour).mean() > 0.9
+    assert model.evaluate(photos).set_index("metric").value["rows"] == len(photos)
+    with pytest.raises(ClientError, match="row 1 of column 'photo': there is no file"):
+        model.predict(photos.assign(photo=photos.photo.where(photos.id != 1, "gone.png")))
