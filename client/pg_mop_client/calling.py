@@ -1,7 +1,9 @@
 """A long call: it runs in its own thread and connection, shows a progress bar, and ends on Ctrl-C."""
 
 import contextlib
+import re
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -17,16 +19,26 @@ with warnings.catch_warnings():
 
 from pg_mop_client.database import driver_errors, plain, quote
 from pg_mop_client.errors import LostError, ServerError
-from pg_mop_client.watching import Watcher, this_call
+from pg_mop_client.watching import LEAST_SECONDS, Look, Watcher, duration, printable, this_call
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a cancelled call to end
+STEP = re.compile(r"\bmop_(split|pack|architecture|search)\(|\b(load_keras_model)\(")
+# what mop_train does in a step
+STEPS = {
+    "split": "splits",
+    "pack": "packs",
+    "architecture": "makes nets",
+    "load_keras_model": "makes nets",
+    "search": "trains",
+}
 
 
 class Calls:
     """The session that makes all calls. It is one connection, so worker sessions and trainers stay warm between calls.
 
-    `last_run`: the number of the run of the last training call.
+    `last_run`: the number of the run of the last training call. `messages`: what the server said during the last call of
+    mop_train or mop_retrain: texts that begin with NOTICE or WARNING.
     """
 
     def __init__(self, engine: sqlalchemy.Engine, schema: str, settings: Mapping[str, Any]) -> None:
@@ -34,6 +46,7 @@ class Calls:
         self._connection: sqlalchemy.Connection | None = None
         self._transacts = False
         self.last_run: int | None = None
+        self.messages: list[str] = []
 
     def connection(self) -> sqlalchemy.Connection:
         """The connection. A lost one is replaced by a new one with the same settings, except within a transaction."""
@@ -156,6 +169,52 @@ class Calls:
         finally:
             watcher.close()
 
+    def trained(
+        self, statement: str, values: Mapping[str, Any], name: str, time_limit: Any = None, progress: bool = True
+    ) -> Any:
+        """The value of a call of mop_train or mop_retrain. Ctrl-C cancels it, and what its steps have made is dropped.
+
+        `name`: of the model. `time_limit`: an interval; None: not known. With `progress`, a bar shows the steps and, after
+        the call, its messages are printed: psycopg2 has them only then. Raises the errors of the call.
+        """
+        connection = self.connection()
+        call = this_call(connection)
+        limit = self._seconds(connection, time_limit)
+        driver: Any = connection.connection.dbapi_connection
+        before, driver.notices = driver.notices, (said := _Messages())
+        watcher = Watcher(self.engine, self.schema)
+        work = _Work(connection, statement, values)
+        try:
+            with _TrainingBar(progress, name, limit) as bar:
+                while not work.ended.wait(LEAST_SECONDS / 2 if bar.run_id is None else watcher.rest):
+                    bar.show(watcher, call)
+                if work.error is None:
+                    bar.finish()
+            return work.result().scalar()
+        except KeyboardInterrupt:
+            work.cancel()
+            print("Cancelled. What the steps have made is dropped.")
+            raise
+        finally:
+            watcher.close()
+            driver.notices, self.messages = before, said.messages
+            if progress:
+                for message in self.messages:
+                    print(printable(message))
+
+    @staticmethod
+    def _seconds(connection: sqlalchemy.Connection, interval: Any) -> float | None:
+        """The seconds of an SQL interval; None for what is none (the call itself reports it)."""
+        if interval is None:
+            return None
+        with contextlib.suppress(ServerError), driver_errors():
+            return float(
+                connection.execute(
+                    text("SELECT extract(epoch FROM CAST(:i AS interval))"), {"i": interval}
+                ).scalar_one()
+            )
+        return None
+
     @staticmethod
     def _lost(error: LostError, run_id: int | None) -> LostError:
         """Add a hint about the run to the error of a call that lost its connection."""
@@ -245,6 +304,93 @@ class _Bar:
         over = not now.units_total and now.run.status == "finished"
         self.bar.total, self.bar.n = (1, 1) if over else (now.units_total, now.units_done)
         self.bar.set_postfix_str(now.summary)
+
+
+class _TrainingBar:
+    """tqdm's bar over the time of mop_train; over the units of its search if the time limit (seconds) is None."""
+
+    def __init__(self, wanted: bool, name: str, limit: float | None) -> None:
+        self.wanted, self.name, self.limit = wanted, name, limit
+        self.run_id: int | None = None
+        self.steps: Any = None  # the last known row of Watcher.steps_of
+        self.bar: Any = None
+        self.began = time.monotonic()
+
+    def __enter__(self) -> "_TrainingBar":
+        if self.wanted:
+            self.bar = tqdm(
+                total=self.limit or 1,
+                desc=self._said("begins"),
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}{postfix}]",
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def _said(self, step: str) -> str:
+        return f"model {printable(self.name)} {step}"
+
+    def show(self, watcher: Watcher, call: Mapping[str, Any]) -> None:
+        """Read the present step and draw it. Errors of reading are ignored, because they do not affect the call."""
+        if self.bar is None:
+            return
+        steps, now = None, None
+        with contextlib.suppress(ServerError):
+            steps = watcher.steps_of(call, self.name)
+            if steps is not None and self.run_id is None:
+                self.run_id = watcher.run_of({name: getattr(steps, name) for name in ("pid", "start", "since")})
+            now = watcher.look(self.run_id) if self.run_id is not None else None
+        if not watcher.is_connected:
+            self.bar.set_postfix_str("progress: connection lost, trying again")
+            return
+        if steps is not None:
+            self.steps = steps
+            found = STEP.search(steps.query)
+            if found:
+                self.bar.set_description_str(self._said(STEPS[found[1] or found[2]]), refresh=False)
+        elif self.steps is not None:  # (its session has ended: the call measures the winner and simple models)
+            self.bar.set_description_str(self._said("is measured"), refresh=False)
+        self._draw(now, steps is not None)
+
+    def _draw(self, now: Look | None, steps: bool) -> None:
+        elapsed = time.monotonic() - self.began
+        said = [] if now is None else [f"{now.units_done} units", *now.results]
+        left = now.seconds_left if now is not None and steps else None
+        if self.limit is not None:
+            rest = self.limit - elapsed
+            self.bar.n = max(0.0, min(elapsed, self.limit))
+            if rest > 0:  # (a search may end before its time; while it asks for more units, the estimate grows)
+                about = f"about {duration(left)}, " if left and left < rest / 2 else ""
+                said.append(f"{about}at most {duration(rest)} left")
+        elif now is not None:
+            self.bar.total, self.bar.n = now.units_total or 1, now.units_done
+            if hasattr(self.bar, "container"):  # (the notebook's widget does not follow by itself)
+                self.bar.container.children[1].max = self.bar.total
+            said += [f"{duration(left)} left"] if left else []
+        self.bar.set_postfix_str(", ".join(said))
+
+    def finish(self) -> None:
+        """Draw the end of a call that has succeeded."""
+        if self.bar is not None:
+            self.bar.n = self.bar.total
+            self.bar.set_description_str(self._said("is trained"), refresh=False)
+            self.bar.set_postfix_str("")
+
+
+class _Messages:
+    """Keeps the notices and warnings of a connection. It is no list, because SQLAlchemy empties lists of notices."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def append(self, message: str) -> None:
+        """psycopg2 calls this for each message."""
+        if message.startswith(("NOTICE", "WARNING")):
+            self.messages.append(message.strip().split("\nCONTEXT:")[0].replace(":  ", ": ", 1))
 
 
 def _written(value: Any) -> str:

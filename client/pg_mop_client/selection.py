@@ -39,6 +39,8 @@ PACKS_ITSELF = {
     "training_preprocessor_table",
 }
 
+TRAINS_A_MODEL = ("mop_train", "mop_retrain")
+
 
 class Selection:
     """pg_mop on a server.
@@ -108,6 +110,8 @@ class Selection:
                     f"{function.name} has ended, but its run was not found", hint="runs() lists all runs."
                 )
             return self.run(run_id)
+        if function.name in TRAINS_A_MODEL and values.get("name") is not None:
+            return self.calls.trained(statement, values, str(values["name"]), values.get("time_limit"), self.progress)
         if form.is_set:
             with connected(self.engine) as connection:
                 return frame(connection, statement, **values)
@@ -190,18 +194,18 @@ class Selection:
             tables.copy(connection, data, table, key, pictures=pictures)
         return table
 
-    def train(self, source: str, name: str, target: str, **more: Any) -> Model:
+    def train(self, source: str, name: str, target: str, time_limit: Any = "5 min", **more: Any) -> Model:
         """Train a model for a column of a table, view or query. Returns a :class:`Model`; its `training_report` is a text.
 
-        This is mop_train (its documentation describes the arguments `more`, such as time_limit='2 min'). It has no
-        progress bar; Ctrl-C cancels it.
+        This is mop_train (its documentation describes the arguments `more`). A progress bar shows the present step, the
+        best loss and the time that is left; afterwards, the server's notices and warnings are printed. Ctrl-C cancels it.
         """
         if not isinstance(source, str):
             raise ClientError(
                 f"source is a table, view or query, not {type(source).__name__}",
                 hint="s.train(s.load(data, 'table'), ...) writes a DataFrame to a table first.",
             )
-        report = self.mop_train(source, name, target=target, **more)
+        report = self.mop_train(source, name, target=target, time_limit=time_limit, **more)
         return Model(self, name, training_report=report)
 
     def model(self, name: str, version: int | None = None) -> Model:

@@ -55,16 +55,19 @@ class Look:
         return next((c.seconds_left for c in self.configurations if c.seconds_left is not None), None)
 
     @property
-    def summary(self) -> str:
-        """The best loss, the number of failed configurations, and the remaining time, as text."""
+    def results(self) -> list[str]:
+        """The best loss and the number of failed configurations, as texts."""
         said = []
         if self.best is not None:
             said.append(f"best unit loss {self.best.last_loss:.4g} ({self.best.mst_key})")
         if failed := sum(map(has_failed, self.configurations)):
             said.append(f"{failed} failed")
-        if self.seconds_left:
-            said.append(f"{duration(self.seconds_left)} left")
-        return ", ".join(said)
+        return said
+
+    @property
+    def summary(self) -> str:
+        """The best loss, the number of failed configurations, and the remaining time, as text."""
+        return ", ".join([*self.results, *([f"{duration(self.seconds_left)} left"] if self.seconds_left else [])])
 
 
 @driver_errors()
@@ -111,6 +114,21 @@ class Watcher:
             **call,
         )
         return rows[0].run_id if rows else None
+
+    def steps_of(self, call: Mapping[Any, Any], name: str) -> Any:
+        """The session in which mop_train executes its steps (run/steps.py): pid, start, since, query; None without one.
+
+        `call`: the result of `this_call`; `name`: of the model.
+        """
+        rows = self._rows(
+            "SELECT pid, backend_start AS start, CAST(:since AS timestamptz) AS since, query "
+            "FROM pg_catalog.pg_stat_activity WHERE usename = current_user AND backend_start >= :since "
+            "AND left(application_name, 10) = 'mop_train ' "
+            "ORDER BY application_name = left('mop_train ' || :name, 63) DESC, backend_start LIMIT 1",
+            since=call["since"],
+            name=name,
+        )
+        return rows[0] if rows else None
 
     def latest(self) -> int | None:
         """The number of the role's latest running run, else of its latest run; None if the role has no runs."""

@@ -4,16 +4,23 @@ import datetime
 import decimal
 import os
 import pathlib
+import re
 import resource
+import signal
+import threading
 import uuid
 
 import numpy
 import pandas
+import psycopg2
 import pytest
 
+from conftest import eventually
 from pg_mop_client import ClientError, Model, Selection, ServerError, images
 from pg_mop_client.command import main
-from workload import HOSTILE
+from pg_mop_client.database import make_engine
+from pg_mop_client.watching import Watcher
+from workload import HOSTILE, is_under_way
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -236,6 +243,72 @@ def test_what_is_no_model_or_no_source_is_told(s, model, people):
         model.predict(people, keep="id")
     with pytest.raises(ClientError, match="there are no rows"):
         model.predict(people.head(0))
+
+
+# --- training is watched --------------------------------------------------------------------------------
+def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, model, capsys):
+    s.load(people.assign(same=1), "members", key="id")
+    given = {"id": "id", "exclude": "income", "max_trials": 3, "baselines": False}
+    with Selection(db.uri(), seed=1) as watched:
+        capsys.readouterr()
+        trained = watched.train("members", "staying", "leaves", time_limit="60 s", **given)
+        shown, messages = capsys.readouterr(), watched.calls.messages
+        assert "model staying trains" in shown.err and "left]" in shown.err and "best unit loss" in shown.err
+        assert re.search(r"model staying is trained: 100%\|", shown.err)
+        assert any(message.startswith("NOTICE: ") and "same" in message for message in messages)
+        assert shown.out == "".join(f"{message}\n" for message in messages) and "CONTEXT" not in shown.out
+        assert watched.calls.connection() is not None and "Version 1" in trained.training_report
+        assert "Version 2" in trained.retrain(automatic=False)
+        assert "model staying is trained: 100%|" in capsys.readouterr().err
+        with pytest.raises(ServerError, match="interval") as caught:
+            watched.train("members", "soon", "leaves", time_limit="soon", **given)
+        assert caught.value.sqlstate == "22007"
+        with pytest.raises(ServerError, match='model "staying" exists'):
+            watched.train("members", "staying", "leaves", **given)
+    with Selection(db.uri(), seed=1, progress=False) as silent:
+        capsys.readouterr()
+        silent.train("members", "silent", "leaves", time_limit="60 s", **given)
+        assert capsys.readouterr() == ("", "") and silent.calls.messages == messages
+
+
+def test_ctrl_c_cancels_the_training_and_leaves_nothing(db, s, people, model, capsys):
+    other = db.another()
+
+    def interrupt():
+        eventually(lambda: is_under_way(other), 60)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # (tests may ignore it)
+    thread = threading.Thread(target=interrupt)
+    with Selection(db.uri(), seed=1) as watched:
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                watched.train("clients", "stopped", "leaves", id="id", exclude="income", time_limit="10 min")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        thread.join()
+        other.close()
+        assert "Cancelled. What the steps have made is dropped." in capsys.readouterr().out
+        left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'stopped%'"
+        assert eventually(lambda: db.value(left) == 0, 30)
+        assert watched.calls.execute("SELECT 1", {}).scalar() == 1
+
+
+def test_two_trainings_of_a_role_are_told_apart_by_their_names(db):
+    since = db.value("SELECT clock_timestamp()")
+    others = []
+    try:
+        for name in ("one", "other"):
+            others.append(psycopg2.connect(db.uri(), application_name=f"mop_train {name}"))
+        watcher = Watcher(make_engine(db.uri()), "madlib")
+        found = [watcher.steps_of({"since": since}, name).pid for name in ("one", "other", "yet another")]
+        assert found == [others[0].info.backend_pid, others[1].info.backend_pid, others[0].info.backend_pid]
+        assert watcher.steps_of({"since": db.value("SELECT clock_timestamp()")}, "one") is None
+        watcher.close()
+    finally:
+        for other in others:
+            other.close()
 
 
 # --- load ----------------------------------------------------------------------------------------------
