@@ -392,14 +392,6 @@ SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
 """,
         "model",
     ),
-    "mop_model_report": (
-        "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures of a source.",
-        """
-SELECT {schema}.mop_model_report('churn', 'churn_test');
-SELECT {schema}.mop_model_report('churn', format => 'json')::json -> 'headline' AS headline;
-""",
-        "model",
-    ),
 }
 
 # functions for runs without their own help; docs/reference.md has the same texts
@@ -419,6 +411,8 @@ OF_RUNS = {
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
     "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report.",
+    "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
+    "of the rows of a source.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",
 }
 # functions that train: a call is a run, and takes long
