@@ -491,7 +491,7 @@ ARGUMENTS = {
     "max_trials": "maximum number of configurations",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
     "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
-    "model": "mop_import_model: the bytes of a .keras file; else the table to create, with <name>_summary",
+    "model": "a named model; mop_import_model: the bytes of a .keras file; fit: the table to create, with <name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
     "model_id": "id of an architecture",
     "model_id_list": "ids of architectures",
@@ -514,7 +514,7 @@ ARGUMENTS = {
     "schedule_table": "table to create",
     "search_type": "'grid' or 'random'",
     "skip_last": "rounds to leave out at the end of every bracket",
-    "source": "'tensorflow' or 'nvidia'",
+    "source": "rows: a table, a view or a query; gpu_configuration: 'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a table with a row for each example; training: a packed table",
     "space": "Python dictionary of lists (loss, metrics, optimizer_params_list, batch_size, ..., model_id); or several",
     "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
