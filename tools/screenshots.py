@@ -13,7 +13,7 @@ import time
 import keras
 import psycopg2
 from selenium import webdriver
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 
 from pg_mop_client import Selection
 
@@ -51,6 +51,19 @@ def run(where):
         return s.fit_multiple(train, "shot_models", "shot_grid", 12, val).run_id
 
 
+def model(where):
+    """A named model of an ordinary table: its name."""
+    with Selection(where, seed=42, progress=False) as s:
+        for view in ("train", "valid", "test"):
+            s.calls.execute(f"DROP VIEW IF EXISTS diagnosis_{view}", {})
+        s.calls.execute("DROP TABLE IF EXISTS shot_patients, diagnosis", {})
+        data = load_breast_cancer(as_frame=True)
+        patients = data.data.rename(columns=lambda name: name.replace(" ", "_"))
+        patients = patients.assign(diagnosis=data.target.map(lambda k: str(data.target_names[k])), id=patients.index)
+        s.load(patients, "shot_patients", key="id")
+        return s.train("shot_patients", "diagnosis", "diagnosis", id="id", time_limit="20 s").name
+
+
 def tutorial(where):
     """The report of the run that the tutorial makes."""
     connection = psycopg2.connect(where)
@@ -68,8 +81,11 @@ def tutorial(where):
     return report
 
 
-def shoot(browser, name, address, size, dark, parts=None):
-    """A screenshot, or one of each of the page's `parts`, `name` and then the part's."""
+def shoot(browser, name, address, size, dark, parts=None, measured=False):
+    """A screenshot, or one of each of the page's `parts`, `name` and then the part's.
+
+    `measured`: the page is that of a model, which is measured first.
+    """
     width, height, mobile = size
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
@@ -87,6 +103,14 @@ def shoot(browser, name, address, size, dark, parts=None):
         time.sleep(0.1)
     time.sleep(1)  # the pictures are drawn once their widths are known
     browser.execute_script("const row = document.querySelector('#board tbody tr'); row && row.click()")
+    if measured:
+        browser.find_element("css selector", "#evaluate button").click()
+        while not browser.execute_script("return document.querySelectorAll('#roc-picture svg').length"):
+            if time.monotonic() > until:
+                raise SystemExit(f"{address} measures nothing")
+            time.sleep(0.1)
+        browser.execute_script("document.getElementById('evaluation-title').scrollIntoView()")
+        time.sleep(1)
     if parts is None:
         browser.save_screenshot(str(PICTURES / name))
     for part in parts or ():
@@ -97,7 +121,7 @@ def shoot(browser, name, address, size, dark, parts=None):
 
 
 def main(where):
-    number = run(where)
+    number, named = run(where), model(where)
     PICTURES.mkdir(exist_ok=True)
     served = subprocess.Popen(
         [shutil.which("mop", path=os.path.dirname(sys.executable)), "-d", where, "dashboard", "--no-browser"],
@@ -122,6 +146,8 @@ def main(where):
             shoot(browser, "dashboard-light.png", page, DESKTOP, False)
             shoot(browser, "dashboard-dark.png", page, DESKTOP, True)
             shoot(browser, "dashboard-phone.png", page, PHONE, False)
+            of_model = f"{address.split('#')[0]}model?name={named}"
+            shoot(browser, "dashboard-model.png", of_model, DESKTOP, False, measured=True)
             report = pathlib.Path(home, "report.html")
             report.write_text(tutorial(where), encoding="utf-8")
             shoot(browser, "tutorial", report.as_uri(), NARROW, False, OF_TUTORIAL)

@@ -107,7 +107,8 @@ class Snapshots:
         rows = (
             connection.execute(
                 text(
-                    f"SELECT DISTINCT ON (name) name, version, in_use, target, kind, metrics, owner, "
+                    f"SELECT DISTINCT ON (name) name, version, in_use, target, kind, owner, "
+                    f"CASE WHEN length(CAST(metrics AS text)) < 10000 THEN metrics END AS metrics, "
                     f"left(description, 300) AS description, CAST(date_trunc('second', created) AS text) AS created, "
                     f"count(*) OVER (PARTITION BY name) AS versions "
                     f"FROM {self.schema}.mop_models ORDER BY name, in_use DESC, version DESC LIMIT {MOST_MODELS + 1}"

@@ -143,6 +143,17 @@ def test_strange_stored_values_are_left_out(guests):
         _, found = report(guests, "drinks")
         assert found["about"]["tables"] == [] and len(rows(found["versions"])) == 2
         Page(guests.value("SELECT mop_model_report('drinks')"))
+    guests.run(
+        "UPDATE drinks SET metrics = jsonb_build_object('accuracy', 0.5, 'x', repeat('a', 2000000)), details = NULL"
+    )
+    assert report(guests, "drinks")[1]["about"]["tables"] == []
+    guests.run(
+        "INSERT INTO drinks SELECT 10 + i, false, created, target, kind, NULL, 'more', statement, NULL, transform, "
+        "compile_params, fit_params, model_arch, model_weights FROM drinks, generate_series(1, 300) i WHERE version = 1"
+    )
+    data, found = report(guests, "drinks", version=1)
+    assert len(data["versions"]) == 201 and data["versions"][0] == 1 and data["versions"][-1] == 310
+    assert "200 of 302" in found["versions"]["tables"][0]["caption"] and len(rows(found["versions"])) == 200
     guests.run("ROLLBACK")
 
 

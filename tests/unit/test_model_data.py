@@ -18,7 +18,10 @@ STORED = {
     "owner": "ann",
     "bytes": 9,
 }
-STORED |= dict.fromkeys(("metrics", "details", "description", "statement", "compile_params", "fit_params"))
+STORED |= {
+    "count": 1,
+    **dict.fromkeys(("net", "metrics", "details", "description", "statement", "compile_params", "fit_params")),
+}
 
 
 def measured(classes, rows, labels=None):
@@ -71,6 +74,14 @@ def test_classes_of_one_name_keep_their_columns():
     columns = [title for title, _ in found["confusion"]["tables"][0]["columns"]]
     assert columns == ["actual", "predicted NULL", "predicted NULL", "predicted x"]
     assert page(found).count("predicted NULL</button>") == 2
+
+
+def test_a_perfect_share_has_an_interval_and_a_perfect_area_has_none():
+    truth = np.arange(60) % 2
+    found = model_data.measured_sections(truth, np.eye(2)[truth], ["no", "yes"], [], [], "rows")
+    own = {name: (value, low, high) for name, value, low, high in found[0]["tables"][0]["rows"]}
+    assert own["precision"][:2] == own["recall"][:2] and 0.8 < own["recall"][1] < own["recall"][2] == 1
+    assert own["accuracy"][1] == pytest.approx(0.9398, abs=1e-3) and own["auc"] == (1, None, None)
 
 
 @pytest.mark.parametrize("rows", [400, 20_000])

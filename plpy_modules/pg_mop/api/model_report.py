@@ -18,7 +18,9 @@ from pg_mop.report.model_page import model_page
 
 FORMATS = ("html", "json")
 MOST_SOURCE = 100  # characters of a query that the page shows
-STORED = ("version", "in_use", "target", "kind", "description", "statement", "compile_params", "fit_params")
+MOST_TEXT, MOST_JSON = 2000, 1 << 20  # characters, bytes of a stored value
+STORED = ("version", "in_use", "target", "kind")
+TEXTS = ("description", "statement", "compile_params", "fit_params")
 
 
 @with_trainer
@@ -34,7 +36,7 @@ def mop_model_report(db, session, model, source, format, version):
             hint=f"SELECT {db.extension}.mop_model_report('model', 'table', '{FORMATS[0]}');",
         )
     found = NamedModel.find(db, model, version)
-    stored = _versions(db, model)
+    stored = _versions(db, model, found.version)
     data = {
         "model": model,
         "version": found.version,
@@ -64,12 +66,20 @@ def _called(source: str) -> str:
     return f"the query {line[:MOST_SOURCE]}" + ("…" if len(line) > MOST_SOURCE else "")
 
 
-def _versions(db: Database, model: str) -> list[dict[str, Any]]:
-    """The rows of the model's table, without transforms and weights."""
+def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
+    """The latest versions and `version`, in order, without transforms and weights; `count` of each: of all versions.
+
+    Longer values than mop_train stores are left out: another role may have written them.
+    """
     table = table_of(db, model)
     rows = db.execute(
-        f"SELECT {', '.join(STORED)}, metrics::text AS metrics, details::text AS details, "
-        f"octet_length(model_weights) AS bytes, date_trunc('second', created)::text AS created FROM {table} ORDER BY version"
+        f"SELECT {', '.join(STORED)}, {', '.join(f'left({name}, {MOST_TEXT}) AS {name}' for name in TEXTS)}, "
+        f"CASE WHEN octet_length(metrics::text) <= {MOST_JSON} THEN metrics::text END AS metrics, "
+        f"CASE WHEN version = {version} AND octet_length(details::text) <= {MOST_JSON} THEN details::text END AS details, "
+        f"left(details->>'net', {MOST_TEXT}) AS net, octet_length(model_weights) AS bytes, "
+        f"date_trunc('second', created)::text AS created, (SELECT count(*) FROM {table}) AS count FROM {table} "
+        f"WHERE version = {version} OR version IN (SELECT version FROM {table} ORDER BY version DESC "
+        f"LIMIT {model_data.MOST_VERSIONS}) ORDER BY version"
     )
     owner = db.value("SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
     return [

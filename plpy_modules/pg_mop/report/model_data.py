@@ -89,7 +89,7 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
         "owner": own["owner"],
         "trained on": arguments.get("source"),
         "rows": ", ".join(f"{count} {part}" for part, count in rows.items()) or None,
-        "net": details.get("net"),
+        "net": own["net"],
         "compiled with": own["compile_params"],
         "fitted with": own["fit_params"],
         "iterations": details.get("iterations"),
@@ -123,7 +123,7 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:
             row["version"],
             "yes" if row["in_use"] else "",
             row["created"],
-            _text(_mapping(row["details"]).get("net")),
+            row["net"],
             *(own.get(name) for name in names),
             _text(row["description"]),
         ]
@@ -131,8 +131,8 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:
     ]
     columns = {"version": True, "in use": False, "made": False, "net": False}
     caption = "The latest version first, with the measures of its own training"
-    if len(shown) < len(versions):
-        caption += f"; the latest {len(shown)} of {len(versions)}"
+    if len(shown) < versions[0]["count"]:
+        caption += f"; {len(shown)} of {versions[0]['count']}"
     return {
         "name": "versions",
         "title": "Versions",
@@ -232,9 +232,14 @@ def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], sou
         intervals = scores.intervals(
             lambda t, o: {name: own for name, own in measures(t, o).items() if name in names}, truth, outputs
         )
+        # (where all rows agree, such as an AUC of 1, the bootstrap knows nothing)
+        intervals = {name: (low, high) for name, (low, high) in intervals.items() if low < high}
     if labels:
         intervals["accuracy"] = scores.interval(values["accuracy"], len(truth))
-    ways = ["Wilson's for accuracy"] * bool(labels) + ["the bootstrap for the others"] * drawn
+    if len(labels) == 2:
+        for name, positive in (("precision", outputs.argmax(1) == 1), ("recall", truth == 1)):
+            intervals[name] = scores.interval(values[name], int(positive.sum()))
+    ways = ["Wilson's for shares of rows"] * bool(labels) + ["the bootstrap for the others"] * drawn
     rows = [[name, value, *intervals.get(name, (None, None))] for name, value in values.items()]
     return {
         "name": "measures",
