@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +30,7 @@ def mop_predict_row(db, session, model, row, version):
         raise problem from None
     with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
         found.lent_to(db, trainer)
-        (answer,) = answers(found, found.outputs_of(trainer, found.encode(rows)))
-    return [_as_tuple(answer)]
+        return answers(found, found.outputs_of(trainer, found.encode(rows)))
 
 
 @with_trainer
@@ -45,7 +43,7 @@ def mop_predict_table(db, session, model, source, keep, version):
     rows: list[Any] = []
     with trainer_of(session, trainer_options(db, False)) as trainer:
         for chunk, made in _answered(db, found, trainer, reader, extra):
-            rows += [(row["e0"] if extra else None, *_as_tuple(answer)) for row, answer in zip(chunk, made)]
+            rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
     return rows
 
 
@@ -76,7 +74,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
     with trainer_of(session, trainer_options(db, False)) as trainer:
         for chunk, made in _answered(db, found, trainer, reader, extra):
             given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
-            db.plpy.execute(insert, [*given, *map(list, zip(*map(_as_tuple, made)))])
+            db.plpy.execute(insert, [*given, *map(list, zip(*made))])
             count += len(chunk)
     return count
 
@@ -88,16 +86,6 @@ def _answered(
     model.lent_to(db, trainer)
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):
-        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows)))
-        for name, values in model.unseen(rows).items():
-            unseen.setdefault(name, values)
+        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows, unseen)))
     reader.tell_missing()
     reader.tell_unseen(unseen)
-
-
-def _as_tuple(answer: Answer) -> tuple[Any, ...]:
-    return (
-        answer.prediction,
-        answer.probability,
-        None if answer.probabilities is None else json.dumps(answer.probabilities),
-    )

@@ -80,14 +80,17 @@ class Features(Column):
         raise NotImplementedError("a row has several wires: see raw_parts")
 
     def encode(self, values: list[Any]) -> numpy.ndarray:
+        return self.encode_wires(self.wires(values))
+
+    def encode_wires(self, wires: dict[str, Any]) -> numpy.ndarray:
+        """The packed rows from the wires of each feature (see `wires`)."""
         from pg_mop.columns.binary import np
 
-        columns, parts = self.wires(values), self._parts(values)
-        packed = np.empty((len(parts[0]), self.shape[0]), "<f4")
+        packed = np.empty((len(wires[self.features[0].name]), self.shape[0]), "<f4")
         start = 0
         for feature in self.features:
             width = len(feature.elements)
-            packed[:, start : start + width] = feature.encode(columns[feature.name])
+            packed[:, start : start + width] = feature.encode(wires[feature.name])
             start += width
         return packed
 
@@ -112,10 +115,9 @@ class Features(Column):
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
 
-    def unseen(self, values: list[Any]) -> dict[str, list[str]]:
-        """{feature: values that training rows did not have}."""
-        columns = self.wires(values)
-        found = {feature.name: feature.unseen(columns[feature.name]) for feature in self.texts}
+    def unseen(self, wires: dict[str, Any]) -> dict[str, list[str]]:
+        """{feature: values that training rows did not have}, from the wires of each feature."""
+        found = {feature.name: feature.unseen(wires[feature.name]) for feature in self.texts}
         return {name: values for name, values in found.items() if values}
 
     def raw_inputs(self) -> list[dict[str, Any]]:

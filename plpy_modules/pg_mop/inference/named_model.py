@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.backend.arrays import np
@@ -83,6 +82,8 @@ ROW_TYPES = {
     "json": "jsonb",
     "jsonb": "jsonb",
 }
+# of a row: a class with its probability and those of all classes (JSON), or a number
+Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
 
 
@@ -229,18 +230,22 @@ class NamedModel(Model):
             yield column, column.values_of([[row[f"w{i}"] for row in rows] for i in range(first, end)])
             first = end
 
-    def encode(self, rows: Sequence[Any]) -> list[np.ndarray]:
-        """Rows with wires w0, w1, ... -> the arrays that the net takes."""
-        with _reading(self.what):
-            return [column.encode_for_prediction(values) for column, values in self.values(rows)]
+    def encode(self, rows: Sequence[Any], unseen: dict[str, list[str]] | None = None) -> list[np.ndarray]:
+        """Rows with wires w0, w1, ... -> the arrays that the net takes.
 
-    def unseen(self, rows: Sequence[Any]) -> dict[str, list[str]]:
-        """{column: values that training rows did not have} of a chunk."""
-        found: dict[str, list[str]] = {}
-        for column, values in self.values(rows):
-            if isinstance(column, Features):
-                found.update(column.unseen(values))
-        return found
+        `unseen`: {column: values that training rows did not have}, to which those of new columns are added.
+        """
+        arrays = []
+        with _reading(self.what):
+            for column, values in self.values(rows):
+                if isinstance(column, Features):
+                    wires = column.wires(values)
+                    arrays.append(column.encode_wires(wires))
+                    for name, found in column.unseen(wires).items() if unseen is not None else ():
+                        unseen.setdefault(name, found)
+                else:
+                    arrays.append(column.encode_for_prediction(values))
+        return arrays
 
     def outputs_of(self, trainer: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers."""
@@ -289,27 +294,20 @@ def _reading(what: str) -> Iterator[None]:
         ) from None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The prediction for a row: a class with its probability and those of all classes, or a number."""
-
-    prediction: str | None
-    probability: float | None
-    probabilities: dict[str, float] | None
-
-
 def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
-        return [Answer(f"{v:.9g}" if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
-    labels, best = model.labels(outputs.shape[1]), outputs.argmax(1).tolist()
-    found = []
-    for row, place in zip(outputs.tolist(), best):
-        if not math.isfinite(row[place]):
-            found.append(Answer(None, None, None))
-        else:
-            found.append(Answer(labels[place], row[place], dict(zip(labels, row))))
-    return found
+        return [(f"{v:.9g}" if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
+    labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
+    # (a template for the JSON of all rows: json.dumps of each row would take most of the time)
+    names = (json.dumps(label).replace("%", "%%") for label in labels)
+    template = "{" + ", ".join(f"{name}: %r" for name in names) + "}"
+    highest = outputs[np.arange(len(outputs)), best]
+    finite = np.isfinite(outputs).all(1).tolist()
+    return [
+        (labels[place], probability, template % tuple(row)) if known else (None, None, None)
+        for row, place, probability, known in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)
+    ]
 
 
 class RowReader:

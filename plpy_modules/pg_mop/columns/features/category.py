@@ -89,7 +89,7 @@ class Category(Feature):
         known = self._known()
         if self.parameters["other"]:  # rare values of training rows are not kept: nothing tells them from new ones
             return []
-        return sorted({v for v in wires if v is not None and v not in known})[:MAX_UNSEEN]
+        return sorted(value for value in set(wires).difference(known) if value is not None)[:MAX_UNSEEN]
 
 
 def _zeros() -> Any:
