@@ -131,12 +131,33 @@ def test_a_role_trains_on_another_server_as_its_mapping_says(db, worker):
     db.run("DROP SCHEMA data CASCADE; DROP USER MAPPING FOR ann SERVER w1; REVOKE USAGE ON FOREIGN SERVER w1 FROM ann")
 
 
-def test_folds_are_refused_where_segments_are_on_several_servers(db, worker):
-    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
-    db.run(PACK)
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE, folds => 2)")
-    assert "folds are not supported for segments on several servers yet" in str(error)
-    db.run("SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.servers; RESET pg_mop.segments")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_folds_on_several_servers_measure_what_they_do_on_one(db, worker, replicas):
+    """Each of two folds trains on one segment alone, so the order of visits is the same everywhere."""
+    db.run("SET pg_mop.segments = 2; SET pg_mop.seed = 9; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
+    measured = []
+    for servers in ("w1, local", None):
+        if servers:
+            db.run(f"SET pg_mop.servers = '{servers}'; SET pg_mop.replicas = {replicas}")
+        else:
+            db.run("RESET pg_mop.servers; RESET pg_mop.replicas")
+        db.run(PACK)
+        db.run("DROP TABLE IF EXISTS folded, folded_info, folded_summary")
+        db.run("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'folded', 'mst', 3, FALSE, folds => 2)")
+        run_id = db.value("SELECT max(run_id) FROM madlib.mop_run")
+        wrong = (
+            "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_configuration c USING (run_id, mst_key) WHERE run_id = %s "
+            "AND c.fold IS NOT NULL AND (u.kind = 'train') = (u.segment = ANY (c.held_out))"
+        )
+        assert db.value(wrong, [run_id]) == 0
+        measured.append(
+            db.run("SELECT mst_key, folds_loss, folds_metrics, folds_loss_mean FROM folded_info ORDER BY mst_key")
+        )
+        db.run("SELECT madlib.mop_drop_packed('packed')" if servers else "DROP TABLE packed, packed_summary")
+    for setting in ("segments", "seed", "threads", "kernel"):
+        db.run(f"RESET pg_mop.{setting}")
+    assert len(measured[0]) == 2 and measured[0] == measured[1]
+    assert all(len(row["folds_loss"]) == 2 and None not in row["folds_loss"] for row in measured[0])
 
 
 def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):

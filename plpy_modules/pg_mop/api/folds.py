@@ -43,21 +43,9 @@ def check_folds(db: Any, folds: int, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def several_servers() -> MopError:
-    """The error for segments on other servers."""
-    return MopError(
-        "folds are not supported for segments on several servers yet",
-        sqlstate="0A000",
-        hint="RESET pg_mop.servers; RESET pg_mop.replicas; and pack the rows into a table of this server.",
-    )
-
-
 def held_out(inputs: Any, folds: int) -> list[list[int]]:
-    """The segments (numbers) of each fold. Raises MopError if the packed table has too few segments, or is on other
-    servers."""
+    """The segments (numbers) of each fold. Raises MopError if the packed table has too few segments."""
     segments = inputs.engine.segments(inputs.source)
-    if inputs.engine.several_servers or inputs.options["replicas"] > 1:
-        raise several_servers()
     if len(segments) < folds:
         raise MopError(
             f'{folds} folds need as many segments, but "{inputs.source.text}" has {len(segments)}',

@@ -8,7 +8,7 @@ from typing import Any
 
 from pg_mop.api import reports
 from pg_mop.api.baselines import Contender, contenders
-from pg_mop.api.folds import check_folds, several_servers
+from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, switch, with_shapes
 from pg_mop.api.pack import Options
@@ -191,8 +191,6 @@ class Training:
                 hint="Leave out folds: a validation part chooses.",
             )
         self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
-        if settings.load(db)["servers"]:
-            raise several_servers()
 
     def _is_grouped(self) -> bool:
         return (self.arguments["split"] or "").strip().lower() == "group"
