@@ -117,6 +117,33 @@ def test_retraining_needs_a_version_in_use_before_it_begins(people, leaving):
     people.run("DROP TABLE idle")
 
 
+def test_retraining_needs_rights_on_the_model_before_it_begins(people, leaving):
+    people.run(
+        "DROP ROLE IF EXISTS reader; CREATE ROLE reader; GRANT mop_user TO reader; GRANT SELECT ON people TO reader"
+    )
+    people.run("SELECT mop_share('leaving', 'reader'); GRANT USAGE, CREATE ON SCHEMA public TO reader; SET ROLE reader")
+    for call in ("mop_retrain('leaving', 'people')", "mop_use_version('leaving', 1)"):
+        error = people.error(f"SELECT {call}")
+        assert 'permission denied for model "public"."leaving"' in str(error)
+        assert error.diag.message_hint == 'GRANT INSERT, UPDATE ON "public"."leaving" TO "reader";'
+    people.run("RESET ROLE; DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_a_call_does_not_wait_for_its_own_transaction(people):
+    people.run("CREATE TABLE held AS SELECT * FROM people")
+    call = "SELECT mop_train('{0}', '{0}_model', target => 'leaves', id => 'id')"
+    people.run("BEGIN; ALTER TABLE held ADD more integer")
+    error = people.error(call.format("held"))
+    assert "a lock that this transaction itself holds" in str(error) and error.diag.message_hint == "COMMIT;"
+    people.run("ROLLBACK; BEGIN; CREATE TABLE fresh AS SELECT * FROM people")
+    error = people.error(call.format("fresh"))
+    assert "does not exist" in str(error) and error.diag.message_hint.startswith("COMMIT;")
+    people.run("ROLLBACK; CREATE TEMPORARY TABLE short AS SELECT * FROM people")
+    error = people.error("SELECT mop_train('SELECT * FROM short', 'm', target => 'leaves', id => 'id')")
+    assert "no temporary tables" in error.diag.message_detail
+    people.run("DROP TABLE short")
+
+
 def test_a_hint_drops_a_view_as_a_view(people, leaving):
     error = people.error("SELECT mop_split('people', 'leaving')")
     assert error.diag.message_hint.startswith('DROP VIEW "public"."leaving_')

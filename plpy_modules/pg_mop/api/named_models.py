@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pg_mop.api.model_table import StoredModel
-from pg_mop.backend.database import Database
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
@@ -39,6 +39,19 @@ def mop_deploy(db, name, model_table, mst_key, description):
     )
 
 
+def check_writable(db: Database, table: Table) -> None:
+    """Raises MopError where the caller may not add versions to a model, or put them into use."""
+    if not db.value(
+        "SELECT has_table_privilege($1, 'INSERT') AND has_table_privilege($1, 'UPDATE')", ["oid"], [table.oid]
+    ):
+        raise MopError(
+            f"permission denied for model {table}",
+            detail="Versions are rows of its table.",
+            hint=f"GRANT INSERT, UPDATE ON {table} TO {quote_identifier(db.current_user())};",
+            sqlstate="42501",
+        )
+
+
 class Version:
     """The contents of a new version: `weights_sql` selects the weights; the others are values."""
 
@@ -68,7 +81,9 @@ def add_version(db: Database, name: str, version: Version, use: bool = True) -> 
         )
         number = 1
     else:
-        table = str(table_of(db, name))
+        found = table_of(db, name)
+        check_writable(db, found)
+        table = str(found)
         db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         number = 1 + db.value(f"SELECT coalesce(max(version), 0) FROM {table}")
         if use:
@@ -104,6 +119,7 @@ def mop_use_version(db, name, version):
     table = table_of(db, name)
     if version is None:
         raise MopError("version must not be NULL", hint=f"SELECT version, in_use, metrics FROM {table};")
+    check_writable(db, table)
     db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
     if db.one(f"SELECT 1 AS x FROM {table} WHERE version = {version}") is None:
         raise MopError(

@@ -10,7 +10,7 @@ from pg_mop.api import reports
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
-from pg_mop.api.named_models import Version, add_version, switch, with_shapes
+from pg_mop.api.named_models import Version, add_version, check_writable, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.backend import object_table, settings
@@ -86,6 +86,7 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
             f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
         )
     arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
+    check_writable(db, table)
     if source is None:
         _check_writers(db, table, name, arguments["source"])
     else:

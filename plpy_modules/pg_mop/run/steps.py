@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import psycopg2
@@ -14,6 +15,9 @@ from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections import sessions, targets
 from pg_mop.connections.sessions import SessionLost, message_of
 
+LOCK_SECONDS = 1  # between two looks at what a step waits for
+UNDEFINED_TABLE = "42P01"
+OWN_SESSION = "Steps run in a session of their own. It sees what is committed, and no temporary tables."
 END_SECONDS = 10  # that a canceled step has to end
 NOTICE = re.compile(r"^(NOTICE|WARNING|INFO):\s+(.*)$", re.DOTALL)
 
@@ -49,11 +53,15 @@ class Steps:
         problem: MopError | None = None
         try:
             self.session.begin(sql)
+            checked = time.monotonic()
             while True:
                 ended = sessions.wait([self.session], self.db.check_interrupts)
                 self._tell(quiet)
                 if ended:
                     break
+                if time.monotonic() > checked + LOCK_SECONDS:
+                    self._check_locks()
+                    checked = time.monotonic()
             if ended[0][1] is not None:
                 raise ended[0][1]
             # This backend learns of new relations when it locks a table. Until then, a name that it has looked up in
@@ -63,7 +71,10 @@ class Steps:
         except psycopg2.Error as error:
             diag = error.diag
             text = re.sub(r"^\w+: ", "", message_of(error), count=1) if "plpy" in str(error) else message_of(error)
-            problem = MopError(text, diag.message_detail, diag.message_hint, sqlstate=error.pgcode or "XX000")
+            detail, hint = diag.message_detail, diag.message_hint
+            if error.pgcode == UNDEFINED_TABLE and detail is None:
+                detail, hint = OWN_SESSION, "COMMIT; or, for a temporary table: CREATE TABLE ... AS SELECT ...;"
+            problem = MopError(text, detail, hint, sqlstate=error.pgcode or "XX000")
         except SessionLost as error:
             problem = MopError(f"the session of the steps was lost: {error}", sqlstate="08006")
         except BaseException:  # a cancel: the statement must end before its tables can be dropped
@@ -93,6 +104,16 @@ class Steps:
         except SessionLost:
             return
         self._await_end()
+
+    def _check_locks(self) -> None:
+        """Raises MopError where the statement waits for the caller's transaction, which waits for the statement."""
+        if self.db.value("SELECT pg_backend_pid() = ANY (pg_blocking_pids($1))", ["integer"], [self.session.pid]):
+            raise MopError(
+                "a step waits for a lock that this transaction itself holds",
+                detail=OWN_SESSION,
+                hint="COMMIT;",
+                sqlstate="55006",
+            )
 
     def _stop(self) -> None:
         self.session.cancel()
