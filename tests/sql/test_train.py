@@ -83,6 +83,17 @@ def test_numbers_are_predicted_in_the_targets_unit(people):
     assert sum(errors) / len(errors) < 500 and rows[0]["probabilities"] is None
 
 
+def test_reports_leave_out_targets_that_are_no_finite_numbers(people):
+    odd = (
+        "SELECT id, age, plan, score, joined, CASE id WHEN 1 THEN 'NaN' WHEN 2 THEN 'Infinity' WHEN 3 THEN NULL WHEN 4 THEN "
+        "1e400 ELSE income::numeric END AS income FROM people"
+    )
+    measured = {r["metric"]: r["value"] for r in people.run(f"SELECT * FROM mop_evaluate('income', $${odd}$$)")}
+    assert measured["rows"] == ROWS - 4 and measured["r2"] > 0
+    bands = people.run(f"SELECT * FROM mop_regression_report('income', $${odd}$$)")
+    assert len(bands) > 5 and sum(r["row_count"] for r in bands) == ROWS - 4
+
+
 def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people, leaving):
     people.run("CREATE TABLE noise AS SELECT *, 'x' AS y FROM people LIMIT 0; ALTER TABLE noise DROP y")
     people.run(
@@ -223,6 +234,19 @@ def test_weights_are_counted_and_no_feature(people):
         people.run(f"UPDATE weighed SET {change}")
         error = people.error("SELECT mop_pack('weighed', 'heavy_no', target => 'leaves', weight => 'w')")
         assert fragment in str(error)
+
+
+def test_a_named_weight_is_taken_in_place_of_the_models_own(people):
+    source = "SELECT *, -1 AS wrong FROM weighed"
+    people.run("UPDATE weighed SET w = 2")
+    people.run("SELECT mop_pack('weighed', 'heavy_again', fitted_on => 'heavy')")
+    error = people.error(f"SELECT mop_pack('{source}', 'heavy_no', fitted_on => 'heavy', weight => 'wrong')")
+    assert 'column "wrong" has sample weights below 0' in str(error)
+    # the hint runs, though the view of the query is gone
+    hint = error.diag.message_hint.partition(";")[0]
+    assert hint.startswith(f"SELECT * FROM ({source}) AS q WHERE") and len(people.run(hint)) == ROWS
+    error = people.error("SELECT mop_pack('SELECT id FROM weighed', 'heavy_no', fitted_on => 'heavy', target => 'id')")
+    assert "does not exist in the query" in str(error) and "mop_rows_" not in str(error.diag.message_hint)
 
 
 def test_warm_retraining_goes_on_from_the_version_in_use(people, leaving):

@@ -393,7 +393,9 @@ def like_training(
         source = SourceColumn(db, rows, name, column_kind(db, rows, name))
         outputs.append(training.output_like(source, trained))
     weighted = training.transform.weight
-    names = split_names(weight) if weighted is None else [weighted.name]
+    names = split_names(weight)
+    if weighted is not None and not names:
+        names = [weighted.name]
     if names:
         (name,) = columns_named(db, rows, "weight", names[:1])
         weighted = fit_weight(db, rows, name)

@@ -16,7 +16,7 @@ from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import Column, Image, OneHot, Series, Words
 from pg_mop.columns.features import Feature
-from pg_mop.columns.features.base import TIMES, family
+from pg_mop.columns.features.base import TIMES, family, number_sql
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
@@ -81,10 +81,14 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
 
 
 def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:
-    """(rows, their targets) of each chunk, without the rows whose target is NULL. Raises MopError."""
+    """(rows, their targets) of each chunk, without the rows whose target is NULL or no finite number. Raises MopError."""
     for rows in reader.chunks([_target_sql(reader, model)]):
-        if known := [row for row in rows if row["e0"] is not None]:
+        if known := [row for row in rows if _is_known(row["e0"])]:
             yield known, [row["e0"] for row in known]
+
+
+def _is_known(target: Any) -> bool:
+    return target is not None and (not isinstance(target, float) or math.isfinite(target))
 
 
 def class_numbers(labels: list[str], truth: list[str]) -> np.ndarray:
@@ -107,7 +111,8 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
         )
     name = quote_identifier(model.target)
     if model.regression:
-        return f"{name}::double precision"
+        actual = reader.columns[model.target]
+        return number_sql(name, actual) if actual in NUMBERS else f"{name}::double precision"
     if not isinstance(model.output, OneHot):
         return f"{name}::text"
     trained = str(model.output.sql_type)

@@ -83,8 +83,24 @@ def _view(db: Database, body: str, path: AbstractContextManager[None] | None = N
     view = db.find_table(quoted)
     if view is None:
         raise MopError("the query made no view", detail=body)
-    yield view
+    try:
+        yield view
+    except MopError as error:
+        raise _without(view, body, error) from None
     db.execute(f"DROP VIEW {quoted}")
+
+
+def _without(view: Table, body: str, error: MopError) -> MopError:
+    """The error with the query in place of its view, which is gone when the caller reads the error."""
+    query = f"({body}\n)" if "--" in body else f"({body})"
+
+    def told(text: str | None) -> str | None:
+        return text and text.replace(f"FROM {view}", f"FROM {query} AS q").replace(str(view), "the query")
+
+    error.message = told(error.message) or ""
+    error.args = (error.message,)
+    error.detail, error.hint = told(error.detail), told(error.hint)
+    return error
 
 
 def columns_named(db: Database, table: Table, argument: str, names: list[str]) -> list[str]:
