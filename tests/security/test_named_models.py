@@ -143,6 +143,32 @@ def test_functions_of_another_role_in_the_search_path_are_not_run(honest, forger
         honest.run("SET search_path = public, madlib; DROP SCHEMA ambush CASCADE")
 
 
+def test_only_who_may_grant_shares_a_model(honest, forger):
+    error = forger.error("SELECT mop_share('beans_model', 'forger')")
+    assert "permission denied to share model" in str(error)
+    assert error.diag.message_hint == 'GRANT SELECT ON "public"."beans_model" TO "forger" WITH GRANT OPTION;'
+
+
+def test_a_query_is_one_statement(honest):
+    honest.run("CREATE TABLE prey AS SELECT 1 AS a")
+    for query in ("SELECT * FROM beans; DROP TABLE prey", "SELECT 1) t; DROP TABLE prey; SELECT * FROM (SELECT 2"):
+        for call in (
+            f"mop_pack($${query}$$, 'no', 'y')",
+            f"mop_split($${query}$$, 'no', id => 'id')",
+            f"mop_predict('beans_model', $${query}$$)",
+        ):
+            assert "syntax error" in str(honest.error(f"SELECT {call}"))
+    assert honest.value("SELECT count(*) FROM prey") == 1
+
+
+def test_a_split_without_a_right_on_a_column_says_which(honest, forger):
+    honest.run(
+        "CREATE TABLE partly AS SELECT *, 1 AS secret FROM beans; GRANT SELECT (id, size, y) ON partly TO forger"
+    )
+    error = forger.error("SELECT mop_split('partly', 'partly', id => 'id')")
+    assert 'permission denied for column "form"' in str(error)
+
+
 def test_a_stored_source_of_another_role_is_not_run(honest, forger):
     arguments = {"source": "SELECT *, public.snap() AS more FROM beans", "target": "y", "id": "id"}
     forger.run("UPDATE forged SET details = %s, in_use = true", [json.dumps({"arguments": arguments})])

@@ -141,6 +141,12 @@ def mop_share(db, name, role):
     if db.one("SELECT 1 AS x FROM pg_roles WHERE rolname = $1", ["text"], [role]) is None:
         raise MopError(f'role "{role}" does not exist', sqlstate="42704", hint="SELECT rolname FROM pg_roles;")
     quoted = quote_identifier(role)
+    if not db.value("SELECT has_table_privilege($1, 'SELECT WITH GRANT OPTION')", ["oid"], [table.oid]):
+        raise MopError(
+            f"permission denied to share model {table}",
+            hint=f"GRANT SELECT ON {table} TO {quote_identifier(db.current_user())} WITH GRANT OPTION;",
+            sqlstate="42501",
+        )
     db.execute(f"GRANT SELECT ON {table} TO {quoted}")
     if not db.value("SELECT has_schema_privilege($1, $2, 'USAGE')", ["text", "text"], [role, table.schema]):
         db.warning(

@@ -50,6 +50,7 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
         (column,) = columns_named(db, rows, "by", split_names(by)[:1]) if by is not None else (None,)
         ids = columns_named(db, rows, "id", split_names(id))
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
+        db.check_readable(rows, db.columns(rows))
         columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows))
         # (PostgreSQL's text of the query has qualified names, so our functions are looked up by the pinned search_path)
         origin = str(rows)

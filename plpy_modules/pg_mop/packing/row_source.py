@@ -34,6 +34,8 @@ def rows_of(db: Database, text: str | None, what: str = "source table", known: s
     if is_query(text):
         assert text is not None
         body = text.strip().rstrip(";")
+        with db.caller_path():  # (in brackets, further statements are a syntax error: the next command would run them)
+            db.plpy.prepare(f"SELECT * FROM {in_brackets(text)} t")
         with _view(db, body, db.caller_path()) as view:
             if db.one(f"SELECT 1 AS x FROM {view} LIMIT 1") is None:
                 raise MopError(f"the query of the {what} returns no rows")
