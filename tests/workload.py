@@ -77,6 +77,28 @@ def make_images(db):
     db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
 
 
+def tagger():
+    """A net with a class for each of five words; 0 is no word, and masked."""
+    return sequential(
+        "tagger",
+        [5],
+        layer("Embedding", name="words", input_dim=7, output_dim=8, mask_zero=True),
+        layer("LSTM", name="order", units=8, return_sequences=True),
+        layer("Dense", name="out", units=3, activation="softmax"),
+    )
+
+
+def make_tags(db, rows):
+    """A table `tags` of sentences `x` (five word numbers, 0: none), for `tagger`. The tag of a word is its number modulo 3: `y`
+    has the tags one-hot, `n` as numbers."""
+    db.run(
+        "CREATE TABLE tags AS SELECT id, w AS x, (SELECT array_agg(ARRAY[(v % 3 = 0)::int, (v % 3 = 1)::int, (v % 3 = 2)::int] "
+        "ORDER BY o) FROM unnest(w) WITH ORDINALITY AS u(v, o)) AS y, (SELECT array_agg(v % 3 ORDER BY o) FROM unnest(w) WITH "
+        "ORDINALITY AS u(v, o)) AS n FROM (SELECT id, (SELECT array_agg(CASE WHEN j <= 2 + id % 4 THEN 1 + (id * 5 + j * j) "
+        f"% 6 ELSE 0 END ORDER BY j) FROM generate_series(1, 5) j) AS w FROM generate_series(1, {rows}) id) t"
+    )
+
+
 def random_rows(count):
     """(x float32 [count, 4], one-hot y float32 [count, 3]), for the nets of `dense`."""
     source = np.random.default_rng(0)

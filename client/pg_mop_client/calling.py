@@ -260,7 +260,19 @@ class _Work:
         return self._result
 
 
-class _Bar:
+class _Closed:
+    """A context at whose end the `bar`, if there is one, is closed."""
+
+    bar: Any = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class _Bar(_Closed):
     """tqdm's bar over the units of a run; `wanted` False: no bar."""
 
     def __init__(self, wanted: bool) -> None:
@@ -270,12 +282,6 @@ class _Bar:
 
     def __enter__(self) -> "_Bar":
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
     def show(self, watcher: Watcher, call: Mapping[Any, Any]) -> None:
         """Read the state of the run and draw it. Errors of reading are ignored, because they do not affect the call."""
@@ -306,7 +312,7 @@ class _Bar:
         self.bar.set_postfix_str(now.summary)
 
 
-class _TrainingBar:
+class _TrainingBar(_Closed):
     """tqdm's bar over the time of mop_train; over the units of its search if the time limit (seconds) is None."""
 
     def __init__(self, wanted: bool, name: str, limit: float | None) -> None:
@@ -324,12 +330,6 @@ class _TrainingBar:
                 bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}{postfix}]",
             )
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
     def _said(self, step: str) -> str:
         return f"model {printable(self.name)} {step}"

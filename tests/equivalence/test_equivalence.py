@@ -15,9 +15,11 @@ from workload import (
     load,
     make_data,
     make_images,
+    make_tags,
     replayed,
     selection,
     sequential,
+    tagger,
 )
 
 SEED = 11
@@ -34,13 +36,6 @@ NOISY = sequential(
     layer("Dense", name="hidden", units=16, activation="relu"),
     layer("BatchNormalization", name="norm"),
     layer("Dropout", name="drop", rate=0.3),
-    layer("Dense", name="out", units=3, activation="softmax"),
-)
-TAGGER = sequential(
-    "tagger",
-    [5],
-    layer("Embedding", name="words", input_dim=7, output_dim=6, mask_zero=True),
-    layer("LSTM", name="order", units=6, return_sequences=True),
     layer("Dense", name="out", units=3, activation="softmax"),
 )
 CASES = {
@@ -64,8 +59,8 @@ CASES = {
         {"learning_rate": 0.05, "use_ema": True, "ema_overwrite_frequency": 3},
     ),
     "soft labels": (dense(), "soft_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
-    "a class for each step, and a mask": (TAGGER, "tags_packed", 4, 1, "Adam", {"learning_rate": 0.02}),
-    "class numbers of steps": (TAGGER, "tag_numbers_packed", 4, 1, "Adam", {"learning_rate": 0.03}),
+    "a class for each step, and a mask": (tagger(), "tags_packed", 4, 1, "Adam", {"learning_rate": 0.02}),
+    "class numbers of steps": (tagger(), "tag_numbers_packed", 4, 1, "Adam", {"learning_rate": 0.03}),
 }
 LOSS = "categorical_crossentropy"
 LOSSES = {"class numbers of steps": "sparse_categorical_crossentropy"}
@@ -84,16 +79,11 @@ def runs(db):
         "0.7, 0.2] ELSE ARRAY[0, 0.3, 0.7] END AS y FROM flowers"
     )
     db.run("SELECT madlib.training_preprocessor_dl('soft', 'soft_packed', 'y', 'x', 9, dependent_dtype => 'float32')")
-    db.run(
-        "CREATE TABLE tags AS SELECT id, w AS x, (SELECT array_agg(ARRAY[(v % 3 = 0)::int, (v % 3 = 1)::int, (v % 3 = 2)::int] "
-        "ORDER BY o) FROM unnest(w) WITH ORDINALITY AS u(v, o)) AS y, (SELECT array_agg(v % 3 ORDER BY o) FROM unnest(w) WITH "
-        "ORDINALITY AS u(v, o)) AS n FROM (SELECT id, (SELECT array_agg(CASE WHEN j <= 2 + id % 4 THEN 1 + (id * 5 + j * j) "
-        "% 6 ELSE 0 END ORDER BY j) FROM generate_series(1, 5) j) AS w FROM flowers) t"
-    )
+    make_tags(db, 101)
     db.run("SELECT madlib.training_preprocessor_dl('tags', 'tags_packed', 'y', 'x', 9)")
     db.run("CREATE VIEW tag_numbers AS SELECT id, x, n AS y FROM tags")
     db.run("SELECT madlib.training_preprocessor_dl('tag_numbers', 'tag_numbers_packed', 'y', 'x', 9)")
-    load(db, "arch", dense(), CNN, NOISY, TAGGER)
+    load(db, "arch", dense(), CNN, NOISY, tagger())
     return functools.cache(functools.partial(trained, db))
 
 

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from workload import ADAM, fit, layer, load, selection, sequential
+from workload import ADAM, fit, layer, load, make_tags, selection, sequential, tagger
 
-TAGGER = sequential(
-    "tagger",
-    [5],
-    layer("Embedding", name="words", input_dim=7, output_dim=8, mask_zero=True),
-    layer("LSTM", name="order", units=8, return_sequences=True),
-    layer("Dense", name="out", units=3, activation="softmax"),
-)
 PIXELS = sequential(
     "pixels",
     [2, 3, 1],
@@ -24,16 +17,11 @@ SPARSE = ADAM.format(0.05).replace("categorical_crossentropy", "sparse_categoric
 def tags(db):
     """Sentences of at most five words (0: no word), in which the tag of a word is its number modulo 3."""
     db.run("SET search_path = public, madlib; SET pg_mop.seed = 5; SET pg_mop.segments = 2")
-    db.run(
-        "CREATE TABLE tags AS SELECT id, w AS x, (SELECT array_agg(ARRAY[(v % 3 = 0)::int, (v % 3 = 1)::int, (v % 3 = 2)::int] "
-        "ORDER BY o) FROM unnest(w) WITH ORDINALITY AS u(v, o)) AS y, (SELECT array_agg(v % 3 ORDER BY o) FROM unnest(w) WITH "
-        "ORDINALITY AS u(v, o)) AS n FROM (SELECT id, (SELECT array_agg(CASE WHEN j <= 2 + id % 4 THEN 1 + (id * 5 + j * j) "
-        "% 6 ELSE 0 END ORDER BY j) FROM generate_series(1, 5) j) AS w FROM generate_series(1, 200) id) t"
-    )
+    make_tags(db, 200)
     db.run("SELECT training_preprocessor_dl('tags', 'tags_packed', 'y', 'x')")
     db.run("SELECT validation_preprocessor_dl('tags', 'tags_checked', 'y', 'x', 'tags_packed')")
     db.run("SELECT training_preprocessor_dl('tags', 'numbers_packed', 'n', 'x')")
-    load(db, "arch", TAGGER, PIXELS)
+    load(db, "arch", tagger(), PIXELS)
     return db
 
 

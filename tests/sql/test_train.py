@@ -349,11 +349,13 @@ def test_folds_with_groups_never_part_a_group(people):
     "more,text",
     [
         ("folds => 1", "folds must be at least 2, not 1"),
+        ("max_trials => 0", "max_trials must be at least 1, not 0"),
+        ("layers => 'small, huge'", 'layers has "huge", which is no net'),
         ("folds => 3, valid => 0.3", "folds and valid cannot be combined"),
         ("folds => 3, split => 'time', by => 'joined'", "folds and split => 'time' cannot be combined"),
         ("folds => 5, split => 'group', by => 'plan'", 'column "plan" has 3 groups in'),
     ],
 )
-def test_folds_that_cannot_choose_are_refused_before_any_step(people, more, text):
+def test_arguments_that_cannot_hold_are_refused_before_any_step(people, more, text):
     error = people.error(f"SELECT mop_train('people', 'never', target => 'leaves', {more})")
     assert text in str(error) and not relations(people, "never%")

@@ -410,7 +410,8 @@ OF_RUNS = {
     "mop_drop_checkpoints": "Drops the checkpoints of a run, or without an argument all of the role's.",
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
-    "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report.",
+    "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report. Name source where "
+    "another role may write to the model's table.",
     "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
     "of the rows of a source.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",

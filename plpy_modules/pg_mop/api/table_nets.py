@@ -19,13 +19,7 @@ ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 @sql_function
 def mop_architecture(db, arch_table, packed_table, layers):
     """Append nets that fit `packed_table` to `arch_table`; returns their model_ids."""
-    names = split_names(layers)
-    for name in names:
-        if name.lower() not in nets.BODIES and not _units(name):
-            raise MopError(
-                f'layers has "{name}", which is no net that pg_mop knows',
-                hint=f"Name one or several of {', '.join(nets.BODIES)}, or units of dense layers: '128x64'.",
-            )
+    names = layer_names(layers)
     transform = Training(db, packed_table).transform
     inputs = [_input(column) for column in transform.inputs]
     if not names:
@@ -43,6 +37,18 @@ def mop_architecture(db, arch_table, packed_table, layers):
         )
         for name in names
     ]
+
+
+def layer_names(layers: str | None) -> list[str]:
+    """The names in the argument `layers`; none: the default. Raises MopError."""
+    names = split_names(layers)
+    for name in names:
+        if name.lower() not in nets.BODIES and not _units(name):
+            raise MopError(
+                f'layers has "{name}", which is no net that pg_mop knows',
+                hint=f"Name one or several of {', '.join(nets.BODIES)}, or units of dense layers: '128x64'.",
+            )
+    return names
 
 
 def _units(text: str) -> tuple[int, ...] | None:

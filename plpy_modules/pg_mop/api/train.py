@@ -13,6 +13,7 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, check_writable, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
+from pg_mop.api.table_nets import layer_names
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -134,6 +135,9 @@ class Training:
             raise MopError(
                 f"time_limit must be at least a second, not {arguments['time_limit']}", hint="time_limit => '2 min'"
             )
+        if arguments["max_trials"] is not None and arguments["max_trials"] < 1:
+            raise MopError(f"max_trials must be at least 1, not {arguments['max_trials']:g}")
+        layer_names(arguments["layers"])
         if db.setting("transaction_isolation") != "read committed":
             raise MopError(
                 "mop_train needs a transaction of isolation level read committed",

@@ -30,7 +30,10 @@ def dimensions(wire: bytes | None, column: str) -> tuple[int, ...]:
     count = struct.unpack_from(">i", wire)[0]
     dims = tuple(struct.unpack_from(">i", wire, 12 + 8 * i)[0] for i in range(count))
     if 0 in dims or not dims:
-        raise MopError(f'column "{column}" has an empty array in some row')
+        raise MopError(
+            f'column "{column}" has an empty array in some row',
+            hint=f'Leave such rows out: SELECT ... WHERE cardinality("{column}") > 0.',
+        )
     return dims
 
 
