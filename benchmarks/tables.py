@@ -26,8 +26,8 @@ def load_rows(cursor, workload, table="raw", validation=False):
         f"CREATE TABLE {table} (id integer, x real{'[]' * len(workload.shape)}, y integer)"
     )
     with tempfile.TemporaryFile("w+") as text:
-        for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
-            text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
+        for number, (row, label) in enumerate(zip(x, y.tolist())):
+            text.write(f"{number}\t{json.dumps(row.tolist()).translate(BRACES)}\t{label}\n")
         text.seek(0)
         cursor.copy_expert(f"COPY {table} FROM STDIN", text)
 

@@ -160,6 +160,14 @@ WORKLOADS = {
         (dense(1024, 1024),),
         _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100]),
     ),
+    "wide-rows": Workload(
+        "200,000 x 100, a net 256-128-10, 12 configurations, 3 iterations",
+        200_000,
+        (100,),
+        3,
+        (dense(256, 128),),
+        _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100, 200]),
+    ),
     "cnn": Workload(
         "4,096 x 28 x 28 x 1, two convolutions, 8 configurations, 3 iterations",
         4096,
