@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+from losses import TWINS
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 STUDIES = """
@@ -26,28 +28,42 @@ differs; elsewhere pg_mop chooses the kernel by default. Session-seconds are rea
 unit also compiles, and waits for the import of Keras.
 """
 
+OLDER = """
+An older table: PyTorch's plain loop, scikit-learn and the arithmetic alone had not been measured, and the losses were not
+compared.
+"""
 
-def table(figures):
-    """A Markdown table with a line for each contender."""
+
+def median_of(runs):
+    """A sentence about the number of runs."""
+    return f"Medians of {runs} runs." if runs >= 3 else f"A quick look: {runs} run{'s' * (runs > 1)} of each contender."
+
+
+def table(workload):
+    """A Markdown table of a workload's results with a line for each contender; below it, what is to be said of them."""
     lines = [
-        "| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | of all | "
-        "bytes written | updates | final losses |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | seconds (median) | all runs | against pg_mop | against arithmetic alone | peak memory of the largest process "
+        "| of all | bytes written | updates | final losses |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    base = figures.get("pg_mop", {}).get("seconds")
+    figures = workload["figures"]
+    base, least = (figures.get(name, {}).get("seconds") for name in ("pg_mop", TWINS))
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
+        limit = f"{f['seconds'] / least:.2f} x" if least else "-"
         losses = " ".join(f"{loss:.4g}" for loss in f["losses"][:16]) + " ..." * (len(f["losses"]) > 16)
         lines.append(
-            f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
+            f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | {limit} | "
             f"{_mib(f['peak_bytes'])} | {_mib(f.get('together_bytes'))} | "
-            f"{f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | {losses} |"
+            f"{_mib(f['written_bytes'], 1)} | {f['updates']:,} | {losses} |"
         )
-    return "\n".join([*lines, *_parts(figures)])
+    notes = [f"\n{line}" for line in workload.get("losses", ())]
+    return "\n".join([*lines, *_absent(workload), *notes, *_parts(figures)])
 
 
-def study_table(figures):
-    """A Markdown table of a study with a line for each contender, and the gain from sharing."""
+def study_table(study):
+    """A Markdown table of a study's results with a line for each contender, and the gain from sharing."""
+    figures = study["figures"]
     lines = [
         "| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | "
         "its accuracy | peak memory of the largest process |",
@@ -83,18 +99,24 @@ def study_table(figures):
                 f"\nAgainst {variant}: {rate:.2f} times fewer iterations; seconds of the calls x this factor / seconds "
                 f"{variant}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
             )
-    return "\n".join([*lines, *_parts(figures)])
+    return "\n".join([*lines, *_absent(study), *_parts(figures)])
 
 
-def _mib(size):
-    return "-" if size is None else f"{size / 2**20:.0f} MiB"
+def _mib(size, digits=0):
+    return "-" if size is None else f"{size / 2**20:.{digits}f} MiB"
+
+
+def _absent(made):
+    return [f"\n{contender}: {why}." for contender, why in made.get("absent", {}).items()]
 
 
 def _parts(figures):
-    return [
-        f"\n{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()) + "."
-        for name, f in figures.items()
-    ]
+    """Below a table: what the parts of each contender took, and its notes."""
+    lines = []
+    for name, f in figures.items():
+        parts = [f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()]
+        lines.append(f"\n{name}: {', '.join(parts + f.get('notes', []))}.")
+    return lines
 
 
 def page(results):
@@ -114,13 +136,13 @@ This page compares pg_mop with other ways of model selection, on one machine:
 | workers | {m["workers"]}, one thread each |
 | versions | {versions} |
 
-Every figure is the time of a whole process, from the raw table in the database to the final training losses. Trainers and
-the processes of the other contenders start cold, so all figures include the import of TensorFlow and Keras (2 to 3 s). Keras
-imports scikit-learn and SciPy if it finds them, as on this machine. pg_mop's trainers do not import them, which saves 0.8 s.
-All trainers and processes have one thread each. All contenders start from the same initial weights and take the rows in a
-fixed order, without shuffling. The column "updates" counts their optimizer steps (MADlib's way makes more steps where a
-buffer ends in a short batch). All contenders evaluate the final loss on all rows, in batches of 1,024. The losses differ a
-little, because pg_mop and MADlib's way shuffle the rows when they pack them.
+Every figure but those of "arithmetic alone" is the time of a whole process, from the raw table in the database to the final
+training losses. Trainers and the processes of the other contenders start cold, so the figures include the import of a
+framework (of TensorFlow and Keras: 2 to 3 s). Keras imports scikit-learn and SciPy if it finds them, as on this machine.
+pg_mop's trainers do not import them, which saves 0.8 s. All trainers and processes have one thread each. All contenders
+start from the same initial weights and take the rows in a fixed order, without shuffling. The column "updates" counts their
+optimizer steps (MADlib's way makes more steps where a buffer ends in a short batch). All contenders evaluate the final loss
+on all rows, in batches of 1,024 (scikit-learn: all rows at once).
 
 - **pg_mop**: packs the table, loads architectures and the selection table, and makes one call. All settings have their defaults
   except for one thread for each trainer and a seed. Fork server, compiled code and cost history are removed before, as on a
@@ -130,19 +152,40 @@ little, because pg_mop and MADlib's way shuffle the rows when they pack them.
 - **pg_mop on JAX**, **on PyTorch**, where these are installed: a first client with that `pg_mop.keras_backend`.
 - **export and loop**: COPY of the table to files, then a plain Keras process per worker; each process trains whole
   configurations with `Model.fit` on all rows.
+- **PyTorch, a plain loop**, where it is installed: the same export, a process per worker; each process trains whole
+  configurations batch by batch, as PyTorch's users write it (`zero_grad`, `backward`, `step`).
+- **scikit-learn**: the same export, then GridSearchCV over MLPClassifier, with a process of joblib per worker. It has the
+  workload's batches, passes, optimizers and learning rates, without L2 regularization and early stopping. It trains dense nets
+  with a single hidden activation; the other workloads name it as not comparable. Keras' SGD and Adam are scikit-learn's
+  `sgd` without Nesterov's momentum, and `adam` with an epsilon of 1e-7.
 - **Ray Tune**: the same export, a Keras trial for each configuration, with reused actors.
 - **MADlib's way**: pg_mop's emulation of MADlib: rounds in lockstep, a model built and compiled at every visit, `Model.fit` on
   each buffer, rows cached after the first visit.
+- **arithmetic alone**: no contender, but a measure for all of them: how near is each to what the processors can do? A warm
+  process per worker holds the rows and compiled code and trains all configurations, the longest first. The figure is the time
+  of that alone, in a second pass: nothing is imported, read, compiled, evaluated or written. Each process uses the fastest of
+  pg_mop's kernels `loop` and `xla` on TensorFlow and, for dense nets, a loop in JAX without metrics. It trains one model at a
+  time, on all layers. So a contender can be faster that needs less arithmetic: pg_mop on JAX trains several models at once
+  (`vmap`), and in `transfer`, pg_mop computes the layers that are not trained once.
 
 "Of all" is the memory of all processes that began within a run; shared memory counts once (proportional set size). "Bytes
 written" counts the bytes that all processes, including the server's, sent to the disk, with a checkpoint at the end.
+
+The losses are compared with those of export and loop, which are Keras' own. Contenders with the same batches may differ by
+rounding alone: by 1e-6 + 0.001 x the loss + 30 x what rounding has moved it. For the last term, "arithmetic alone" trains each
+configuration at least three more times, from weights with relative errors of up to 1e-6. (High learning rates multiply such
+errors until rounding alone decides on the loss; the text below a table counts these configurations.) A larger difference ends
+the benchmark with an error, unless its code states the reason: pg_mop and MADlib's way train other batches, because they
+shuffle the rows when they pack them, and in pg_mop a model visits the segments in the scheduler's order; PyTorch's Adam adds
+epsilon at another place than Keras'.
 """
     for name, workload in results["workloads"].items():
-        text += f"\n## {name}\n\n{workload['about']}. Median of {workload['runs']}.\n\n{table(workload['figures'])}\n"
+        older = "" if "losses" in workload else OLDER
+        text += f"\n## {name}\n\n{workload['about']}. {median_of(workload['runs'])}\n{older}\n{table(workload)}\n"
     if results.get("studies"):
         text += STUDIES
     for name, study in results.get("studies", {}).items():
-        text += f"\n### {name}\n\n{study['about']}. Median of {study['runs']}.\n\n{study_table(study['figures'])}\n"
+        text += f"\n### {name}\n\n{study['about']}. {median_of(study['runs'])}\n\n{study_table(study)}\n"
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
             f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items()

@@ -1,10 +1,13 @@
 """Time the contenders on the workloads: `python run.py [--runs 3] [--workers 2] DSN [WORKLOAD ...]`.
 
-Every contender is a whole process, from the raw table in the database to the final losses. Prints a table for each
-workload and adds its figures to .local/bench/results.json; report.py makes docs/benchmarks.md from this file.
+Every contender but "arithmetic alone" is a whole process, from the raw table in the database to the final losses. Prints
+a table for each workload, with medians of the runs, compares the losses (losses.py), and adds the figures to
+.local/bench/results.json; report.py makes docs/benchmarks.md from this file. Losses that differ by more than rounding
+without a stated reason are an error, and the figures of that workload are not kept.
 """
 
 import argparse
+import importlib
 import json
 import os
 import pathlib
@@ -17,9 +20,10 @@ import tempfile
 import time
 from importlib.util import find_spec
 
+import losses
 import psycopg2
 from measure import Watch
-from report import study_table, table
+from report import median_of, study_table, table
 from studies import STUDIES
 from tables import connect, load_rows
 from workloads import WORKLOADS
@@ -35,11 +39,13 @@ CONTENDERS = {
     **{
         f"pg_mop on {name}": ("in_database", sys.executable, f"pg_mop.keras_backend={backend}")
         for backend, name in (("jax", "JAX"), ("torch", "PyTorch"))
-        if find_spec(backend)
     },
     "export and loop": ("export_and_loop", sys.executable),
+    "PyTorch, a plain loop": ("torch_loop", sys.executable),
+    "scikit-learn": ("scikit_learn", sys.executable),
     "Ray Tune": ("ray_tune", str(PEERS)),
     "MADlib's way": ("lockstep", sys.executable),
+    losses.TWINS: ("arithmetic", sys.executable),
 }
 SEARCHERS = {
     "pg_mop": ("search_in_database", sys.executable),
@@ -53,6 +59,14 @@ SERIAL = {
     "pg_mop without sharing": ("search_in_database", sys.executable, "pg_mop.sharing=off"),
 }
 EVERYTHING = {**WORKLOADS, **STUDIES}
+# contender -> (a package that .local/venv may lack, how to install it)
+NEEDS = {
+    "pg_mop on JAX": ("jax", "pip install '.[jax]'"),
+    "pg_mop on PyTorch": ("torch", "pip install '.[torch]'"),
+    "PyTorch, a plain loop": ("torch", "pip install '.[torch]'"),
+    "scikit-learn": ("sklearn", "pip install '.[baseline]'"),
+}
+TWINS = 3  # of each configuration at least, over all runs
 
 
 def contenders_of(name):
@@ -62,6 +76,19 @@ def contenders_of(name):
     if len(STUDIES[name].parts) > 1:
         return SERIAL
     return {c: made for c, made in SEARCHERS.items() if STUDIES[name].peers or c.startswith("pg_mop")}
+
+
+def absent(contender, name):
+    """Why a contender does not take part in a workload or study; None if it does."""
+    module, interpreter, *_ = contenders_of(name)[contender]
+    if not os.path.exists(interpreter):
+        return "not run: Ray is not installed (make bench-peers)"
+    package, how = NEEDS.get(contender, (None, None))
+    if package and not find_spec(package):
+        return f"not run: {'scikit-learn' if package == 'sklearn' else package} is not installed ({how})"
+    refusal = getattr(importlib.import_module(f"contenders.{module}"), "refusal", None)
+    why = refusal(EVERYTHING[name]) if refusal else None
+    return why and f"not comparable: {why}"
 
 
 def load(dsn, workload):
@@ -82,9 +109,11 @@ def checkpoint(dsn):
     connection.close()
 
 
-def once(contender, name, dsn, workers):
-    """One run of a contender: its figures."""
+def once(contender, name, dsn, workers, seeds):
+    """One run of a contender: its figures. `seeds`: of the twins that it trains if it does so."""
     module, interpreter, *settings = contenders_of(name)[contender]
+    if contender == losses.TWINS:
+        settings.append(",".join(map(str, seeds)))
     if contender == "pg_mop" or contender.startswith("pg_mop on "):  # cold; the next contender is the second client
         forget(dsn)
     with tempfile.TemporaryDirectory() as place:
@@ -135,10 +164,11 @@ def forget(dsn):
 def measure(name, dsn, runs, workers, contenders):
     """`runs` runs of every contender, in turn: {contender: figures}, medians."""
     load(dsn, EVERYTHING[name])
-    all_runs = {c: [] for c in contenders}
+    all_runs, twins = {c: [] for c in contenders}, -(-TWINS // runs)
     for number in range(runs):
         for contender in contenders:
-            all_runs[contender].append(once(contender, name, dsn, workers))
+            seeds = range(number * twins, (number + 1) * twins)
+            all_runs[contender].append(once(contender, name, dsn, workers, seeds))
             print(f"# {name}, run {number + 1}: {contender} {all_runs[contender][-1]['seconds']:.2f} s", flush=True)
     figures = {}
     for contender, made in all_runs.items():
@@ -147,9 +177,16 @@ def measure(name, dsn, runs, workers, contenders):
             **middle,
             "seconds": statistics.median(m["seconds"] for m in made),
             "all_seconds": [m["seconds"] for m in made],
-            **{k: statistics.median(m[k] for m in made) for k in ("peak_bytes", "together_bytes", "written_bytes")},
+            **{k: _median(m[k] for m in made) for k in ("peak_bytes", "together_bytes", "written_bytes")},
+            **({"twins": [t for m in made for t in m["twins"]]} if "twins" in middle else {}),
         }
     return figures
+
+
+def _median(values):
+    """The median; None where values are missing."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def machine(dsn, workers):
@@ -190,8 +227,8 @@ def main():
         metavar="WORKLOAD",
         help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]),
     )
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=3, help="of each contender; fewer than 3 for a quick look (3)")
+    parser.add_argument("--workers", type=int, default=2, help="processes or trainers of a contender (2)")
     parser.add_argument(
         "--only",
         action="append",
@@ -202,17 +239,29 @@ def main():
     wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]
     if unknown := [w for w in wanted if w not in EVERYTHING]:
         parser.error(f"there is no workload {unknown[0]!r}, but {', '.join([*EVERYTHING, 'search'])}")
+    if arguments.runs < 1 or arguments.workers < 1:
+        parser.error("--runs and --workers must be 1 or more")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"workloads": {}}
+    wrong = []
     for name in wanted:
-        contenders = [c for c in contenders_of(name) if not arguments.only or c in arguments.only]
+        chosen = [c for c in contenders_of(name) if not arguments.only or c in arguments.only]
+        missing = {c: why for c in chosen if (why := absent(c, name))}
+        for contender, why in missing.items():
+            print(f"# {name}: {contender}: {why}", flush=True)
+        contenders = [c for c in chosen if c not in missing]
         figures = measure(name, arguments.dsn, arguments.runs, arguments.workers, contenders)
-        about = EVERYTHING[name].about
-        print(f"\n## {name}: {about}\n\n{(study_table if name in STUDIES else table)(figures)}\n", flush=True)
-        if not arguments.only:
+        study, about = name in STUDIES, EVERYTHING[name].about
+        lines, errors = ([], []) if study else losses.compare(EVERYTHING[name].configurations, figures)
+        made = {"about": about, "runs": arguments.runs, "figures": figures, "absent": missing, "losses": lines}
+        print(f"\n## {name}: {about}. {median_of(arguments.runs)}\n", flush=True)
+        print(f"{(study_table if study else table)(made)}\n", flush=True)
+        wrong += [f"{name}: {error}" for error in errors]
+        if not arguments.only and not errors:
             results["machine"] = machine(arguments.dsn, arguments.workers)
-            kind = "studies" if name in STUDIES else "workloads"
-            results.setdefault(kind, {})[name] = {"about": about, "runs": arguments.runs, "figures": figures}
+            results.setdefault("studies" if study else "workloads", {})[name] = made
             RESULTS.write_text(json.dumps(results, indent=1))
+    if wrong:
+        raise SystemExit("\n".join(["losses differ by more than rounding:", *wrong]))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -10,12 +11,14 @@ import time
 # one thread for each worker, in all libraries
 THREADS = {
     "OMP_NUM_THREADS": "1",
+    "NPROC": "1",  # read by JAX
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "-1",
     "KERAS_BACKEND": "tensorflow",
 }
+ADAM_EPSILON = 1e-7  # Keras' default, for contenders with another default
 
 
 class Clock:
@@ -33,10 +36,10 @@ class Clock:
 
 def main(contender):
     """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} for a command line."""
+    os.environ.update(THREADS)  # before the imports: libraries read it once
     from studies import STUDIES
     from workloads import WORKLOADS
 
-    os.environ.update(THREADS)
     _, name, dsn, workers, output, *settings = sys.argv
     clock = Clock()
     made = contender({**WORKLOADS, **STUDIES}[name], dsn, int(workers), clock, *settings)
@@ -53,7 +56,7 @@ def export(workload, dsn, table="raw"):
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.copy_expert(f"COPY (SELECT x, y FROM {table} ORDER BY id) TO STDOUT", text)
     plain = text.getvalue().translate(bytes.maketrans(b"{}\t\n", b"  ,,"))
-    values = np.array(plain.rstrip(b",").split(b","), "f4").reshape(-1, np.prod(workload.shape) + 1)
+    values = np.fromstring(plain.rstrip(b","), "f4", sep=",").reshape(-1, np.prod(workload.shape) + 1)
     y = values[:, -1].astype("i4")
     return np.ascontiguousarray(values[:, :-1]).reshape(-1, *workload.shape), np.eye(workload.classes, dtype="f4")[y]
 
@@ -66,3 +69,25 @@ def train_whole(workload, key, x, y):
     )
     loss = float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])
     return loss, int(model.optimizer.iterations.numpy())
+
+
+def in_processes(train, workload, x, y, workers):
+    """`train(workload, key, x, y)` -> (loss, number of updates) of all configurations: (losses, sum of the updates).
+
+    A process for each worker, forked from this one, so that it has not copied the rows. This process must not have
+    imported a framework.
+    """
+    context = multiprocessing.get_context("fork")
+    with context.Pool(workers, _begin, (train, workload, x, y)) as pool:
+        trained = pool.map(_train, range(len(workload.configurations)), chunksize=1)
+    return [loss for loss, _ in trained], sum(steps for _, steps in trained)
+
+
+def _begin(*given):
+    global shared
+    shared = given
+
+
+def _train(key):
+    train, workload, x, y = shared
+    return train(workload, key, x, y)

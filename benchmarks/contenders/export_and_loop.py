@@ -1,26 +1,14 @@
 """Export and loop: COPY the table out, then plain Keras processes, each training whole configurations by Model.fit."""
 
-import multiprocessing
-
-from contenders.common import export, main, train_whole
-
-
-def start(workload, x, y):
-    global shared
-    shared = workload, x, y
-
-
-def train(key):
-    return train_whole(shared[0], key, *shared[1:])
+from contenders.common import export, in_processes, main, train_whole
 
 
 def contender(workload, dsn, workers, clock):
     with clock.part("export"):
         x, y = export(workload, dsn)
-    context = multiprocessing.get_context("fork")  # this process has not imported Keras; rows are shared, not copied
-    with clock.part("train"), context.Pool(workers, start, (workload, x, y)) as pool:
-        trained = pool.map(train, range(len(workload.configurations)), chunksize=1)
-    return {"losses": [loss for loss, _ in trained], "updates": sum(steps for _, steps in trained)}
+    with clock.part("train"):
+        losses, updates = in_processes(train_whole, workload, x, y, workers)
+    return {"losses": losses, "updates": updates}
 
 
 if __name__ == "__main__":

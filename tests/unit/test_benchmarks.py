@@ -1,0 +1,186 @@
+"""The benchmark: contenders train the same, differences beyond rounding are errors, and what did not run is named."""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+# 130 rows in batches of 25, so that the last is short
+TINY = """
+from workloads import Configuration, Workload, dense
+TINY = Workload("tiny", 130, (5,), 3, (dense(8, 6),), tuple(
+    Configuration(0, optimizer, rate, 25) for optimizer, rate in (("Adam", 0.01), ("Adam", 0.001), ("SGD", 0.03))))
+"""
+# a line of JSON with the figures of the contenders with the same rows in the same order
+TRAIN = f"""
+import os
+from contenders.common import THREADS, Clock, in_processes, train_whole
+os.environ.update(THREADS)
+import json, sys
+from importlib.util import find_spec
+import numpy as np
+from contenders import arithmetic, scikit_learn, torch_loop
+{TINY}
+x, classes = TINY.data()
+y = np.eye(TINY.classes, dtype="f4")[classes]
+figures = {{}}
+for name, train in (("export and loop", train_whole), ("PyTorch, a plain loop", torch_loop.train)):
+    if name == "export and loop" or find_spec("torch"):
+        losses, updates = in_processes(train, TINY, x, y, 2)
+        figures[name] = {{"losses": losses, "updates": updates}}
+losses, updates = scikit_learn.train_all(TINY, x, classes, 2)
+figures["scikit-learn"] = {{"losses": losses, "updates": updates}}
+clock = Clock()
+figures["arithmetic alone"] = arithmetic.train_all(TINY, x, y, 2, [1, 2, 3], clock)
+figures["arithmetic alone"]["parts"] = clock.parts
+json.dump(figures, sys.stdout)
+"""
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A function that imports a module of the benchmark."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def tiny(module):
+    names = {}
+    exec(TINY, names)
+    return names["TINY"]
+
+
+@pytest.fixture
+def figures():
+    """Two configurations; the twins of the second are far apart."""
+    return {
+        "export and loop": {"losses": [0.5, 0.02], "updates": 10},
+        "scikit-learn": {"losses": [0.50001, 0.03], "updates": 10},
+        "arithmetic alone": {"losses": [0.5, 0.02], "updates": 10, "twins": [[0.500001, 0.021], [0.5, 0.018]]},
+    }
+
+
+def compare(module, figures, workload):
+    return module("losses").compare(workload.configurations[:2], figures)
+
+
+def test_losses_that_rounding_explains_are_no_error(module, tiny, figures):
+    lines, errors = compare(module, figures, tiny)
+    assert errors == []
+    assert lines[0].startswith("Losses, against export and loop. Rounding alone moves 1 of 2 by more than 1%.")
+    assert any(line.startswith("scikit-learn: 2 of 2 equal but for rounding") for line in lines)
+
+
+@pytest.mark.parametrize("loss", [0.502, 0.498, float("nan"), float("inf")])
+def test_a_loss_that_differs_by_more_is_an_error(module, tiny, figures, loss):
+    figures["scikit-learn"]["losses"][0] = loss
+    lines, errors = compare(module, figures, tiny)
+    assert len(errors) == 1 and errors[0].startswith(f"scikit-learn: configuration 0 ends with the loss {loss:.6g}, ")
+    assert any(line.startswith("scikit-learn: 1 of 2 equal but for rounding") for line in lines)
+
+
+def test_another_number_of_updates_is_an_error(module, tiny, figures):
+    figures["scikit-learn"]["updates"] = 8
+    assert compare(module, figures, tiny)[1] == ["scikit-learn: 8 updates, export and loop 10"]
+
+
+def test_a_stated_reason_is_printed_in_place_of_an_error(module, tiny, figures):
+    figures["pg_mop, second client"] = {"losses": [0.55, 0.02], "updates": 11}
+    lines, errors = compare(module, figures, tiny)
+    assert errors == []
+    assert lines[-1].startswith("pg_mop, second client: 2 not compared with this bound (another order of batches: ")
+    assert lines[-1].endswith("the median of their differences is 10.0% of the loss.")
+
+
+def test_losses_are_not_compared_without_the_contenders_that_this_needs(module, tiny, figures):
+    del figures["arithmetic alone"]
+    assert compare(module, figures, tiny) == (
+        ["Losses are not compared: that needs the contender 'arithmetic alone'."],
+        [],
+    )
+
+
+def test_scikit_learn_says_what_it_cannot_express(module, tiny):
+    workloads, refusal = module("workloads"), module("contenders.scikit_learn").refusal
+    assert refusal(tiny) is None and refusal(workloads.WORKLOADS["wide-rows"]) is None
+    assert refusal(workloads.WORKLOADS["cnn"]) == "scikit-learn has no layers of the kind convolution, flatten, pool"
+    assert refusal(workloads.WORKLOADS["transfer"]) == "scikit-learn trains all layers of a net"
+    for nets, why in (
+        (((("dropout", 0.5), *workloads.dense(8)),), "scikit-learn has no layers of the kind dropout"),
+        (
+            ((("dense", 8, "relu"), ("dense", 8, "tanh"), ("dense", 10, "softmax")),),
+            "scikit-learn has no net with the hidden activations relu, tanh",
+        ),
+        (
+            ((("dense", 10, "sigmoid"),),),
+            "scikit-learn ends a net for classes in a softmax, over three classes or more",
+        ),
+    ):
+        assert refusal(dataclasses.replace(tiny, nets=nets)) == why
+    other = (dataclasses.replace(tiny.configurations[0], optimizer="RMSprop"),)
+    assert refusal(dataclasses.replace(tiny, configurations=other)) == "scikit-learn has no optimizer RMSprop"
+
+
+def test_contenders_that_do_not_run_are_named_with_the_reason(module, monkeypatch):
+    run, report = module("run"), module("report")
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setattr(run, "CONTENDERS", {**run.CONTENDERS, "Ray Tune": ("ray_tune", "/nowhere/python")})
+    missing = {c: why for c in run.CONTENDERS if (why := run.absent(c, "cnn"))}
+    assert missing == {
+        "pg_mop on JAX": "not run: jax is not installed (pip install '.[jax]')",
+        "pg_mop on PyTorch": "not run: torch is not installed (pip install '.[torch]')",
+        "PyTorch, a plain loop": "not run: torch is not installed (pip install '.[torch]')",
+        "scikit-learn": "not run: scikit-learn is not installed (pip install '.[baseline]')",
+        "Ray Tune": "not run: Ray is not installed (make bench-peers)",
+    }
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    assert run.absent("scikit-learn", "cnn").startswith("not comparable: scikit-learn has no layers of the kind conv")
+    assert run.absent("scikit-learn", "wide-rows") is None and run.absent("pg_mop", "cnn") is None
+    text = report.table({"figures": {}, "absent": missing})
+    assert "scikit-learn: not run: scikit-learn is not installed (pip install '.[baseline]')." in text
+
+
+def test_the_table_has_medians_and_the_distance_from_the_arithmetic(module):
+    run, report = module("run"), module("report")
+    assert report.median_of(3) == "Medians of 3 runs." and report.median_of(1).startswith("A quick look: 1 run ")
+    assert run._median([3, 1, 2]) == 2 and run._median([None, None]) is None
+    common = {"all_seconds": [4.0], "losses": [0.5], "updates": 1, "parts": {"train": 1.0}}
+    sizes = {"peak_bytes": 1 << 20, "together_bytes": 2 << 20, "written_bytes": 0}
+    text = report.table(
+        {
+            "figures": {
+                "pg_mop": {**common, **sizes, "seconds": 4.0},
+                "arithmetic alone": {**common, **dict.fromkeys(sizes), "seconds": 1.6, "notes": ["kernels xla"]},
+            },
+            "losses": ["Losses, against export and loop."],
+        }
+    )
+    assert "| pg_mop | 4.00 | 4.00 | 1.00 x | 2.50 x | 1 MiB | 2 MiB | 0.0 MiB | 1 | 0.5 |" in text
+    assert "| arithmetic alone | 1.60 | 4.00 | 0.40 x | 1.00 x | - | - | - | 1 | 0.5 |" in text
+    assert "Losses, against export and loop." in text and "arithmetic alone: train 1.00 s, kernels xla." in text
+
+
+@pytest.mark.thorough
+def test_the_contenders_train_the_same(module, tiny):
+    """With another learning rate, one of them would not: the bound is narrow enough to see it."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore", "-c", TRAIN], cwd=BENCHMARKS, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    losses = module("losses")
+    lines, errors = losses.compare(tiny.configurations, figures)
+    assert errors == [] and any(line.startswith("scikit-learn: 3 of 3 equal") for line in lines), (lines, errors)
+    assert figures["arithmetic alone"]["seconds"] > 0 and len(figures["arithmetic alone"]["twins"]) == 3
+    assert {"warm-up", "first pass"} <= figures["arithmetic alone"]["parts"].keys()
+    bounds, own = losses.allowed(figures), figures["export and loop"]["losses"]
+    assert all(bound < 0.01 * loss for bound, loss in zip(bounds, own)), (bounds, own)
+    figures["scikit-learn"]["losses"][0] = own[1]  # as with the other learning rate
+    assert len(losses.compare(tiny.configurations, figures)[1]) == 1
