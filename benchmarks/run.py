@@ -22,6 +22,7 @@ from importlib.util import find_spec
 
 import losses
 import psycopg2
+from contenders.common import THREADS
 from measure import Watch
 from report import median_of, study_table, table
 from studies import STUDIES
@@ -123,6 +124,7 @@ def once(contender, name, dsn, workers, seeds):
             done = subprocess.run(
                 [interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output, *settings],
                 cwd=HERE,
+                env={**os.environ, **THREADS},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

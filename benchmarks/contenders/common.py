@@ -4,11 +4,10 @@ import contextlib
 import io
 import json
 import multiprocessing
-import os
 import sys
 import time
 
-# one thread for each worker, in all libraries
+# the environment of contenders: one thread for each worker, in all libraries (which read it when they are imported)
 THREADS = {
     "OMP_NUM_THREADS": "1",
     "NPROC": "1",  # read by JAX
@@ -36,7 +35,6 @@ class Clock:
 
 def main(contender):
     """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} for a command line."""
-    os.environ.update(THREADS)  # before the imports: libraries read it once
     from studies import STUDIES
     from workloads import WORKLOADS
 

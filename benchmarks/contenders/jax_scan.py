@@ -12,11 +12,12 @@ DECAY, SQUARES_DECAY = 0.9, 0.999  # of Adam's moments, the defaults of Keras
 
 
 def trains(workload):
-    """True for workloads of dense nets."""
+    """True for workloads of dense nets that end in a softmax."""
     return not workload.frozen and all(
-        kind == "dense" and activation in (*ACTIVATIONS, "softmax")
+        {kind for kind, *_ in net} == {"dense"}
+        and {activation for _, _, activation in net[:-1]} <= ACTIVATIONS.keys()
+        and net[-1][2] == "softmax"
         for net in workload.nets
-        for kind, _, activation in net
     )
 
 

@@ -9,11 +9,18 @@ def net_of(workload, number):
     """(architecture `number` without its softmax, its trainable parameters), with the workload's initial weights."""
     import torch
 
-    activations = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
+    activations = {
+        "relu": torch.nn.ReLU,
+        "tanh": torch.nn.Tanh,
+        "sigmoid": torch.nn.Sigmoid,
+        "linear": torch.nn.Identity,
+    }
+    if (last := workload.nets[number][-1])[2] != "softmax":
+        raise ValueError(f"the loss contains a softmax, and net {number} ends in {last}")
     layers, trained, shape = [], [], list(workload.shape)
     weights = iter(torch.from_numpy(w) for w in workload.architecture(number)[1])
     if len(shape) == 3:
-        layers.append(Order(0, 3, 1, 2))  # PyTorch has the channels first
+        layers.append(order(0, 3, 1, 2))  # PyTorch has the channels first
     for place, (kind, *arguments) in enumerate(workload.nets[number]):
         layer, activation = None, None
         if kind == "dense":
@@ -28,7 +35,7 @@ def net_of(workload, number):
             layers.append(torch.nn.MaxPool2d(2))
             shape = [shape[0] // 2, shape[1] // 2, shape[2]]
         else:
-            layers += [Order(0, 2, 3, 1), torch.nn.Flatten()]  # the order of Keras
+            layers += [order(0, 2, 3, 1), torch.nn.Flatten()]  # the order of Keras
             shape = [shape[0] * shape[1] * shape[2]]
         if layer is not None:
             with torch.no_grad():
@@ -37,12 +44,12 @@ def net_of(workload, number):
             layer.requires_grad_(place >= workload.frozen)
             trained += layer.parameters() if place >= workload.frozen else []
             layers.append(layer)
-        if activation in activations:
+        if activation and place < len(workload.nets[number]) - 1:  # (the loss contains the softmax)
             layers.append(activations[activation]())
     return torch.nn.Sequential(*layers), trained
 
 
-def Order(*places):
+def order(*places):
     """A layer that puts dimensions into another order."""
     import torch
 
@@ -60,11 +67,8 @@ def train(workload, key, x, y):
     torch.set_num_threads(1)
     c = workload.configurations[key]
     net, trained = net_of(workload, c.architecture)
-    optimizer = (
-        torch.optim.Adam(trained, lr=c.learning_rate, eps=ADAM_EPSILON)
-        if c.optimizer == "Adam"
-        else torch.optim.SGD(trained, lr=c.learning_rate, momentum=c.momentum)
-    )
+    constants = {"Adam": {"eps": ADAM_EPSILON}, "SGD": {"momentum": c.momentum}}[c.optimizer]
+    optimizer = getattr(torch.optim, c.optimizer)(trained, lr=c.learning_rate, **constants)
     measure = torch.nn.CrossEntropyLoss()
     x, y, updates = torch.from_numpy(x), torch.from_numpy(y), 0
     for _ in range(workload.iterations):

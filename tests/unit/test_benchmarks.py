@@ -3,11 +3,14 @@
 import dataclasses
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from workload import needs_torch
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # 130 rows in batches of 25, so that the last is short
@@ -18,27 +21,39 @@ TINY = Workload("tiny", 130, (5,), 3, (dense(8, 6),), tuple(
 """
 # a line of JSON with the figures of the contenders with the same rows in the same order
 TRAIN = f"""
-import os
-from contenders.common import THREADS, Clock, in_processes, train_whole
-os.environ.update(THREADS)
 import json, sys
-from importlib.util import find_spec
+from contenders.common import Clock, in_processes, train_whole
 import numpy as np
-from contenders import arithmetic, scikit_learn, torch_loop
+from contenders import arithmetic, scikit_learn
 {TINY}
 x, classes = TINY.data()
 y = np.eye(TINY.classes, dtype="f4")[classes]
 figures = {{}}
-for name, train in (("export and loop", train_whole), ("PyTorch, a plain loop", torch_loop.train)):
-    if name == "export and loop" or find_spec("torch"):
-        losses, updates = in_processes(train, TINY, x, y, 2)
-        figures[name] = {{"losses": losses, "updates": updates}}
+losses, updates = in_processes(train_whole, TINY, x, y, 2)
+figures["export and loop"] = {{"losses": losses, "updates": updates}}
 losses, updates = scikit_learn.train_all(TINY, x, classes, 2)
 figures["scikit-learn"] = {{"losses": losses, "updates": updates}}
 clock = Clock()
 figures["arithmetic alone"] = arithmetic.train_all(TINY, x, y, 2, [1, 2, 3], clock)
 figures["arithmetic alone"]["parts"] = clock.parts
 json.dump(figures, sys.stdout)
+"""
+# a line of JSON with (loss, updates) by Keras and by PyTorch: of the nets above, and of one with convolutions
+TORCH = f"""
+import json, sys
+import numpy as np
+from contenders import torch_loop
+from contenders.common import in_processes, train_whole
+from workloads import CONVOLUTIONS
+{TINY}
+pictures = tuple(Configuration(net, "SGD", 0.03, 25) for net in (0, 1))
+nets = tuple((*CONVOLUTIONS, *dense(units)) for units in (8, 6))
+found = []
+for workload in (TINY, *(Workload("pictures", 60, (12, 12, 1), 2, nets, pictures, frozen=n) for n in (0, len(CONVOLUTIONS)))):
+    x, classes = workload.data()
+    y = np.eye(workload.classes, dtype="f4")[classes]
+    found.append([in_processes(train, workload, x, y, 2) for train in (train_whole, torch_loop.train)])
+json.dump(found, sys.stdout)
 """
 
 
@@ -167,14 +182,23 @@ def test_the_table_has_medians_and_the_distance_from_the_arithmetic(module):
     assert "Losses, against export and loop." in text and "arithmetic alone: train 1.00 s, kernels xla." in text
 
 
+def figures_of(script, threads):
+    """What a script prints in a process of its own, since the contenders fork."""
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore", "-c", script],
+        cwd=BENCHMARKS,
+        env={**os.environ, **threads},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.thorough
 def test_the_contenders_train_the_same(module, tiny):
     """With another learning rate, one of them would not: the bound is narrow enough to see it."""
-    done = subprocess.run(
-        [sys.executable, "-B", "-W", "ignore", "-c", TRAIN], cwd=BENCHMARKS, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = figures_of(TRAIN, module("contenders.common").THREADS)
     losses = module("losses")
     lines, errors = losses.compare(tiny.configurations, figures)
     assert errors == [] and any(line.startswith("scikit-learn: 3 of 3 equal") for line in lines), (lines, errors)
@@ -184,3 +208,11 @@ def test_the_contenders_train_the_same(module, tiny):
     assert all(bound < 0.01 * loss for bound, loss in zip(bounds, own)), (bounds, own)
     figures["scikit-learn"]["losses"][0] = own[1]  # as with the other learning rate
     assert len(losses.compare(tiny.configurations, figures)[1]) == 1
+
+
+@needs_torch
+@pytest.mark.thorough
+def test_the_loop_in_pytorch_trains_as_keras_does(module):
+    for keras, torch in figures_of(TORCH, module("contenders.common").THREADS):
+        assert torch[1] == keras[1]
+        assert torch[0] == pytest.approx(keras[0], rel=1e-4)
