@@ -11,6 +11,7 @@ A larger difference is an error, unless `reason` states why that contender train
 """
 
 import math
+import statistics
 
 REFERENCE, TWINS = "export and loop", "arithmetic alone"
 ABSOLUTE, RELATIVE, TIMES = 1e-6, 1e-3, 30
@@ -95,5 +96,4 @@ def _apart(one, other):
 
 
 def _median_share(keys, differences, losses):
-    shares = sorted(differences[key] / abs(losses[key]) if losses[key] else math.inf for key in keys)
-    return shares[len(shares) // 2]
+    return statistics.median(differences[key] / abs(losses[key]) if losses[key] else math.inf for key in keys)

@@ -122,9 +122,9 @@ def _parts(figures):
 def page(results):
     """The text of docs/benchmarks.md."""
     m = results["machine"]
-    versions = ", ".join(
-        f"{title} {m[title.lower()]}" for title in ("Python", "PostgreSQL", "Keras", "TensorFlow", "Ray")
-    )
+    titles = {t.lower(): t for t in ("Python", "PostgreSQL", "Keras", "TensorFlow", "Ray", "JAX", "scikit-learn")}
+    titles["torch"] = "PyTorch"
+    versions = ", ".join(f"{title} {m[name]}" for name, title in titles.items() if name in m)
     text = f"""# Benchmarks
 
 This page compares pg_mop with other ways of model selection, on one machine:
@@ -142,7 +142,7 @@ framework (of TensorFlow and Keras: 2 to 3 s). Keras imports scikit-learn and Sc
 pg_mop's trainers do not import them, which saves 0.8 s. All trainers and processes have one thread each. All contenders
 start from the same initial weights and take the rows in a fixed order, without shuffling. The column "updates" counts their
 optimizer steps (MADlib's way makes more steps where a buffer ends in a short batch). All contenders evaluate the final loss
-on all rows, in batches of 1,024 (scikit-learn: all rows at once).
+on all rows, in batches of 1,024.
 
 - **pg_mop**: packs the table, loads architectures and the selection table, and makes one call. All settings have their defaults
   except for one thread for each trainer and a seed. Fork server, compiled code and cost history are removed before, as on a

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import losses
@@ -60,14 +61,15 @@ SERIAL = {
     "pg_mop without sharing": ("search_in_database", sys.executable, "pg_mop.sharing=off"),
 }
 EVERYTHING = {**WORKLOADS, **STUDIES}
-# contender -> (a package that .local/venv may lack, how to install it)
+# modules that .local/venv may lack -> (package, extra of pyproject.toml); contender -> the module that it needs
+OPTIONAL = {"jax": ("jax", "jax"), "torch": ("torch", "torch"), "sklearn": ("scikit-learn", "baseline")}
 NEEDS = {
-    "pg_mop on JAX": ("jax", "pip install '.[jax]'"),
-    "pg_mop on PyTorch": ("torch", "pip install '.[torch]'"),
-    "PyTorch, a plain loop": ("torch", "pip install '.[torch]'"),
-    "scikit-learn": ("sklearn", "pip install '.[baseline]'"),
+    "pg_mop on JAX": "jax",
+    "pg_mop on PyTorch": "torch",
+    "PyTorch, a plain loop": "torch",
+    "scikit-learn": "sklearn",
 }
-TWINS = 3  # of each configuration at least, over all runs
+LEAST_TWINS = 3  # of each configuration, over all runs
 
 
 def contenders_of(name):
@@ -84,9 +86,9 @@ def absent(contender, name):
     module, interpreter, *_ = contenders_of(name)[contender]
     if not os.path.exists(interpreter):
         return "not run: Ray is not installed (make bench-peers)"
-    package, how = NEEDS.get(contender, (None, None))
-    if package and not find_spec(package):
-        return f"not run: {'scikit-learn' if package == 'sklearn' else package} is not installed ({how})"
+    if contender in NEEDS and not find_spec(NEEDS[contender]):
+        package, extra = OPTIONAL[NEEDS[contender]]
+        return f"not run: {package} is not installed (pip install '.[{extra}]')"
     refusal = getattr(importlib.import_module(f"contenders.{module}"), "refusal", None)
     why = refusal(EVERYTHING[name]) if refusal else None
     return why and f"not comparable: {why}"
@@ -166,7 +168,7 @@ def forget(dsn):
 def measure(name, dsn, runs, workers, contenders):
     """`runs` runs of every contender, in turn: {contender: figures}, medians."""
     load(dsn, EVERYTHING[name])
-    all_runs, twins = {c: [] for c in contenders}, -(-TWINS // runs)
+    all_runs, twins = {c: [] for c in contenders}, -(-LEAST_TWINS // runs)
     for number in range(runs):
         for contender in contenders:
             seeds = range(number * twins, (number + 1) * twins)
@@ -216,6 +218,7 @@ def machine(dsn, workers):
         "keras": keras.__version__,
         "tensorflow": tensorflow.__version__,
         "ray": ray,
+        **{package: version(package) for module, (package, _) in OPTIONAL.items() if find_spec(module)},
         "date": time.strftime("%Y-%m-%d"),
     }
 

@@ -15,7 +15,8 @@ tools/server.sh psql -d benchmark -qX -c 'CREATE SCHEMA madlib; CREATE EXTENSION
 user=$(tools/as_server_user.sh id -un)
 install -d -o "$user" .local/bench
 dsn=$(tools/server.sh dsn)
-tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@"
+tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@" \
+    || failed=$?  # losses that differ, for one: the other figures are kept
 [ $# -gt 0 ] || tools/as_server_user.sh .local/venv/bin/python -B benchmarks/parts.py "${dsn%/*}/benchmark"
 case " $* " in *' search '*)
     echo 'What procedures and schedulers cost, simulated:'
@@ -26,3 +27,4 @@ if [ -f .local/bench/results.json ]; then  # (with --only nothing is kept)
     echo 'docs/benchmarks.md has all figures.'
 fi
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
+exit "${failed:-0}"

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from contenders.common import main
+from contenders.common import EVALUATED, main
 
 PROBED, PROBES = 64, 3  # batches by which the kernels are compared, and how often; the best time counts
 ROUNDING = 2.0**-20  # relative; eight times the rounding of float32
@@ -138,7 +138,7 @@ class Worker:
                 self.models[number] = self.workload.compiled(key)
             model = self.models[number]
             model.set_weights(weights)
-            found[key] = float(model.evaluate(self.x, self.y, batch_size=1024, verbose=0)[0]), updates
+            found[key] = float(model.evaluate(self.x, self.y, batch_size=EVALUATED, verbose=0)[0]), updates
         self.trained = {}
         return found
 

@@ -17,6 +17,7 @@ THREADS = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "KERAS_BACKEND": "tensorflow",
 }
+EVALUATED = 1024  # rows of a batch for the final loss
 ADAM_EPSILON = 1e-7  # Keras' default, for contenders with another default
 
 
@@ -65,7 +66,7 @@ def train_whole(workload, key, x, y):
     model.fit(
         x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, shuffle=False, verbose=0
     )
-    loss = float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])
+    loss = float(model.evaluate(x, y, batch_size=EVALUATED, verbose=0)[0])
     return loss, int(model.optimizer.iterations.numpy())
 
 

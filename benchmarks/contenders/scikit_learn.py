@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier
 
-from contenders.common import ADAM_EPSILON, export, main
+from contenders.common import ADAM_EPSILON, EVALUATED, export, main
 
 SOLVERS = {"Adam": "adam", "SGD": "sgd"}
 ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "logistic", "linear": "identity"}
@@ -75,13 +75,19 @@ class Net(MLPClassifier):
 
 
 def measure(net, x, y):
-    """A scorer: the mean cross entropy, and the number of optimizer steps.
+    """A scorer: the mean cross entropy, in batches, and the number of optimizer steps.
 
-    (scikit-learn's log_loss takes a probability below 1e-7 for 1e-7; the other contenders take it as it is.)
+    (From the net's outputs before the softmax, as in Keras: scikit-learn's log_loss takes a probability below 1e-7 for
+    1e-7.)
     """
-    probability = net.predict_proba(x)[np.arange(len(y)), np.searchsorted(net.classes_, y)]
-    loss = -np.log(np.maximum(probability, np.finfo("f4").tiny)).mean(dtype=float)
-    return {"loss": loss, "updates": net.n_iter_ * -(-len(x) // min(net.batch_size, len(x)))}
+    total, classes = 0.0, np.searchsorted(net.classes_, y)
+    net.out_activation_ = "identity"  # (instead of the softmax)
+    for first in range(0, len(x), EVALUATED):
+        outputs = net.predict_proba(x[first : first + EVALUATED]).astype(float)
+        outputs -= outputs.max(axis=1, keepdims=True)
+        chosen = np.take_along_axis(outputs, classes[first : first + EVALUATED, None], axis=1)
+        total += float((np.log(np.exp(outputs).sum(axis=1)) - chosen[:, 0]).sum())
+    return {"loss": total / len(x), "updates": net.n_iter_ * -(-len(x) // min(net.batch_size, len(x)))}
 
 
 def grid(workload):

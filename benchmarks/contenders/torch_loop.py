@@ -1,8 +1,6 @@
 """PyTorch, a plain loop: COPY the table out, then processes that train whole configurations batch by batch."""
 
-from contenders.common import ADAM_EPSILON, export, in_processes, main
-
-EVALUATED = 1024  # rows of a batch for the final loss
+from contenders.common import ADAM_EPSILON, EVALUATED, export, in_processes, main
 
 
 def net_of(workload, number):

@@ -110,7 +110,7 @@ def test_a_stated_reason_is_printed_in_place_of_an_error(module, tiny, figures):
     lines, errors = compare(module, figures, tiny)
     assert errors == []
     assert lines[-1].startswith("pg_mop, second client: 2 not compared with this bound (another order of batches: ")
-    assert lines[-1].endswith("the median of their differences is 10.0% of the loss.")
+    assert lines[-1].endswith("the median of their differences is 5.0% of the loss.")
 
 
 def test_losses_are_not_compared_without_the_contenders_that_this_needs(module, tiny, figures):
