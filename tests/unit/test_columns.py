@@ -78,7 +78,7 @@ def test_a_new_column_type_goes_from_raw_values_to_predictions(registered):
 
     stored = columns.transform_from_json(transform.to_json())  # another session reads the packed table
     assert stored == transform and stored.dtypes == ["<f4", "<f4"]
-    assert stored.wanted_outputs("t", [2]) == {"widths": [2], "what": "numbers", "table": "t"}
+    assert stored.wanted_outputs("t", [[2]]) == {"widths": [2], "what": "numbers", "table": "t"}
     x, y = (
         np.frombuffer(b"".join(values[i] for _, values in buffers), column.dtype).reshape(-1, *column.shape)
         for i, column in enumerate(stored.columns)

@@ -150,22 +150,35 @@ def test_every_layer_draws_the_initial_weights_that_plain_keras_draws():
 
 
 @pytest.mark.parametrize(
-    "call,shape",
+    "call,said",
     [
-        (lambda x, k, ops: k.LSTM(3, return_sequences=True)(x), "[5, 3]"),
-        (lambda x, k, ops: k.Dense(3)(x), "[5, 3]"),
-        (lambda x, k, ops: ops.mean(x, axis=(1, 2)), "[]"),
+        (
+            lambda x, k, ops: k.LSTM(3, return_sequences=True)(x),
+            'the architecture outputs [5, 3] for a row, but "t" has [3]',
+        ),
+        (lambda x, k, ops: k.Dense(3)(x), 'the architecture outputs [5, 3] for a row, but "t" has [3]'),
+        (lambda x, k, ops: ops.mean(x, axis=(1, 2)), "an output of the architecture must have a known shape, not []"),
     ],
 )
-def test_an_output_that_is_no_vector_is_refused(call, shape):
+def test_an_output_of_another_shape_is_refused(call, said):
     from mop_udf import models
 
     model = functional((5, 4), call)
     with pytest.raises(models.ConfigurationError) as caught:
-        models.check_outputs(model, {"widths": [3], "what": "classes", "table": "t"})
-    assert str(caught.value) == (
-        f"an output of the architecture must be a vector of a known width, not of shape {shape}"
-    )
+        models.check_outputs(model, {"widths": [3], "what": "classes", "table": "t"}, ["categorical_crossentropy"])
+    assert str(caught.value) == said
+
+
+def test_an_output_of_steps_suits_vectors_of_steps_and_class_numbers():
+    from mop_udf import models
+
+    model = functional((5, 4), lambda x, k, ops: k.Dense(3)(x))
+    of_steps = {"widths": [3], "steps": [[5]], "what": "classes", "table": "t"}
+    models.check_outputs(model, of_steps, ["categorical_crossentropy"])
+    numbers = {"widths": [5], "what": "classes", "table": "t"}
+    models.check_outputs(model, numbers, ["sparse_categorical_crossentropy"])
+    with pytest.raises(models.ConfigurationError, match="outputs"):
+        models.check_outputs(model, numbers, ["categorical_crossentropy"])
 
 
 @pytest.mark.parametrize(
