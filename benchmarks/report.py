@@ -53,7 +53,7 @@ def table(workload):
         limit = f"{f['seconds'] / least:.2f} x" if least else "-"
         losses = " ".join(f"{loss:.4g}" for loss in f["losses"][:16]) + " ..." * (len(f["losses"]) > 16)
         lines.append(
-            f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | {limit} | "
+            f"| {name} | {_seconds(f['seconds'])} | {', '.join(map(_seconds, f['all_seconds']))} | {ratio} | {limit} | "
             f"{_mib(f['peak_bytes'])} | {_mib(f.get('together_bytes'))} | "
             f"{_mib(f['written_bytes'], 1)} | {f['updates']:,} | {losses} |"
         )
@@ -100,6 +100,10 @@ def study_table(study):
                 f"{variant}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
             )
     return "\n".join([*lines, *_absent(study), *_parts(figures)])
+
+
+def _seconds(seconds):
+    return f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.4f}"
 
 
 def _mib(size, digits=0):
