@@ -790,3 +790,15 @@ def test_groups_that_are_too_few_are_refused_with_a_hint_that_helps(shop):
     with pytest.raises(Exception, match='column "no" does not exist'):
         shop.run("SELECT mop_pack('orders', 'gifts_2', target => 'label', grouped_by => 'no')")
     shop.run("RESET pg_mop.segments")
+
+
+def test_the_default_nets_have_pieces_where_rows_are_enough(shop):
+    found = []
+    for rows in (999, 1000):
+        shop.run(
+            f"SELECT mop_pack('SELECT i, i * 37 % 101 AS a, i % 3 = 0 AS y FROM generate_series(1, {rows}) i', 'of_{rows}', "
+            "target => 'y', exclude => 'i')"
+        )
+        shop.run(f"SELECT mop_architecture('nets_{rows}', 'of_{rows}')")
+        found.append([r["name"] for r in shop.run(f"SELECT name FROM nets_{rows} ORDER BY model_id")])
+    assert found == [["linear", "small", "medium", "residual"], ["linear", "small", "medium", "residual", "pieces"]]

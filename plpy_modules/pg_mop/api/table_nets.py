@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pg_mop.api.architectures import append
 from pg_mop.backend.arrays import np
 from pg_mop.backend.errors import MopError
@@ -23,7 +25,7 @@ def mop_architecture(db, arch_table, packed_table, layers):
     transform = Training(db, packed_table).transform
     inputs = [_input(column) for column in transform.inputs]
     if not names:
-        in_pieces = any(given.pieces for given in inputs)
+        in_pieces = any(given.pieces for given in inputs) and _rows(transform.inputs) >= nets.ROWS_FOR_PIECES
         names = [name for name in nets.DEFAULT if in_pieces or not nets.BODIES[name].pieces]
     outputs = [_output(column) for column in transform.outputs]
     return [
@@ -57,6 +59,12 @@ def _units(text: str) -> tuple[int, ...] | None:
     if not all(part.strip().isdigit() and 0 < int(part) <= 100_000 for part in parts):
         return None
     return tuple(int(part) for part in parts)
+
+
+def _rows(inputs: Sequence[Column]) -> int:
+    """The training rows that the features of packed columns have seen."""
+    features = (feature for column in inputs if isinstance(column, Features) for feature in column.features)
+    return max((feature.parameters["rows"] for feature in features), default=0)
 
 
 def _output(column: Column) -> nets.Output:

@@ -44,7 +44,8 @@ BODIES: dict[str, Body] = {
     "gated": Body((128, 64), 0.1, gated=True),
     "pieces": Body((128, 64), 0.1, pieces=True),
 }
-DEFAULT = ("linear", "small", "medium", "residual", "pieces")  # "pieces" where there are numbers
+DEFAULT = ("linear", "small", "medium", "residual", "pieces")  # "pieces" where there are numbers in enough rows
+ROWS_FOR_PIECES = 1000  # with fewer training rows, a net in pieces learns them by heart
 
 
 @dataclass(frozen=True)
