@@ -40,7 +40,7 @@ def median_of(runs):
 
 
 def table(workload):
-    """A Markdown table of a workload's results with a line for each contender; below it, what is to be said of them."""
+    """A Markdown table of a workload's results with a line for each contender, and remarks below it."""
     lines = [
         "| | seconds (median) | all runs | against pg_mop | against arithmetic alone | peak memory of the largest process "
         "| of all | bytes written | updates | final losses |",
@@ -115,7 +115,7 @@ def _absent(made):
 
 
 def _parts(figures):
-    """Below a table: what the parts of each contender took, and its notes."""
+    """The lines below a table: the seconds of each contender's parts, and its notes."""
     lines = []
     for name, f in figures.items():
         parts = [f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()]

@@ -12,7 +12,7 @@ from mop_udf import architecture as architectures
 from mop_udf import architecture_dropout, architecture_shapes, parameter_resolver, params, sizes, state
 from mop_udf.errors import first_line
 from mop_udf.kernels.framework import framework
-from mop_udf.parameter_names import SPARSE_LOSSES
+from mop_udf.parameter_names import takes_class_numbers
 
 
 class ConfigurationError(Exception):
@@ -87,7 +87,7 @@ def check_outputs(model: keras.Model, wanted: dict[str, Any], losses: Sequence[s
     for shape, before, width, loss in zip(shapes, steps, wanted["widths"], losses, strict=True):
         if not architecture_shapes.is_known(shape):
             raise ConfigurationError(f"{architecture_shapes.NO_SHAPE} {shape}")
-        if shape[:-1] == [*before, width] and loss.partition("(")[0] in SPARSE_LOSSES:
+        if shape[:-1] == [*before, width] and takes_class_numbers(loss):
             widths.append(width)  # (class numbers: any number of classes)
             continue
         if shape[:-1] != before:

@@ -113,6 +113,11 @@ def loss_name(name: Any) -> str:
     return OLD_LOSSES.get(name.lower()) or canonical_name(name, LOSSES | SPARSE_LOSSES) or name
 
 
+def takes_class_numbers(loss: str) -> bool:
+    """True for a loss, as text, whose labels are numbers of classes, not one-hot vectors."""
+    return loss.partition("(")[0] in SPARSE_LOSSES
+
+
 def canonical_name(name, known):
     if name in known:
         return name

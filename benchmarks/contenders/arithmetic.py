@@ -1,4 +1,4 @@
-"""Arithmetic alone: what the processors need for the batches, by the fastest kernel there is, in warm processes.
+"""Arithmetic alone: the time in which warm processes compute the batches with the fastest kernel.
 
 A process for each worker holds the rows and compiles everything. The first pass trains all configurations; the next
 passes train them again, the longest first, and only these are timed. Reading, loading of rows, compilation, states
@@ -21,12 +21,12 @@ import numpy as np
 
 from contenders.common import EVALUATED, main
 
-PROBED, PROBES = 64, 3  # batches by which the kernels are compared, and how often; the best time counts
+PROBED, PROBES = 64, 3  # kernels are compared on 64 batches, three times; the best time counts
 ROUNDING = 2.0**-20  # relative; eight times the rounding of float32
 
 
 def form(configuration):
-    """What a kernel is compiled for."""
+    """A key: configurations with equal keys can use the same compiled kernel."""
     return configuration.architecture, configuration.optimizer, configuration.momentum, configuration.batch_size
 
 
@@ -71,7 +71,7 @@ class KerasKernel:
 
 
 class Worker:
-    """What a process holds."""
+    """The rows, compiled kernels and trained weights of a process."""
 
     def __init__(self, workload, x, y, barrier):
         self.workload, self.x, self.y, self.barrier = workload, x, y, barrier
@@ -130,7 +130,7 @@ class Worker:
         return time.monotonic() - began
 
     def measure(self):
-        """{key: (final loss, number of updates)} of what this process has trained since the last call."""
+        """{key: (final loss, number of updates)} of the configurations that this process has trained since the last call."""
         found = {}
         for key, (weights, updates) in self.trained.items():
             number = self.workload.configurations[key].architecture
@@ -189,7 +189,7 @@ def train_all(workload, x, y, workers, seeds, clock):
         "twins": [losses for _, _, losses, _ in timed],
         "updates": updates,
         "notes": [f"kernels {' and '.join(sorted(names))}"],
-        # (the processes also hold what was compiled to compare the kernels)
+        # (not measured: the processes also hold the kernels that were compiled for the comparison)
         "peak_bytes": None,
         "together_bytes": None,
         "written_bytes": None,

@@ -70,6 +70,19 @@ def train_whole(workload, key, x, y):
     return loss, int(model.optimizer.iterations.numpy())
 
 
+def exporting(train):
+    """A contender that exports the rows, and then trains whole configurations by `train` (see in_processes)."""
+
+    def contender(workload, dsn, workers, clock):
+        with clock.part("export"):
+            x, y = export(workload, dsn)
+        with clock.part("train"):
+            losses, updates = in_processes(train, workload, x, y, workers)
+        return {"losses": losses, "updates": updates}
+
+    return contender
+
+
 def in_processes(train, workload, x, y, workers):
     """`train(workload, key, x, y)` -> (loss, number of updates) of all configurations: (losses, sum of the updates).
 

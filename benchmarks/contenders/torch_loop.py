@@ -1,6 +1,6 @@
 """PyTorch, a plain loop: COPY the table out, then processes that train whole configurations batch by batch."""
 
-from contenders.common import ADAM_EPSILON, EVALUATED, export, in_processes, main
+from contenders.common import ADAM_EPSILON, EVALUATED, exporting, main
 
 
 def net_of(workload, number):
@@ -82,12 +82,7 @@ def train(workload, key, x, y):
     return total / len(x), updates
 
 
-def contender(workload, dsn, workers, clock):
-    with clock.part("export"):
-        x, y = export(workload, dsn)
-    with clock.part("train"):
-        losses, updates = in_processes(train, workload, x, y, workers)
-    return {"losses": losses, "updates": updates}
+contender = exporting(train)
 
 
 if __name__ == "__main__":

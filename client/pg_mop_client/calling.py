@@ -24,7 +24,7 @@ from pg_mop_client.watching import LEAST_SECONDS, Look, Watcher, duration, print
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a cancelled call to end
 STEP = re.compile(r"\bmop_(split|pack|architecture|search)\(|\b(load_keras_model)\(")
-# what mop_train does in a step
+# the words for each step of mop_train
 STEPS = {
     "split": "splits",
     "pack": "packs",
@@ -172,7 +172,7 @@ class Calls:
     def trained(
         self, statement: str, values: Mapping[str, Any], name: str, time_limit: Any = None, progress: bool = True
     ) -> Any:
-        """The value of a call of mop_train or mop_retrain. Ctrl-C cancels it, and what its steps have made is dropped.
+        """The value of a call of mop_train or mop_retrain. Ctrl-C cancels it; the server then drops the tables of its steps.
 
         `name`: of the model. `time_limit`: an interval; None: not known. With `progress`, a bar shows the steps and, after
         the call, its messages are printed: psycopg2 has them only then. Raises the errors of the call.
@@ -204,7 +204,7 @@ class Calls:
 
     @staticmethod
     def _seconds(connection: sqlalchemy.Connection, interval: Any) -> float | None:
-        """The seconds of an SQL interval; None for what is none (the call itself reports it)."""
+        """The seconds of an SQL interval; None for any other text (the call itself reports it)."""
         if interval is None:
             return None
         with contextlib.suppress(ServerError), driver_errors():

@@ -107,7 +107,7 @@ class Dashboard:
         return self.snapshots.models()
 
     def model(self, request: Request) -> dict[str, Any]:
-        """What is stored with a named model: its versions, their measures, simple models. Reads no rows."""
+        """The stored values of a named model: its versions, their measures, simple models. No row of a table is read."""
         return self.snapshots.model(*_model(request.query_params))
 
     def run(self, request: Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pg_mop import __version__
 from pg_mop.api import reports
+from pg_mop.api.named_models import step_prefix
 from pg_mop.api.session import with_trainer
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -90,8 +91,7 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
 
 def _test_part(db: Database, model: str, version: int) -> str | None:
     """The name of the view of the test part that mop_train has left, if it exists."""
-    prefix = model if version == 1 else db.suffixed(model, f"_v{version}")
-    name = db.suffixed(prefix, "_test")
+    name = db.suffixed(step_prefix(db, model, version), "_test")
     return name if db.find_table(name) is not None else None
 
 

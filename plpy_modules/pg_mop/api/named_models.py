@@ -39,6 +39,11 @@ def mop_deploy(db, name, model_table, mst_key, description):
     )
 
 
+def step_prefix(db: Database, name: str, version: int) -> str:
+    """The beginning of the names of the relations that mop_train makes for a version of a model."""
+    return name if version == 1 else db.suffixed(name, f"_v{version}")
+
+
 def check_writable(db: Database, table: Table) -> None:
     """Raises MopError where the caller may not add versions to a model, or put them into use."""
     if not db.value(

@@ -352,11 +352,12 @@ def _fit_vectors(db: Database, source: SourceColumn, kind: str | None) -> Column
             f'target "{source.name}" has arrays of {len(shape)} dimensions: mop_pack takes vectors',
             hint=f"Targets of several steps: SELECT {db.extension}.training_preprocessor_dl(...) packs them from arrays.",
         )
-    if kind == "regression" or kind is None and SoftLabels.others(source):
+    others = 0 if kind == "regression" else SoftLabels.others(source)
+    if kind == "regression" or kind is None and others:
         chosen: Column = Identity.fit(source, Request(dependent_dtype="float32"))
         what = "numbers: regression"
     else:
-        chosen = SoftLabels.fit(source, Request())
+        chosen = SoftLabels.of(source, others)
         what = "probabilities of classes: classification"
     if kind is None:
         db.notice(f'target "{source.name}" (vectors of {chosen.shape[0]}) is taken as {what}')

@@ -10,7 +10,7 @@ from pg_mop.api import reports
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
-from pg_mop.api.named_models import Version, add_version, check_writable, switch, with_shapes
+from pg_mop.api.named_models import Version, add_version, check_writable, step_prefix, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.api.table_nets import layer_names
@@ -128,6 +128,7 @@ class Training:
         self.db, self.arguments, self.present = db, arguments, present
         self.name: str = arguments["name"]
         self.source, self.target = arguments["source"], arguments["target"]
+        self.split = (arguments["split"] or "random").strip().lower()
         if arguments["time_limit"] is None:
             arguments["time_limit"] = "00:05:00"
         self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [arguments["time_limit"]]))
@@ -165,7 +166,7 @@ class Training:
             self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
             for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
                 columns_named(db, rows, name, split_names(arguments[name]))
-            if arguments["folds"] is not None and self._is_grouped():
+            if arguments["folds"] is not None and self.split == "group":
                 self._groups(rows)
             self.rows = db.value(f"SELECT count(*) FROM {rows}")
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
@@ -189,16 +190,13 @@ class Training:
                 detail="With folds there is no validation part: the folds of the training part choose.",
                 hint="Leave out folds or valid.",
             )
-        if (a["split"] or "random").strip().lower() == "time":
+        if self.split == "time":
             raise MopError(
                 "folds and split => 'time' cannot be combined",
                 detail="Folds would train on later rows than those that they are evaluated on.",
                 hint="Leave out folds: a validation part chooses.",
             )
         self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
-
-    def _is_grouped(self) -> bool:
-        return (self.arguments["split"] or "").strip().lower() == "group"
 
     def _groups(self, rows: Any) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
@@ -224,7 +222,7 @@ class Training:
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
         db, began = self.db, time.monotonic()
-        prefix = self.name if version == 1 else db.suffixed(self.name, f"_v{version}")
+        prefix = step_prefix(db, self.name, version)
         n = {
             part: db.suffixed(prefix, f"_{part}")
             for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
@@ -307,13 +305,13 @@ class Training:
         a = self.arguments
         weight = None if self.balanced else a["weight"]
         given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}, "weight": weight}
-        if a["split"] == "column" and a["by"]:
+        if self.split == "column" and a["by"]:
             given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
         if self.present is not None:
             given = {"fitted_on": self.name, "weight": weight}
         if a["folds"] is not None:
             least = self.segments
-            if self._is_grouped():
+            if self.split == "group":
                 given["grouped_by"] = a["by"]
                 least = min(least, self._groups(n["train"]))
             if least < self.segments or least < a["folds"]:  # a fold holds out whole segments

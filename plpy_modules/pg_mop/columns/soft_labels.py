@@ -24,7 +24,12 @@ class SoftLabels(Identity):
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> SoftLabels:
-        if others := cls.others(source):
+        return cls.of(source, cls.others(source))
+
+    @classmethod
+    def of(cls, source: SourceColumn, others: int) -> SoftLabels:
+        """The fitted column; `others`: see the function of that name. Raises MopError where there are any."""
+        if others:
             name = quote_identifier(source.name)
             raise MopError(
                 f'target "{source.name}" has no probabilities in {others} row{"s" if others > 1 else ""}',

@@ -263,7 +263,7 @@ class Configurations:
                 f"the architecture takes input of shape {_one(inputs)}, "
                 f'"{source.text}" has {_one(wanted)}: input shape does not match'
             )
-        losses = params.losses(c["compile"])
+        losses = self._losses(c)
         if problem := architecture_shapes.output_misfit(_known(outputs, losses, source), self.outputs):
             return problem
         if outputs == [1] and widths == [2] and parameter_names.needs_all_classes(losses[0]):
@@ -273,18 +273,22 @@ class Configurations:
             )
         return None
 
+    def _losses(self, c: Configuration) -> list[str]:
+        """The loss of each output, in the order of the outputs, of a configuration whose loss has the outputs' names."""
+        loss = c["compile"]["loss"]
+        if isinstance(loss, dict):
+            # (without names in the JSON, the trainer compares them)
+            return [loss[name] for name in architecture_shapes.output_names(c["architecture"]) or loss]
+        return [loss] * len(self.inputs.source.transform.outputs) if isinstance(loss, str) else loss
+
     def _loss_misfit(self, c: Configuration) -> str | None:
         """Why the losses and metrics of a configuration do not fit the outputs, or None."""
         loss, columns = c["compile"]["loss"], self.inputs.source.transform.outputs
-        losses = [loss] * len(columns) if isinstance(loss, str) else loss
         if isinstance(loss, dict):
             names = architecture_shapes.output_names(c["architecture"])
-            if names is None:
-                losses = list(loss.values())  # (the trainer compares the names)
-            elif set(names) != set(loss):
+            if names is not None and set(names) != set(loss):
                 return f"loss names the outputs {', '.join(loss)}, the architecture's are {', '.join(names)}"
-            else:
-                losses = [loss[name] for name in names]
+        losses = self._losses(c)
         if len(losses) != len(columns):
             return f"there are losses for {len(losses)} outputs, but the data have {len(columns)}"
         for text, column in zip(losses, columns):
@@ -335,9 +339,7 @@ def _one(values: Sequence[Any]) -> Any:
 def _known(widths: Sequence[int | None], losses: Sequence[str], source: Any) -> list[int | None]:
     """The widths of outputs, without those of a loss of class numbers on vectors: these may be one-hot, or the class numbers
     of several steps, and the trainer knows the outputs' dimensions."""
-    of_each = losses if len(losses) == len(widths) else [losses[0]] * len(widths)
-    columns = source.transform.outputs
     return [
-        None if loss.partition("(")[0] in parameter_names.SPARSE_LOSSES and column.classes is None else width
-        for width, loss, column in zip(widths, of_each, columns, strict=True)
+        None if parameter_names.takes_class_numbers(loss) and column.classes is None else width
+        for width, loss, column in zip(widths, losses, source.transform.outputs, strict=True)
     ]
