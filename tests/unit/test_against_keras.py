@@ -28,7 +28,8 @@ def results(backend):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
+# (the other frameworks compile each case anew, which takes minutes)
+@pytest.mark.parametrize("backend", ["tensorflow", *(pytest.param(o, marks=pytest.mark.thorough) for o in OTHERS)])
 @pytest.mark.parametrize("case", NAMES)
 def test_training_and_evaluation_are_keras(backend, case):
     found = results(backend)[case]
