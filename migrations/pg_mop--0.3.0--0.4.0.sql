@@ -324,6 +324,9 @@ DROP FUNCTION IF EXISTS
     @extschema@.mop_export_model(varchar, integer);
 DROP PROCEDURE IF EXISTS @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
     varchar, varchar, boolean);
+-- sessions end with their run; trainers wait in a pool
+DROP EVENT TRIGGER IF EXISTS pg_mop_end_idle_sessions;
+DROP FUNCTION IF EXISTS @extschema@.mop_end_idle_sessions(), @extschema@.mop_start_trainer(text);
 DROP VIEW IF EXISTS @extschema@.mop_kernel_choices; -- two of its columns are jsonb now
 -- internal functions whose arguments have other names now, which CREATE OR REPLACE refuses
 DO $do$

@@ -27,7 +27,8 @@ class Session:
         self.plpy, self.home = plpy, home
         self.trainer = None
         self.wanted = None  # the options that the caller requested for it
-        self.units = 0  # units begun by this trainer
+        self.units = 0  # units begun by this trainer, and one more if it has had other leases
+        self.needs_fresh = False  # the next trainer must not have had another lease
         self.unit = None
         self.expects_states = False  # more parts of the unit's states follow
         self.last_sent = None  # (epoch, buffer) sent last for the unit
@@ -51,11 +52,12 @@ class Session:
         """Let PostgreSQL process interrupts; raises an error on a cancel."""
         self.plpy.execute("SELECT 1")
 
-    def start_trainer(self, options, limits, look_again=False):
-        """Start a trainer with `options`, without waiting for it, unless a trainer with these options is running.
+    def start_trainer(self, options, limits, look_again=False, wants=None):
+        """Lease or start a trainer with `options`, without waiting for a new one, unless the session has such a trainer.
 
         `limits.allowed(options)` gives the permitted options. `limits.admit(trainer)` raises an error where the trainer
-        is one too many. Both are called for a new trainer and, if `look_again` is true, for a running trainer.
+        is one too many. Both are called for a new trainer and, if `look_again` is true, for a running trainer. `wants`:
+        see process.Trainer.
         """
         if self.trainer is not None and (
             self.wanted != options
@@ -63,13 +65,11 @@ class Session:
             or look_again
             and limits.allowed(options) != self.trainer.options
         ):
-            self.stop_trainer()
+            self.give_back()
         if self.trainer is None:
-            self.trainer, self.wanted, self.units = (
-                Trainer(self.home, limits.allowed(options), self.check_interrupts),
-                options,
-                0,
-            )
+            self.trainer = Trainer(self.home, limits.allowed(options), self.check_interrupts, wants, self.needs_fresh)
+            self.wanted, self.needs_fresh = options, False
+            self.units = int(self.trainer.was_leased)
             look_again = True
         if look_again:
             try:
@@ -78,6 +78,14 @@ class Session:
                 self.stop_trainer()
                 raise
         return self.trainer
+
+    def give_back(self):
+        """End the lease of the trainer: it returns to the pool if it is idle, else it ends."""
+        if self.unit is not None:
+            self.stop_trainer()
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            trainer.give_back()
 
     def stop_trainer(self):
         trainer, self.trainer, self.unit = self.trainer, None, None
@@ -216,6 +224,7 @@ def failures_as_sql(plpy, holder):
             # earlier units may have filled the memory: only a new trainer can tell
             state = MEMORY_EXCEEDED if holder.units <= 1 else TRAINER_LOST
             holder.stop_trainer()
+            holder.needs_fresh = True
     except TrainerLost as error:
         holder.stop_trainer()
         message, state = str(error), TRAINER_LOST

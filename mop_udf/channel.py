@@ -120,6 +120,16 @@ class Channel:
         """True as soon as a frame begins; False after `seconds`."""
         return bool(self._ahead or select.select([self.read_fd], [], [], seconds)[0])
 
+    def has_ended(self) -> bool:
+        """True if the other side has closed the pipe, and nothing of it is unread. To be asked when it is readable."""
+        if not self._ahead:
+            self._ahead = memoryview(os.read(self.read_fd, SMALL))
+        return not self._ahead
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier user of the same descriptors has left."""
+        self.pending, self._held, self._ahead = 0, bytearray(), memoryview(b"")
+
     def _write(self, view):
         try:
             while view.nbytes:

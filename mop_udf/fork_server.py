@@ -1,13 +1,19 @@
-"""The fork server: a process that has imported Keras and forks trainers for the backends of its database server.
+"""The fork server: a process that has imported Keras, forks trainers for the backends of its database server, and keeps
+them in a pool (pool.py) when their leases end.
 
 `python -m mop_udf.fork_server LISTENER LOCK POSTMASTER`: the numbers of inherited descriptors. The first backend that
 needs a trainer, or expects to need one, starts the fork server (fork_server_client.py). The fork server ends with the
-postmaster, or after it has been idle for a while. It is optional: a backend without it starts trainers itself.
+postmaster, or after it has been without trainers and requests for a while; its idle trainers end with it. It is
+optional: a backend without it starts trainers itself.
 
-Backends connect to a socket in the server's folder (server_folder.py). A connection is for one trainer. The backend
-sends a request, a JSON object with the descriptors of the trainer's pipes. The fork server answers {"pid": ...} when
-the trainer lives, and {"code": ...} (negative for a signal) when the trainer has ended. A request without descriptors
-only restarts the idle time.
+Backends connect to a socket in the server's folder (server_folder.py). A request is a JSON object:
+
+    lease, with the descriptors of the trainer's pipes -> {"forking"} or {"pid", "nets", "datasets"}; {"pid"} when a
+        forked trainer lives; {"code"} (negative for a signal) when the trainer has ended. The end of the connection ends
+        the lease.
+    expect -> no answer; only restarts the idle time
+    list   -> a message for each trainer, then {}
+    end    -> {"ended": number of idle trainers that were ended}
 """
 
 import json
@@ -20,18 +26,22 @@ import sys
 import time
 import traceback
 
+from mop_udf import lease
 from mop_udf.child_process import prefer_oom_kill
 from mop_udf.fork_server_client import MOST_BYTES, peer
+from mop_udf.pool import Member, Pool, memory_short
+
+ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
 
 
 class ForkServer:
-    """Forks a trainer for each request, and reports the end of each."""
+    """Gives each request a trainer from the pool or a new one, and reports the end of each."""
 
     def __init__(self, listener, lock, postmaster, trainer):
         """`trainer`: the module mop_udf.trainer; the other arguments are descriptors."""
         self._listener = socket.socket(fileno=listener)
         self._lock, self._postmaster, self._trainer_module = lock, postmaster, trainer
-        self._trainers = {}  # pidfd -> (pid, connection)
+        self._pool = Pool()
         self._idle_seconds, self._last_use = 60, time.monotonic()
         self._events = selectors.DefaultSelector()
         self._events.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -40,23 +50,41 @@ class ForkServer:
     def serve(self):
         """Serve until the postmaster ends, or until the fork server has been idle: without trainers and requests."""
         while True:
-            wait = None
-            if not self._trainers:
-                wait = self._last_use + self._idle_seconds - time.monotonic()
+            now = time.monotonic()
+            if self._pool.members:
+                wait = self._pool.wait_seconds(now, boot_microseconds())
+            else:
+                wait = self._last_use + self._idle_seconds - now
                 if wait <= 0:
                     return
             for key, _ in self._events.select(wait):
-                key.data(key.fileobj)
+                if self._is_registered(key):  # (not where an event before this one has closed it)
+                    key.data(key.fileobj)
+            self._end_some()
 
+    def _is_registered(self, key):
+        try:
+            return self._events.get_key(key.fileobj) is key
+        except (KeyError, ValueError):
+            return False
+
+    def _end_some(self):
+        """End the trainers that have been idle for too long or are not back in time, and those that the memory lacks."""
+        for member in self._pool.to_end(time.monotonic(), boot_microseconds()):
+            self._end(member)
+        while (idle := self._pool.idle()) and memory_short():
+            self._end(idle[0], wait=True)
+
+    # --- requests -----------------------------------------------------------------------------------------
     def _accept(self, listener):
         try:
             connection, _ = listener.accept()
         except OSError:  # the client has gone, or too many files are open
             time.sleep(0.01)
             return
-        self._events.register(connection, selectors.EVENT_READ, self._fork)
+        self._events.register(connection, selectors.EVENT_READ, self._request)
 
-    def _fork(self, connection):
+    def _request(self, connection):
         self._events.unregister(connection)
         files = []
         try:
@@ -65,84 +93,213 @@ class ForkServer:
             gone = len(files) == 4 and select.select(files[3:], [], [], 0)[0]
             if text and user == os.geteuid() and not gone and len(files) in (0, 4):
                 request = json.loads(text)
-                self._idle_seconds, self._last_use = request["idle_ms"] / 1000, time.monotonic()
-                if files:
-                    self._fork_for(pid, request, files, connection)
+                answers = {"list": self._list, "end": self._end_idle}
+                if "op" in request:
+                    connection.settimeout(ANSWER_SECONDS)
+                    answers[request["op"]](connection, request)
+                else:
+                    self._idle_seconds, self._last_use = request["idle_ms"] / 1000, time.monotonic()
+                    if files:
+                        self._lease_for(pid, request, files, connection)
         except Exception:
             traceback.print_exc()  # the client has gone or is not a backend
         finally:
             for file in files:
                 os.close(file)
-            if all(connection is not known for _, known in self._trainers.values()):
+            if all(connection is not member.connection for member in self._pool):
                 connection.close()
+
+    def _list(self, connection, request):
+        for member in self._pool:
+            told = {
+                **member.about,
+                "pid": member.pid,
+                "state": member.state,
+                "backend": member.backend,
+                "since": member.since,
+                "nets": len(member.held.get("nets", ())),
+                "rows_bytes": member.held.get("rows_bytes", 0),
+            }
+            connection.send(json.dumps(told).encode())
+        connection.send(b"{}")
+
+    def _end_idle(self, connection, request):
+        members = self._pool.of(request["roles"], request["databases"])
+        for member in members:
+            self._end(member, wait=True)
+        connection.send(json.dumps({"ended": len(members)}).encode())
+
+    # --- leases -------------------------------------------------------------------------------------------
+    def _lease_for(self, backend, request, files, connection):
+        """Lease an idle trainer to a backend, or fork a new one for it."""
+        free = [] if request.get("fresh") else self._pool.free(request.get("key"), request.get("wants") or {})
+        for member in free:
+            if self._lease(member, backend, request, files):
+                self._events.register(connection, selectors.EVENT_READ, self._left)
+                member.connection = connection
+                answer = {"pid": member.pid, **{name: member.held.get(name, []) for name in ("nets", "datasets")}}
+                break
+            self._end(member)  # it hangs
+        else:
+            _try_send(connection, {"forking": True})
+            member = self._fork_for(backend, request, files, connection)
+            answer = {"pid": member.pid}
+        _try_send(connection, answer)  # (if the backend has gone, the lease ends with its connection)
+
+    def _lease(self, member, backend, request, files):
+        """Hand a backend's pipes to an idle trainer: True once the process list shows the lease."""
+        since = boot_microseconds()
+        offer = {"backend": backend, "since": since, "idle_ms": request["trainer_idle_ms"]}
+        try:
+            member.control.settimeout(ANSWER_SECONDS)
+            socket.send_fds(member.control, [json.dumps(offer).encode()], files)
+            if not member.control.recv(MOST_BYTES):
+                return False
+        except OSError:
+            return False
+        member.state, member.backend, member.since = "leased", backend, since
+        member.keep_seconds = _seconds(request)
+        return True
 
     def _fork_for(self, backend, request, files, connection):
         named, naming = os.pipe()
+        since, (ours, theirs) = boot_microseconds(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork()
         except OSError:
-            os.close(named), os.close(naming)
+            os.close(named), os.close(naming), ours.close(), theirs.close()
             raise
         if not pid:
             try:
                 os.close(named)
-                self._become_trainer(backend, request, files, connection, naming)
+                ours.close()
+                self._become_trainer(backend, since, request, files, connection, naming, theirs)
             finally:
                 os._exit(1)
         os.close(naming)
+        theirs.close()
         try:
             # continue only when the trainer has its own name, so the process list never shows two fork servers
             if not os.read(named, 1):
                 raise ChildProcessError("the child did not become a trainer")
             file = os.pidfd_open(pid)
-            self._events.register(file, selectors.EVENT_READ, self._ended)
-            self._trainers[file] = pid, connection
         except BaseException:  # the backend will start another trainer
+            ours.close()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
         finally:
             os.close(named)
-        try:
-            connection.send(json.dumps({"pid": pid}).encode())
-        except OSError:
-            pass  # the backend has gone, and its trainer ends with it
+        member = Member(
+            pid,
+            file,
+            ours,
+            request.get("key"),
+            request.get("about") or {},
+            connection,
+            backend,
+            since,
+            _seconds(request),
+        )
+        self._pool.members[file] = member
+        self._events.register(file, selectors.EVENT_READ, self._ended)
+        self._events.register(ours, selectors.EVENT_READ, self._freed)
+        self._events.register(connection, selectors.EVENT_READ, self._left)
+        return member
 
-    def _become_trainer(self, backend, request, files, connection, naming):
+    def _become_trainer(self, backend, since, request, files, connection, naming, control):
         """In the child: become the process that an exec of mop_udf.trainer would be."""
         try:
             for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
                 (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
-            for other in (connection, *(connected for _, connected in self._trainers.values())):
-                other.close()
+            connection.close()
             os.close(self._lock)
             os.setsid()
             os.environ.update(request["environment"])
-            arguments = [backend, files[3], *request["arguments"]]
+            arguments = [backend, files[3], since, request["trainer_idle_ms"], *request["arguments"]]
             from setproctitle import setproctitle
 
-            setproctitle(f"{sys.executable} -I -B -m mop_udf.trainer {' '.join(map(str, arguments))}")
+            setproctitle(lease.title(*arguments))
             for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
                 os.close(file)
             os.write(naming, b".")
             os.close(naming)
-            self._trainer_module.live(*arguments)
+            self._trainer_module.live(*arguments, control.detach() if request.get("key") else None)
         except BaseException:
             traceback.print_exc()
 
-    def _ended(self, file):
-        self._events.unregister(file)
-        pid, connection = self._trainers.pop(file)
-        os.close(file)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # --- events of trainers and backends ------------------------------------------------------------------
+    def _freed(self, control):
+        """A trainer offers itself: its lease has ended."""
+        member = next(member for member in self._pool if member.control is control)
         try:
-            connection.send(json.dumps({"code": code}).encode())
-        except OSError:
-            pass  # the backend does not listen any more
-        connection.close()
+            text = control.recv(MOST_BYTES)
+            if text:
+                member.held = json.loads(text)["free"]
+        except (OSError, ValueError, KeyError):
+            text = b""
+        if not text:  # it ends; `_ended` tells its backend how
+            self._events.unregister(control)
+            return
+        self._let_go(member)
+        member.state, member.since, self._last_use = "idle", boot_microseconds(), time.monotonic()
+
+    def _left(self, connection):
+        """A backend has ended its connection, and with it its lease."""
+        for member in self._pool:
+            if member.connection is connection:
+                self._let_go(member)
+
+    def _let_go(self, member):
+        if member.connection is not None:
+            self._events.unregister(member.connection)
+            member.connection.close()
+        self._pool.leave(member, time.monotonic())
+
+    def _end(self, member, wait=False):
+        """Kill a trainer; its end is an event. `wait`: return when its memory is free."""
+        try:
+            signal.pidfd_send_signal(member.file, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if wait:
+            select.select([member.file], [], [], ANSWER_SECONDS)
+        member.state, member.returning, member.key = "returning", time.monotonic(), None
+        if wait:
+            self._ended(member.file)
+
+    def _ended(self, file):
+        member = self._pool.members.pop(file)
+        self._events.unregister(file)
+        os.close(file)
+        code = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
+        if member.control in self._events.get_map():
+            self._events.unregister(member.control)
+        member.control.close()
+        if member.connection is not None:
+            self._events.unregister(member.connection)
+            _try_send(member.connection, {"code": code})
+            member.connection.close()
         self._last_use = time.monotonic()
+
+
+def boot_microseconds() -> int:
+    """The time since the machine's start, which orders leases and starts of processes."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+def _seconds(request):
+    """The idle time in the pool after which the trainer of a request ends; None for no limit."""
+    return request["keep_ms"] / 1000 if request.get("keep_ms") else None
+
+
+def _try_send(connection, message):
+    try:
+        connection.send(json.dumps(message).encode())
+    except OSError:
+        pass  # the backend has gone or does not listen any more
 
 
 def main():

@@ -1,4 +1,4 @@
-"""The backend's side of the fork server: starting it and requesting trainers.
+"""The backend's side of the fork server: starting it, leasing trainers and looking into its pool.
 
 Standard library only: backends import this module.
 """
@@ -25,17 +25,29 @@ MOST_BYTES = 1 << 16  # size limit of a request
 
 
 class ForkedTrainer:
-    """A trainer that was requested from the fork server.
+    """A trainer that was requested from the fork server: from its pool, or a new fork.
 
     `pid`: None until the trainer lives. `code`: its exit status, negative for a signal, or None where it is unknown.
+    `held`: None for a new fork; else {"nets": digests of its compiled models, "datasets": keys of the rows in its cache}.
     """
 
-    def __init__(self, connection, name, life):
-        """`life`: the writing end of the pipe that the trainer dies with."""
+    def __init__(self, connection, name, life, was_running):
+        """`life`: the writing end of the pipe that the trainer dies with; `was_running`: the fork server has not been
+        started for this request."""
         self._connection, self._name, self._requested = connection, name, time.monotonic()
-        self.pid, self.code = None, None
+        self.pid, self.code, self.held = None, None, None
+        self._heard, self._file = not was_running, None
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
+
+    def __del__(self):
+        if getattr(self, "_file", None) is not None:
+            os.close(self._file)
+
+    def listen(self, seconds: float) -> None:
+        """Wait until a running fork server has answered: the trainer comes from the pool, or will be forked."""
+        if not self._heard:
+            self._read_reports(seconds)
 
     def started(self, seconds: float) -> bool | None:
         """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
@@ -50,10 +62,19 @@ class ForkedTrainer:
         self._read_reports(0)
         return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
 
+    def leave(self) -> None:
+        """End the lease of a trainer that waits for a request, and whose pipes have been closed."""
+        self._close()
+
     def wait(self) -> None:
-        """Wait until the trainer, whose pipe has been closed, has ended, and read its exit status if the fork server
-        reports it.
+        """Kill the trainer, whose pipes have been closed, wait until it has ended, and read its exit status if the fork
+        server reports it.
         """
+        if self._file is not None:
+            try:
+                signal.pidfd_send_signal(self._file, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         deadline = time.monotonic() + 5
         while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
             self._read_reports(0.1)
@@ -70,8 +91,14 @@ class ForkedTrainer:
         if not report:
             self._close()
             return
-        report = json.loads(report)
-        self.pid, self.code = report.get("pid", self.pid), report.get("code")
+        report, self._heard = json.loads(report), True
+        if self.pid is None and "pid" in report:
+            self.pid, self.held = report["pid"], report if "nets" in report else None
+            try:
+                self._file = os.pidfd_open(self.pid)
+            except OSError:
+                pass  # it has ended; the next report says how
+        self.code = report.get("code")
         if self.code is not None:
             self._close()
 
@@ -84,12 +111,20 @@ class ForkedTrainer:
 def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> ForkedTrainer | None:
     """Request a trainer: a :class:`ForkedTrainer`, or None where no fork server is running and none can be started.
 
-    `home`: the packages' virtual environment; `request`: a dict with `environment` (including KERAS_BACKEND),
-    `arguments` and `idle_ms`, the idle time after which the fork server ends; `files`: the trainer's standard input,
-    output and error, and the reading end of the pipe `life`; this process keeps the writing end.
+    `home`: the packages' virtual environment; `request`: a dict with
+
+    - environment: of a new trainer, including KERAS_BACKEND
+    - arguments: those of mop_udf.trainer after IDLE_MS
+    - trainer_idle_ms: the time without requests after which the trainer leaves (0: no limit)
+    - idle_ms: the idle time after which the fork server ends
+    - key, about, keep_ms: for the pool (pool.Member); without a key, the trainer ends with its lease
+    - wants: {"datasets": [...], "nets": [...]}, what the trainer should hold if possible
+
+    `files`: the trainer's standard input, output and error, and the reading end of the pipe `life`; this process keeps
+    the writing end.
     """
     sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
-    return sent and ForkedTrainer(*sent, life)
+    return sent and ForkedTrainer(*sent[:2], life, sent[2])
 
 
 def expect(home: str, keras_backend: str, idle_ms: int) -> None:
@@ -101,13 +136,48 @@ def expect(home: str, keras_backend: str, idle_ms: int) -> None:
         sent[0].close()
 
 
+def trainers(home: str, keras_backend: str) -> list[dict[str, Any]]:
+    """The trainers in the pool of a fork server (see pool.Member), leased or idle; [] where no fork server is running."""
+    found: list[dict[str, Any]] = []
+    for message in _answers(home, keras_backend, {"op": "list"}):
+        if not message:
+            break
+        found.append(message)
+    return found
+
+
+def end_trainers(
+    home: str, keras_backend: str, roles: Sequence[int] | None = None, databases: Sequence[int] | None = None
+) -> int:
+    """End the idle trainers of these roles and databases (OIDs; None: of all). Returns their number."""
+    for message in _answers(home, keras_backend, {"op": "end", "roles": roles, "databases": databases}):
+        return message["ended"]
+    return 0
+
+
+def _answers(home, keras_backend, request):
+    """Yield the answers (dicts) of a running fork server to a request without files."""
+    try:
+        connection = _Endpoint(home, keras_backend).connect()
+        if connection is not None:
+            with connection:
+                connection.settimeout(ANSWER_SECONDS)
+                connection.send(json.dumps(request).encode())
+                while answer := connection.recv(MOST_BYTES):
+                    yield json.loads(answer)
+    except (OSError, ValueError):
+        pass
+
+
 def _send(home, keras_backend, request, files=()):
-    """Send a request to the fork server, starting it if it is not running: (connection, _Endpoint), or None."""
+    """Send a request to the fork server, starting it if it is not running: (connection, _Endpoint, whether it was
+    running), or None."""
     try:
         name = _Endpoint(home, keras_backend)
-        if connection := name.connect() or name.start() and name.connect():
+        running = name.connect()
+        if connection := running or name.start() and name.connect():
             socket.send_fds(connection, [json.dumps(request).encode()], files)
-            return connection, name
+            return connection, name, running is not None
     except (OSError, ValueError):
         pass
     return None

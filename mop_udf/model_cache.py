@@ -47,6 +47,7 @@ class ModelCache:
         self.most_bytes, self.models, self.memories = most_bytes, collections.OrderedDict(), collections.OrderedDict()
         # key -> number of the `get` that requested it last
         self.last_request, self.requests, self.random = {}, 0, random.Random(0)
+        self.nets = {}  # digest that the coordinator gave a compiled model -> its key
         self.evaluators = {}  # evaluation key -> key of the model that evaluates
         self.sizes, self.in_use = {}, None  # key -> bytes at its last use; the key of the model in use
         self.accepted_optimizers = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
@@ -69,6 +70,12 @@ class ModelCache:
             self.accepted_optimizers.append(optimizer)
         self.evaluators.setdefault(evaluation_key(architecture, compile_params, objects), key)
         return self._use(key)
+
+    def note_net(self, digest: str | None) -> None:
+        """Note the digest by which coordinators know the model that was requested last."""
+        if digest is not None:
+            self.nets.pop(digest, None)
+            self.nets[digest] = self.in_use
 
     @staticmethod
     def key(architecture, compile_params, objects, watched=False, dropout=None):
@@ -118,6 +125,7 @@ class ModelCache:
             total -= self.sizes.pop(victim)
             del self.models[victim], self.last_request[victim]
             self.evaluators = {of: key for of, key in self.evaluators.items() if key != victim}
+            self.nets = {digest: key for digest, key in self.nets.items() if key != victim}
 
 
 def cache_bytes(memory_mb, threads):

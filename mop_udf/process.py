@@ -1,9 +1,12 @@
 """Starting, holding and ending a backend's trainer process. Standard library only."""
 
 import fcntl
+import hashlib
+import json
 import os
 import subprocess
 import tempfile
+import time
 from typing import Any
 
 from mop_udf import child_process, compile_cache, fork_server_client
@@ -13,6 +16,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031  # Linux; Python's fcntl defines it from 3.10 on
 PIPE_BYTES = 1 << 20  # the limit for unprivileged users
 QUOTED_BYTES = 2000  # of a trainer's last output that error messages quote
+LISTEN_SECONDS = 0.5  # for the first answer of a running fork server, which takes some milliseconds
+LEAVING = 0.8  # share of a trainer's idle time after which it gets no request any more, since it may be about to leave
+GPU_KEEP_MS = 10_000  # that an idle trainer keeps a GPU's memory, at most
 UNANSWERED = ("unit", "state", "states_end", "rows")  # operations without an answer
 
 
@@ -49,7 +55,16 @@ class ExecutedTrainer:
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
-            command(home, request["module"], os.getpid(), files[3], *request["arguments"]),
+            command(
+                home,
+                request["module"],
+                os.getpid(),
+                files[3],
+                *request["ray"],
+                0,
+                request["trainer_idle_ms"],
+                *request["arguments"],
+            ),
             stdin=files[0],
             stdout=files[1],
             stderr=files[2],
@@ -58,17 +73,23 @@ class ExecutedTrainer:
             cwd="/",
             start_new_session=True,
         )
-        self.pid = self._process.pid
+        self.pid, self.held = self._process.pid, None
 
     @property
     def code(self) -> int | None:
         return self._process.returncode
+
+    def listen(self, seconds: float) -> None:
+        pass
 
     def started(self, seconds: float) -> bool:
         return True
 
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    def leave(self) -> None:
+        self.wait()
 
     def wait(self) -> None:
         self._process.kill()  # it may not watch its pipe yet
@@ -78,26 +99,31 @@ class ExecutedTrainer:
 class Trainer:
     """A trainer process and the channel to it.
 
-    The fork server forks the process (mop_udf.fork_server); without a fork server, it is an exec of the packages' own
-    interpreter. In both cases it has a clean environment and its own session, and dies with this process: the kernel
-    kills it when no process holds the other end of its pipe `life`. `check_interrupts` is called while waiting for the
-    trainer. An error that it raises ends the trainer, since the pending answer would be taken for the next one.
+    The fork server has it in its pool or forks it (mop_udf.fork_server); without a fork server, it is an exec of the
+    packages' own interpreter. In all cases it has a clean environment and its own session. While it works, it dies with
+    this process: the kernel kills it when no process holds the other end of its pipe `life`. `check_interrupts` is
+    called while waiting for the trainer. An error that it raises ends the trainer, since the pending answer would be
+    taken for the next one.
     """
 
-    def __init__(self, home, options, check_interrupts):
-        """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms, and
-        optionally:
+    def __init__(self, home, options, check_interrupts, wants=None, fresh=False):
+        """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms (the
+        time without requests after which the trainer leaves, 0: no limit), and optionally:
 
         - ray: the Ray cluster that runs the trainer (pg_mop/backend/ray_cluster.py)
         - fork_server_ms: the idle time after which the fork server ends (0, None: no fork server)
+        - keep_ms: the time that the trainer stays in the pool after its lease (0, None: no limit)
         - memory_mb: limit of the process's memory (None: no limit)
         - model_mb: limit of a model's weights and optimizer variables (None: no limit)
         - role, compile_cache_mb: OID of the role whose compile cache the trainer shares, and the size of that cache
+        - database: its OID; with it and `role`, the trainer comes from the pool and returns there
+
+        `wants`: {"datasets": keys, "nets": digests}, what the trainer should hold if possible; `fresh`: it must not have
+        had another lease.
         """
-        self.options = options
+        self.options, self._last_use = options, time.monotonic()
         # an answer is pending (Greenplum may interrupt Python between a request and its answer)
         self._answer_pending = False
-        self.datasets = set()  # keys of the segments in the trainer's cache
         self.lent: Any = None  # the model that the trainer predicts with
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
@@ -109,17 +135,18 @@ class Trainer:
             "arguments": [
                 options["threads"],
                 options["cache_mb"],
-                options["idle_ms"],
                 options.get("memory_mb") or 0,
                 options.get("model_mb") or 0,
             ],
+            "trainer_idle_ms": options["idle_ms"],
             "idle_ms": options.get("fork_server_ms") or 0,
             "module": "mop_udf.trainer",
+            "ray": [],
         }
         if ray := options.get("ray"):
             self._memory_mb = None  # the limit is the trainer's, not the relay's
             self._request["module"] = "mop_udf.relay"
-            self._request["arguments"][:0] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
+            self._request["ray"] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
         elif options.get("role") is not None and options.get("gpu") is None:
             self._request["environment"].update(
                 compile_cache.environment(
@@ -130,7 +157,13 @@ class Trainer:
                     options.get("compile_cache_mb") or 0,
                 )
             )
+        self._request.update(_for_pool(options, self._request, wants, fresh))
         self._begin(self._request["idle_ms"] and not ray and self._fork)
+        self._process.listen(LISTEN_SECONDS)
+        held = self._process.held or {}
+        self.was_leased = self._process.held is not None  # it has had other leases
+        self.nets = list(held.get("nets", ()))  # digests of the compiled models that it held at first
+        self.datasets = set(held.get("datasets", ()))  # keys of the segments in the trainer's cache
 
     def _begin(self, fork=None):
         """Make the pipes, and start the process at their other ends, by `fork` if it gives a process, else by exec."""
@@ -173,8 +206,15 @@ class Trainer:
         return self._process.pid
 
     def alive(self) -> bool:
-        """True where the trainer can take a request: it lives, and no abandoned answer is pending."""
-        return self._life is not None and not self._answer_pending and not self._process.ended()
+        """True where the trainer can take a request: it lives, no abandoned answer is pending, and it is not about to
+        leave because it has been idle."""
+        idle = self.options["idle_ms"] / 1000
+        return (
+            self._life is not None
+            and not self._answer_pending
+            and not (idle and time.monotonic() - self._last_use > LEAVING * idle)
+            and not self._process.ended()
+        )
 
     def _wait_started(self):
         """Wait until the trainer lives."""
@@ -203,7 +243,7 @@ class Trainer:
         """Send a frame; `more` as of Channel.send. Raises TrainerLost or MemoryExceeded; any interruption ends the
         trainer.
         """
-        self._answer_pending = header["op"] not in UNANSWERED
+        self._answer_pending, self._last_use = header["op"] not in UNANSWERED, time.monotonic()
         self._guard("send", header, *payloads, more=more)
 
     def receive(self, joined: bool = False) -> tuple[dict[str, Any], Any]:
@@ -212,10 +252,20 @@ class Trainer:
         Raises TrainerError for an answer that is an error, TrainerLost or MemoryExceeded.
         """
         header, payloads = self._guard("receive", joined)
-        self._answer_pending = header.get("last") is False
+        self._answer_pending, self._last_use = header.get("last") is False, time.monotonic()
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
+
+    def give_back(self) -> None:
+        """End the lease of a trainer that waits for a request: it returns to the pool, or ends if it has none."""
+        if self._life is None or self._answer_pending or self._child_ends:
+            self.kill()
+            return
+        self._close([self._requests, self._answers, self._life])
+        self._life = None
+        self._process.leave()
+        self._log.close()
 
     def kill(self) -> None:
         """End the process at once."""
@@ -255,3 +305,28 @@ class Trainer:
             else f"ended with exit status {code}"
         )
         return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
+
+
+def _for_pool(options, request, wants, fresh):
+    """The entries of a request for a trainer that concern the pool."""
+    role, database = options.get("role"), options.get("database")
+    if role is None or database is None:
+        return {}
+    equal = json.dumps([role, database, request["environment"], request["arguments"]], sort_keys=True)
+    gpu, keep = options.get("gpu"), options.get("keep_ms") or 0
+    if gpu is not None:  # other processes need its memory
+        keep = min(keep or GPU_KEEP_MS, GPU_KEEP_MS)
+    return {
+        # (a trainer of its own, which no other lease has used, still returns to the pool)
+        "key": hashlib.sha256(equal.encode()).hexdigest(),
+        "fresh": fresh,
+        "keep_ms": keep,
+        "wants": wants or {},
+        "about": {
+            "role": role,
+            "database": database,
+            "keras_backend": options["keras_backend"],
+            "threads": options["threads"],
+            "gpu": gpu,
+        },
+    }

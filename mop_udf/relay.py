@@ -79,7 +79,7 @@ class Host:
                     life, ours = os.pipe()  # the end of this process closes `ours`
                     program = (
                         "import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
-                        "trainer.live(*map(int, sys.argv[1:8]))"
+                        "trainer.live(*map(int, sys.argv[1:9]))"
                     )
                     # variables of the node that locate its programs and its GPUs
                     own = {

@@ -1,8 +1,9 @@
 """The trainer process, with frames on stdin and stdout.
 
-`python -m mop_udf.trainer BACKEND LIFE THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`; MEMORY_MB and MODEL_MB are 0 for
-no limit. BACKEND, a process id, is only for readers of the process list; LIFE is a descriptor: see `live`. A fork of
-mop_udf.fork_server becomes a trainer under the same name.
+`python -m mop_udf.trainer BACKEND LIFE SINCE IDLE_MS THREADS CACHE_MB MEMORY_MB MODEL_MB`; IDLE_MS, MEMORY_MB and
+MODEL_MB are 0 for no limit. BACKEND, a process id, and SINCE, when its lease began, are only for readers of the process
+list: 0 and 0 for a trainer that waits in the pool. LIFE is a descriptor: see lease.py. A fork of mop_udf.fork_server
+becomes a trainer under the same name.
 
 Standard library only until `live` imports the framework.
 """
@@ -12,7 +13,8 @@ import importlib
 import os
 import sys
 
-from mop_udf.child_process import die_with_pipe, prefer_oom_kill, take_stdio
+from mop_udf.child_process import die_with_pipe, prefer_oom_kill
+from mop_udf.lease import Lease
 
 
 def import_frameworks():
@@ -45,17 +47,20 @@ def import_own():
     from mop_udf import trainer_server  # noqa: F401
 
 
-def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
-    """Run as the trainer of the process that holds the writing end of the pipe `life`; ends this process."""
+def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, control=None):
+    """Run as the trainer of the process that holds the writing end of the pipe `life`; ends this process.
+
+    `control`: the descriptor of the socket to the pool, for a trainer that returns there (mop_udf/pool.py).
+    """
     die_with_pipe(life)
     prefer_oom_kill()
-    read_fd, write_fd = take_stdio()
+    lease = Lease(life, control, idle_ms, (threads, cache_mb, memory_mb, model_mb))
     import faulthandler
 
     faulthandler.enable()
     from mop_udf.channel import Channel, ChannelClosed
 
-    channel = Channel(read_fd, write_fd)
+    channel = Channel(lease.read_fd, lease.write_fd)
     import_frameworks()
     from mop_udf.kernels.framework import framework
 
@@ -63,13 +68,19 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
     from mop_udf.trainer_server import TrainerServer
 
     server = TrainerServer(channel, threads, cache_mb, memory_mb, model_mb, device_error)
+    lease.at_rest()
     try:
-        server.serve(idle_ms / 1000 if idle_ms else None)
-    except ChannelClosed:
+        while True:
+            server.serve(lease.idle_seconds, lease.at_work)
+            lease.release()
+            if not (lease.is_renewable() and server.may_be_leased_again and lease.renew(server.reset())):
+                break
+            channel.begin_anew()
+    except ChannelClosed:  # within a request
         pass
     # without clean-up: nothing needs it, and TensorFlow's takes time
     os._exit(0)
 
 
 if __name__ == "__main__":
-    live(*map(int, sys.argv[1:8]))
+    live(*map(int, sys.argv[1:9]))

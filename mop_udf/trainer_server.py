@@ -16,10 +16,15 @@ Each request is one frame and is answered by one frame, unless the table says ot
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
 """
 
+import contextlib
+import gc
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 
-from mop_udf import data, evaluation, model_cache, models, prefixes, sizes, state
+from mop_udf import data, evaluation, model_cache, models, pool, prefixes, sizes, state
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
@@ -31,7 +36,10 @@ EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where 
 
 
 class TrainerServer:
-    """Answers the requests of one backend."""
+    """Answers the requests of one backend, and after `reset` those of the next.
+
+    `may_be_leased_again`: false once the trainer has run a user's code, such as a custom function or a callback.
+    """
 
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):
         """`memory_mb`, `model_mb`: limits, 0 for none; `device_error`: why this process cannot use its GPU, or None."""
@@ -41,16 +49,44 @@ class TrainerServer:
         self.cache = data.Cache(cache_mb << 20)
         self.compiled_models = model_cache.ModelCache(model_cache.cache_bytes(memory_mb, threads))
         self.device = device.described(threads)
+        self.may_be_leased_again = device_error is None
+        self._forget()
+
+    def _forget(self):
+        """Keep nothing but what is named by its content."""
         self.trained = []  # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated = []  # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of the model that predicts
         self.described = None  # the architecture of that model, as JSON
 
-    def serve(self, idle_seconds):
-        """Answer requests until the backend goes or sends nothing for `idle_seconds`."""
-        while self.channel.wait_readable(idle_seconds):
-            header, payloads = self.channel.receive()
-            getattr(self, "on_" + header["op"])(header, payloads)
+    def serve(
+        self,
+        idle_seconds: float | None,
+        at_work: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Answer requests until the backend closes the pipe between two requests, or sends nothing for `idle_seconds`.
+
+        Each request is answered within the context `at_work()`. Raises ChannelClosed if the pipe ends within a request.
+        """
+        while self.channel.wait_readable(idle_seconds) and not self.channel.has_ended():
+            with at_work():
+                header, payloads = self.channel.receive()
+                getattr(self, "on_" + header["op"])(header, payloads)
+
+    def reset(self) -> dict[str, Any]:
+        """Forget the lease that has ended. Returns what the trainer keeps (see pool.Member).
+
+        Compiled models stay, and so do rows and features. Both are named by their content, and units set weights,
+        optimizer variables and random states before they use a model.
+        """
+        self._forget()
+        keras.utils.set_random_seed(0)
+        gc.collect()
+        return {
+            "nets": pool.names(self.compiled_models.nets),
+            "datasets": pool.names(map(str, self.cache.segments)),
+            "rows_bytes": self.cache.used(),
+        }
 
     def on_ready(self, header, payloads):
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
@@ -62,6 +98,8 @@ class TrainerServer:
     def on_unit(self, unit, payloads):
         self.trained = []
         states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
+        if payloads:  # custom functions
+            self.may_be_leased_again = False
         try:
             self._check_device()
             units, objects = [{**unit, **model} for model in unit["models"]], iter(payloads)
@@ -168,6 +206,7 @@ class TrainerServer:
             self._refuse(error)
 
     def on_import(self, header, payloads):
+        self.may_be_leased_again = False  # a file of unknown origin
         try:
             from mop_udf import keras_file
 

@@ -144,6 +144,7 @@ class UnitTraining:
         compiled = self.compiled_models.get(
             unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
         )
+        self.compiled_models.note_net(unit.get("net"))
         models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
         models.check_weights(compiled.model, fit["class_weight"], unit)
         if seed is not None:

@@ -25,17 +25,3 @@ BEGIN
     RETURN QUERY SELECT a.pid FROM pg_stat_activity a WHERE a.usename = session_user;
 END
 $$;
-
--- An event trigger calls this before DROP EXTENSION: it ends the idle sessions that wait for the next call, and their
--- trainers with them, so that no process remains.
-CREATE FUNCTION @extschema@.mop_end_idle_sessions() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF NOT (SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
-        RETURN;  -- the user may not drop the extension
-    END IF;
-    PERFORM pg_terminate_backend(a.pid) FROM pg_stat_activity a
-    WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle'
-    AND ((SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) OR a.usename = current_user);
-END
-$$;

@@ -20,11 +20,12 @@ CREATE AGGREGATE @extschema@.mop_sub_epoch(epoch integer, buffer integer, column
     SFUNC = @extschema@.mop_transition, STYPE = bigint, INITCOND = '0', FINALFUNC = @extschema@.mop_final
 );
 
--- A worker session starts its trainer with this.
-CREATE FUNCTION @extschema@.mop_start_trainer(options text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+-- A worker session leases or starts its trainer with this: it returns the digests of the trainer's compiled models, as
+-- JSON.
+CREATE FUNCTION @extschema@.mop_start_trainer(options text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.run import unit
-unit.start_trainer(plpy, options)
+return unit.start_trainer(plpy, options)
 $$;
 
 -- A worker session runs a unit or a chain of units with this, in one transaction.

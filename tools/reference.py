@@ -35,6 +35,7 @@ VIEWS = {
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
+    "mop_trainers": "The trainers in the pool: who leases each, since when, and the memory, compiled nets and rows of each.",
     "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md).",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
@@ -85,7 +86,11 @@ SETTINGS = {
         "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "
         "install WITH=jax`, `WITH=torch`; [Keras on JAX](administration.md#keras-on-jax)).",
     ),
-    "session_idle_timeout": (None, "Time that idle worker sessions and trainers stay for the next call."),
+    "session_idle_timeout": (
+        None,
+        "Time that an idle trainer stays in the pool, with its compiled nets and rows; `0`: for as long as the "
+        "server runs.",
+    ),
     "fork_server_idle_timeout": (
         None,
         "Time that the fork server stays without use. It has imported Keras and forks "
@@ -191,7 +196,13 @@ GROUPS = {
         "mop_report",
     ],
     "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],
-    "Server and help": ["mop_functions", "mop_settings", "gpu_configuration", "mop_connect_servers"],
+    "Server and help": [
+        "mop_functions",
+        "mop_settings",
+        "gpu_configuration",
+        "mop_connect_servers",
+        "mop_end_trainers",
+    ],
 }
 
 HEAD = """\

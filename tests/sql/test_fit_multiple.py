@@ -380,11 +380,11 @@ def test_a_configuration_that_fails_does_not_cost_the_trainer(db, data):
     selection(db, "mst", "arch", fit_some)
     client = db.another()
     client.run("SET pg_mop.segments = 1")
-    before = set(trainers())
+    db.run("SELECT madlib.mop_end_trainers()")
     fit(client, data, "models", "mst", iterations=1)
-    first = set(trainers()) - before
+    first = pool(db)
     fit(client, data, "models", "mst", iterations=1)
-    assert set(trainers()) - before == first != set()
+    assert pool(db).keys() == first.keys() != set()
     assert client.value("SELECT count(*) FROM models_info WHERE error LIKE '%%NaN%%'") == 1
     client.close()
 
@@ -447,24 +447,34 @@ def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(
     assert run_id in states and kept not in states
 
 
-def test_sessions_and_trainers_stay_warm_and_end_with_the_client(db, data):
-    client = db.another()
-    selection(client, "mst_warm", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
-    before = set(trainers())
-    pids = []
+def pool(db):
+    """{process id: (compiled nets, bytes of rows)} of the idle trainers of this database."""
+    assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'"))
+    rows = db.run("SELECT pid, nets, rows_bytes FROM madlib.mop_trainers WHERE database = current_database()")
+    return {row["pid"]: (row["nets"], row["rows_bytes"]) for row in rows}
+
+
+def test_trainers_outlive_the_client_and_serve_the_next_one(db, data):
+    db.run("SELECT madlib.mop_end_trainers()")
+    assert pool(db) == {}
+    found, sessions = [], []
     for output in ("warm1", "warm2"):
+        client = db.another()
+        selection(client, "mst_warm", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
         run_id = fit(client, data, output, "mst_warm", iterations=1)
-        pids.append(
+        sessions.append(
             {
                 r["backend_pid"]
-                for r in client.run("SELECT DISTINCT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])
+                for r in client.run("SELECT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])
             }
         )
-    assert pids[0] == pids[1]
-    mine = set(trainers()) - before
-    assert len(mine) == 3
-    client.close()
-    assert eventually(lambda: not mine & set(trainers()))
+        client.close()
+        found.append(pool(db))
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 3
+    assert any(size for _, size in found[0].values()) and any(nets for nets, _ in found[0].values())
+    assert found[0] == found[1], "nothing was compiled or sent again"
+    assert not sessions[0] & sessions[1], "the sessions ended with the runs"
+    assert db.value("SELECT madlib.mop_end_trainers()") == 3 and pool(db) == {}
 
 
 def test_parameters_of_the_run_are_logged(db, data):

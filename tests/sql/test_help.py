@@ -77,6 +77,8 @@ def test_no_function_for_users_is_without_help(db):
         "mop_transition",
         "mop_final",
         "mop_start_trainer",
+        "mop_pool",
+        "mop_end_trainers_at_drop",
         "mop_run_unit",
         "mop_may_see",
         "mop_status",
@@ -100,6 +102,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_submit",
         "mop_cancel",
         "mop_wait",
+        "mop_end_trainers",
     }
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):

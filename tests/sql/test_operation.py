@@ -150,30 +150,27 @@ def server_object(db, data):
     db.run("DROP SERVER pg_mop CASCADE")
 
 
+def trains_over_tcp(db, analyst):
+    """A call of the analyst trains with two worker sessions, which connect by TCP."""
+    running = Calling(analyst, call("m", "long_mst", 3))
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
+        "AND application_name LIKE 'pg_mop run%'"
+    )
+    found = eventually(lambda: db.value(sessions) == 2)
+    return running.end(300) is None and found
+
+
 def test_a_user_mapping_gives_the_password(db, analyst, server_object):
     analyst.run("CREATE USER MAPPING FOR analyst SERVER pg_mop OPTIONS (password 'secret')")
-    analyst.run(call("m"))
-    assert (
-        db.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
-            "AND application_name LIKE 'pg_mop run%'"
-        )
-        == 2
-    )
+    assert trains_over_tcp(db, analyst)
 
 
 def test_a_user_mapping_cannot_name_another_role_or_host(db, analyst, server_object):
     analyst.run("CREATE USER MAPPING FOR analyst SERVER pg_mop OPTIONS (user 'postgres', host '/tmp')")
     assert "connect as the role that calls" in str(analyst.error(call("m")))
     analyst.run("ALTER USER MAPPING FOR analyst SERVER pg_mop OPTIONS (DROP user)")
-    analyst.run(call("m"))
-    assert (
-        db.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
-            "AND application_name LIKE 'pg_mop run%'"
-        )
-        == 2
-    ), "the server's host, not the mapping's"
+    assert trains_over_tcp(db, analyst), "the server's host, not the mapping's"
     analyst.run("ALTER USER MAPPING FOR analyst SERVER pg_mop OPTIONS (DROP host)")
     analyst.run(call("without_options"))
 

@@ -11,7 +11,7 @@ from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers
 
 
-@with_trainer
+@with_trainer(keeps=True)
 def mop_predict_row(db, session, model, row, version):
     """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
     if row is None:

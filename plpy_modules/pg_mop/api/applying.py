@@ -9,13 +9,15 @@ import dataclasses
 
 import psycopg2
 
+import mop_udf
+from mop_udf import fork_server_client
+from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.inference.parts import why_alone
 from pg_mop.run.configurations import Configurations
 from pg_mop.run.coordinator import apply
 from pg_mop.run.inputs import Inputs
-from pg_mop.run.sessions import are_warm
 from pg_mop.run.spec import Output, RunSpec
 
 WORTH_BYTES = 128 << 20  # of rows; with fewer, to start several trainers takes longer than they save
@@ -108,11 +110,25 @@ def _spec(db, table, function, model, use_gpus, application, copies, compile_par
 
 
 def _is_worthwhile(db, table):
-    """True if several sessions take less time than the caller's own to go through a Table on this server."""
-    return are_warm(db.current_user()) or db.value(
+    """True if several sessions take less time than the caller's own to go through a Table on this server: where the
+    table is large, or where the pool has several trainers of the caller."""
+    return _idle_trainers(db) > 1 or db.value(
         "SELECT sum(pg_total_relation_size(relid)) >= $2 FROM pg_partition_tree($1::oid::regclass)",
         ["oid", "bigint"],
         [table.oid, WORTH_BYTES],
+    )
+
+
+def _idle_trainers(db):
+    """How many trainers in the pool are idle for the caller's role in this database."""
+    framework = settings.load(db, check_names=False)["keras_backend"]
+    mine = db.execute(
+        "SELECT r.oid::bigint AS role, d.oid::bigint AS database FROM pg_roles r, pg_database d "
+        "WHERE r.rolname = current_user AND d.datname = current_database()"
+    )[0]
+    return sum(
+        one["state"] == "idle" and (one["role"], one["database"]) == (int(mine["role"]), int(mine["database"]))
+        for one in fork_server_client.trainers(mop_udf.home, framework)
     )
 
 

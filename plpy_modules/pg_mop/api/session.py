@@ -11,17 +11,33 @@ from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits
 from pg_mop.backend.quoting import quote_identifier
 
+# Milliseconds that a session keeps an idle trainer. Calls give theirs back at their end; the functions that a query may
+# call for each row keep it for the next row.
+IDLE_MS = 10_000
 
-def with_trainer(function):
+_depth = 0  # calls under way: a query that a call runs may call another
+
+
+def with_trainer(function=None, *, keeps=False):
     """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
-    `session`: the mop_udf.aggregate.Session of the calling database session, which holds the session's trainer.
+    `session`: the mop_udf.aggregate.Session of the calling database session, which leases its trainer. The call ends by
+    giving the trainer back, unless it `keeps` the trainer for the next call of the same query.
     """
+    if function is None:
+        return functools.partial(with_trainer, keeps=keeps)
 
     @functools.wraps(function)
     def shim(plpy, *args):
+        global _depth
         session = aggregate.session(plpy)
-        return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
+        _depth += 1
+        try:
+            return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
+        finally:
+            _depth -= 1
+            if not (keeps or _depth):
+                session.give_back()
 
     return shim
 
@@ -70,7 +86,8 @@ def options_of_trainer(options, cores, gpu):
         "memory_mb": options["trainer_memory_mb"],
         "model_mb": options["max_model_mb"],
         "gpu": gpu,
-        "idle_ms": options["session_idle_timeout"],
+        "idle_ms": min(options["session_idle_timeout"] or IDLE_MS, IDLE_MS),
+        "keep_ms": options["session_idle_timeout"],
         "fork_server_ms": options["fork_server_idle_timeout"],
         "compile_cache_mb": options["compile_cache_mb"],
     }

@@ -18,7 +18,9 @@ class Limits:
 
     def _find(self):
         return self.plpy.execute(
-            f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role FROM {self.schema}.mop_limits()"
+            f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role, (SELECT d.oid::bigint "
+            "FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) "
+            f"AS database FROM {self.schema}.mop_limits()"
         )[0]
 
     def _backends(self):
@@ -34,11 +36,19 @@ class Limits:
             ("cache_mb", 0),
             ("idle_ms", 0),
             ("fork_server_ms", 0),
+            ("keep_ms", 0),
             ("compile_cache_mb", 0),
             ("gpu", 0),
         ):
             value = options.get(name)
-            if value is None and name in ("memory_mb", "model_mb", "fork_server_ms", "compile_cache_mb", "gpu"):
+            if value is None and name in (
+                "memory_mb",
+                "model_mb",
+                "fork_server_ms",
+                "keep_ms",
+                "compile_cache_mb",
+                "gpu",
+            ):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
@@ -47,7 +57,8 @@ class Limits:
         if options.get("trainers") is None:
             check_installed(options["keras_backend"])
         limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
-        within["role"] = int(limits["role"])  # from the server, never from the client
+        # from the server, never from the client
+        within["role"], within["database"] = int(limits["role"]), int(limits["database"])
         if options.get("trainers") is not None:
             within["ray"] = cluster(self.plpy, options["trainers"])
             within["ray"]["gpus"] *= bool(options.get("use_gpus"))
@@ -58,51 +69,71 @@ class Limits:
         return within
 
     def admit(self, trainer):
-        """Raises MopError if a Trainer, already started, exceeds the role's number of trainers.
+        """Raises MopError if a Trainer, already leased or started, exceeds the role's number of trainers.
 
-        Only trainers that started earlier count, so of several simultaneous starts the allowed number succeeds.
+        Only earlier leases count, so of several simultaneous starts the allowed number succeeds. Idle trainers in the
+        pool do not count.
         """
         most = self._find()["sessions"]
         if most is None:
             return
         try:
-            started = _start_of(trainer.pid)[0]
-        except OSError:  # the trainer has ended; the channel reports it
+            began = _began(trainer.pid)
+        except (OSError, ValueError, IndexError):  # the trainer has ended; the channel reports it
             return
-        before = sum(other < started for other in _trainers(self._backends()))
+        before = sum(other < began for _, other in _trainers(self._backends()))
         if before >= most:
             raise MopError(
                 f"the role's sessions have {before} trainers, as many as it may have at once",
-                detail="The table mop_limit sets the number. Idle trainers end with the client's session, or "
-                "after pg_mop.session_idle_timeout.",
+                detail="The table mop_limit sets the number. A session gives its trainer back when its call ends.",
                 sqlstate=TOO_MANY_TRAINERS,
             )
 
 
-def _start_of(pid):
-    """((start time, PID), which orders processes by their start; the parent's PID; the state's letter).
-
-    Raises OSError.
-    """
+def _state_of(pid):
+    """(start time in clock ticks since the machine's start, the parent's PID, the state's letter). Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[1].split()
-    return (int(fields[19]), int(pid)), int(fields[1]), fields[0]
+    return int(fields[19]), int(fields[1]), fields[0]
+
+
+def _words_of(pid):
+    """The command line of a process, which the fork server's children set as one text. Raises OSError."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().replace(b" ", b"\0").split(b"\0")
+
+
+def _module_in(words):
+    """The position of the trainer's module in a command line. Raises IndexError: it is no trainer's."""
+    return [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")][0]
+
+
+def _began(pid, words=None):
+    """(microseconds since the machine's start, PID), which orders trainers by the beginning of their leases.
+
+    Raises OSError, ValueError or IndexError for a process that is no trainer.
+    """
+    words = words or _words_of(pid)
+    module = _module_in(words)
+    since = int(words[module + 3]) if words[module] == b"mop_udf.trainer" else 0
+    # a trainer that no pool has leased: the end of the clock tick in which the process started
+    return since or (_state_of(pid)[0] + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(pid)
 
 
 def _trainers(backends):
-    """(start time, PID) of each trainer of these backends (PIDs)."""
+    """(backend, beginning of the lease) of each trainer that these backends (PIDs) have."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                started, parent, state = _start_of(entry)
+                started, parent, state = _state_of(entry)
                 if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
                     continue
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    words = file.read().replace(b" ", b"\0").split(b"\0")
-                # Until its exec, a child has its backend's command line, and for an instant none.
-                modules = [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")]
-                backend = parent if words[0] in (b"", b"postgres:") else int(words[modules[0] + 1])
+                words = _words_of(entry)
+                if words[0] in (b"", b"postgres:"):  # until its exec, a child has its backend's command line or none
+                    backend, began = parent, ((started + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(entry))
+                else:
+                    backend, began = int(words[_module_in(words) + 1]), _began(entry, words)
             except (OSError, ValueError, IndexError):  # ended, or not a trainer
                 continue
             if backend in backends:
-                yield started
+                yield backend, began

@@ -43,10 +43,11 @@ class LocalTrainer:
         """`holder`: the mop_udf.aggregate.Session."""
         self.holder, self.schema = holder, schema
 
-    def start(self, options, look_again=False):
-        """Start the trainer, unless it runs, within the limits of the calling role."""
+    def start(self, options, look_again=False, wants=None):
+        """Lease or start the trainer, unless the session has it, within the limits of the calling role; `wants`: see
+        process.Trainer."""
         limits = Limits(self.holder.plpy, self.schema)
-        raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again)
+        raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again, wants)
         yield from ()
 
     def begin(self, options, unit, models, objects):
@@ -133,7 +134,7 @@ class SegmentTrainer:
             raise_error(self.holder.plpy, f"there is no host segment {self.host_segment}", "22023")
         return rows[0]["answer"]
 
-    def start(self, options, look_again=False):
+    def start(self, options, look_again=False, wants=None):
         yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.host_segment,))
         yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (json.dumps(options), look_again))
 

@@ -51,7 +51,7 @@ class WorkerSession:
         self.moves: list[Any] = []  # Moves in progress
         self.command: Any = None  # follows the Moves
         self.prepared = False  # a relay: its foreign tables exist
-        self.affinity: dict[str, None] = {}  # digests of compiled models with affinity for this worker, the latest last
+        self.nets: list[str] = []  # digests of the compiled models that its trainer had at first
         self._cursor: Any = None  # of the last command
         try:
             self.connection = psycopg2.connect(

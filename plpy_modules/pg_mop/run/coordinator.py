@@ -13,7 +13,7 @@ from typing import Any
 import psycopg2
 
 import mop_udf
-from mop_udf import fork_server_client
+from mop_udf import aggregate, fork_server_client
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
@@ -231,7 +231,12 @@ class Coordinator:
         self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
-            self.db, self._server, self.unit_specs.trainer, f"pg_mop run {self.run_id}", self.options["lock_timeout"]
+            self.db,
+            self._server,
+            self.unit_specs.trainer,
+            self.unit_specs.wants,
+            f"pg_mop run {self.run_id}",
+            self.options["lock_timeout"],
         )
         return self.sessions
 
@@ -477,6 +482,7 @@ class Coordinator:
     def _open_sessions(self, sessions: Sessions) -> None:
         """Open the worker sessions; go on with fewer if not all can be had and the others can do the work."""
         board, workers = self.board, list(self.board.workers)
+        aggregate.session(self.db.plpy).give_back()  # a worker may need the trainer of the calling session
         refused = sessions.open(workers)
         if refused is not None:
             opened = [worker for worker in workers if worker in sessions.by_worker]
@@ -498,10 +504,7 @@ class Coordinator:
             spec.application.gather(self.servers, self.segments)
         self.remote_runs.drop()
         self._note_costs()
-        if self.board.anywhere:
-            found = self.scheduler.affinity.items()
-            sessions.note_affinity({planner.sharing.digest(n): worker for n, worker in found if n is not None})
-        sessions.keep(self.options["session_idle_timeout"])
+        sessions.close()
         failed, stages = self._failures(), planner.plan.stages
         kept = {key: stages[stage].iteration for key, stage in self.controller.kept.items()}
         self.result = RunResult(spec, self.catalog, self.run_id, started, failed, kept)

@@ -1,6 +1,6 @@
-"""The worker sessions of a run: asynchronous connections back to the database, each with its trainer.
+"""The worker sessions of a run: asynchronous connections back to the database, each with the lease of a trainer.
 
-They are kept open for the next call of the same client session, with the rows that their trainers have cached.
+A session ends with the run; its trainer returns to the pool (mop_udf/pool.py) with its compiled models and rows.
 """
 
 import json
@@ -26,37 +26,26 @@ from pg_mop.connections.sessions import (
 from pg_mop.connections.targets import Target
 from pg_mop.run.servers import Server
 
-MOST_AFFINITIES = 1000  # compiled models that are remembered of a session
 CANCEL_SECONDS = 1.5  # for the sessions of a cancelled run to notice
-
-Key = tuple[Any, str, int]  # of a connection target, the extension's schema there, the worker
-
-# idle sessions of this backend; each trainer's cache holds the rows of its worker's segment
-_pool: dict[Key, WorkerSession] = {}
-
-
-def are_warm(role: str) -> bool:
-    """True where this backend keeps sessions of an earlier call of the role on this server."""
-    return any(
-        session.target.server is None and session.target.role == role and not session.connection.closed
-        for session in _pool.values()
-    )
 
 
 class Sessions:
-    """The worker sessions of one run, one for each worker, opened or taken from the pool."""
+    """The worker sessions of one run, one for each worker."""
 
     def __init__(
         self,
         db: Any,
         server: Callable[[int], Server],
         options: Callable[[int], dict[str, Any]],
+        wants: Callable[[int], dict[str, Any]],
         name: str,
         lock_timeout: int,
     ) -> None:
-        """`server(worker)`: the worker's server; `options(worker)`: the options of its trainer; `name`: the sessions'
-        application_name; `lock_timeout`: theirs, in milliseconds."""
-        self.db, self.server, self.options, self.name, self.lock_timeout = db, server, options, name, lock_timeout
+        """`server(worker)`: the worker's server; `options(worker)`: the options of its trainer; `wants(worker)`: what the
+        trainer should hold, see process.Trainer; `name`: the sessions' application_name; `lock_timeout`: theirs, in
+        milliseconds."""
+        self.db, self.server, self.options, self.wants = db, server, options, wants
+        self.name, self.lock_timeout = name, lock_timeout
         self.check_interrupts = db.check_interrupts
         self.by_worker: dict[int, WorkerSession] = {}
         # (worker, name of a server) -> the session there that carries states for the worker
@@ -90,30 +79,18 @@ class Sessions:
 
     # --- compiled models ----------------------------------------------------------------------------
     def affinity(self) -> dict[str, int]:
-        """{digest of a compiled model: the worker whose trainer has it from an earlier call}."""
-        return {digest: worker for worker, session in self.by_worker.items() for digest in session.affinity}
-
-    def note_affinity(self, affinity: dict[str, int]) -> None:
-        """Remember for the next call which worker's trainer has which compiled model."""
-        for digest, worker in affinity.items():
-            if worker in self.by_worker:
-                known = self.by_worker[worker].affinity
-                known.pop(digest, None)
-                known[digest] = None
-                if len(known) > MOST_AFFINITIES:
-                    del known[next(iter(known))]
+        """{digest of a compiled model: the worker whose trainer has it from an earlier lease}."""
+        return {
+            digest: worker for worker in sorted(self.by_worker, reverse=True) for digest in self.by_worker[worker].nets
+        }
 
     # --- opening ------------------------------------------------------------------------------------
-    def _key(self, worker: int) -> Key:
-        server = self.server(worker)
-        return server.target.key, server.schema, worker
-
     def _warm_up(self, worker: int) -> str:
-        """SQL that prepares a session, and starts its trainer."""
-        server, options = self.server(worker), quote_literal(json.dumps(self.options(worker)))
+        """SQL that prepares a session, and leases or starts its trainer."""
+        server, options = self.server(worker), {**self.options(worker), "wants": self.wants(worker)}
         return (
-            f"{server.target.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
-            f"SET lock_timeout = {self.lock_timeout}; SELECT {server.schema}.mop_start_trainer({options})"
+            f"{server.target.idle_sql(0)}SET lock_timeout = {self.lock_timeout}; "
+            f"SELECT {server.schema}.mop_start_trainer({quote_literal(json.dumps(options))})"
         )
 
     def open(self, workers: list[int]) -> MopError | None:
@@ -124,7 +101,7 @@ class Sessions:
         opening: dict[WorkerSession, bool] = {}  # session -> it is starting its trainer
         for worker in workers:
             try:
-                self.by_worker[worker] = self._take(worker, workers) or self._connect(worker, opening)
+                self.by_worker[worker] = self._connect(worker, opening)
             except SessionLost:
                 pass
         self._connected(opening)
@@ -144,6 +121,7 @@ class Sessions:
                         raise error
                     if opening[session]:
                         del opening[session]
+                        session.nets = _nets(session.rows())
                     else:
                         session.begin(self._warm_up(session.worker))
                         opening[session] = True
@@ -176,26 +154,6 @@ class Sessions:
         opening[session] = False
         return session
 
-    def _take(self, worker: int, workers: list[int]) -> WorkerSession | None:
-        """A kept session for a worker: its own, whose trainer has its rows, or one that none of `workers` will take."""
-        key = self._key(worker)
-        if key not in _pool:
-            taken = {self._key(other) for other in workers}
-            found = next((warm for warm in _pool if warm[:2] == key[:2] and warm not in taken), None)
-            if found is None:
-                return None
-            key = found
-        session = _pool.pop(key)
-        if session.connection.closed:
-            return None
-        session.worker = worker
-        try:
-            run(session, self._warm_up(worker), self.check_interrupts)
-        except (psycopg2.Error, SessionLost):
-            session.close()
-            return None
-        return session
-
     def fresh(self, worker: int, seconds: float = CONNECT_SECONDS) -> WorkerSession:
         """A new session of a worker, with its trainer started. Raises MopError."""
         left = ATTEMPTS
@@ -204,7 +162,7 @@ class Sessions:
             session = open_session(self.server(worker).target, worker, self.name, self.check_interrupts, seconds)
             self.by_worker[worker] = session
             try:
-                run(session, self._warm_up(worker), self.check_interrupts)
+                session.nets = _nets(run(session, self._warm_up(worker), self.check_interrupts))
                 return session
             except SessionLost as error:
                 if not left:
@@ -217,19 +175,10 @@ class Sessions:
                 ) from None
 
     # --- the end ------------------------------------------------------------------------------------
-    def keep(self, idle_milliseconds: int) -> None:
-        """Put the sessions, all idle, into the pool; the server ends them after that idle time."""
-        for worker, session in self.by_worker.items():
-            try:
-                run(
-                    session,
-                    session.clean_sql() + (session.target.idle_sql(idle_milliseconds) or "SELECT 1"),
-                    self.check_interrupts,
-                )
-            except (psycopg2.Error, SessionLost):
-                session.close()
-                continue
-            _pool[self._key(worker)] = session
+    def close(self) -> None:
+        """End the sessions, all idle: their trainers return to the pool."""
+        for session in self.by_worker.values():
+            session.close()
         self.by_worker = {}
         self._close_others()
 
@@ -263,3 +212,8 @@ class Sessions:
         self.by_worker = {}
         self._close_others()
         return stuck
+
+
+def _nets(rows: list[tuple[Any, ...]]) -> list[str]:
+    """The digests of compiled models in the answer of mop_start_trainer."""
+    return json.loads(rows[0][0])

@@ -29,10 +29,15 @@ Steps = Generator[Query, Any, Any]  # yields queries, is sent their rows
 Part = tuple[int, bytes]  # (stage, a part of its state)
 
 
-def start_trainer(plpy: Any, options: str) -> None:
-    """Start this session's trainer, which imports Keras while the coordinator still plans. `options`: as JSON."""
+def start_trainer(plpy: Any, options: str) -> str:
+    """Lease or start this session's trainer; a new one imports Keras while the coordinator still plans.
+
+    `options`: as JSON, with `wants` as of process.Trainer. Returns JSON: the digests of the trainer's compiled models.
+    """
     holder, chosen = aggregate.session(plpy), json.loads(options)
-    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment")).start(chosen, True))
+    wants = chosen.pop("wants", None)
+    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment")).start(chosen, True, wants))
+    return json.dumps(holder.trainer.nets if holder.trainer is not None else [])
 
 
 def _schema(plpy: Any, holder: Any) -> str:
@@ -256,7 +261,9 @@ class _Work:
             "compile_params": row["compile_params"],
             "fit_params": row["fit_params"],
             "functions": model.get("functions", []),
-            **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left", "run_passes_left")},
+            **{
+                name: model.get(name) for name in ("epochs", "kernel", "net", "costs", "passes_left", "run_passes_left")
+            },
             # version 0 has no state, or the weights alone of a warm start or of the architecture table
             "plain_weights": model["version"] == 0,
         }

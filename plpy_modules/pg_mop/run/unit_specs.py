@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mop_udf.pool import MOST_NAMES
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
-from pg_mop.plan.stages import Plan
+from pg_mop.plan.stages import Plan, Stage
 from pg_mop.schedule.board import Board, Unit
+
+MOST_STAGES = 1000  # that are looked at for the compiled models of a run
 
 
 @dataclass
@@ -51,6 +55,7 @@ class UnitSpecs:
             "memory_mb": options["trainer_memory_mb"],
             "model_mb": options["max_model_mb"],
             "idle_ms": 0,
+            "keep_ms": options["session_idle_timeout"],
             "fork_server_ms": options["fork_server_idle_timeout"],
             "compile_cache_mb": options["compile_cache_mb"],
             "gpu": worker % gpus if gpus else None,
@@ -58,6 +63,20 @@ class UnitSpecs:
             "use_gpus": self.use_gpus,
             **there,
         }
+
+    def wants(self, worker: int) -> dict[str, list[str]]:
+        """What a worker's trainer should hold already, if the pool has such a trainer: rows and compiled models."""
+        served = [(dataset, self.segments[dataset, number]) for dataset, number in self.board.served(worker)]
+        nets = dict.fromkeys(self.net(stage) for stage in itertools.islice(self.plan.stages.values(), MOST_STAGES))
+        server = self.server(worker).name
+        return {
+            "datasets": [self._dataset_key(dataset, segment.on(server)) for dataset, segment in served][:MOST_NAMES],
+            "nets": list(nets)[:MOST_NAMES],
+        }
+
+    def net(self, stage: Stage) -> str:
+        """The digest of a stage's compiled model."""
+        return self.sharing.digest(self.sharing.key(stage)[0])
 
     def describe(self, units: Sequence[Unit], worker: int) -> dict[str, Any]:
         """The spec of a unit, or of a unit batch on one segment."""
@@ -98,6 +117,7 @@ class UnitSpecs:
                     "epochs": self._passes(u),
                     "kernel": self.kernels.get(u, self.options["kernel"]),
                     "functions": self.digests(self.plan.stages[u.stage].mst_key),
+                    "net": self.net(self.plan.stages[u.stage]),
                     "costs": self._costs(u),
                 }
                 for u in units

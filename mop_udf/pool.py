@@ -1,0 +1,147 @@
+"""The pool of trainers that a fork server keeps: which trainers live, which backend leases each, and which are to end.
+
+A backend leases a trainer for as long as it works. Then the trainer resets itself and waits in the pool, with its
+compiled models and the rows in its cache, for the next lease with an equal key: the same role, database, framework,
+device and limits. Everything that it keeps is named by content, and a backend uses rows only after it has checked the
+caller's rights and the rows' fingerprint.
+
+The module decides; mop_udf.fork_server acts. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Collection, Iterable
+from typing import Any
+
+RETURN_SECONDS = 5  # within which a trainer resets itself when its lease has ended
+LOOK_SECONDS = 5  # between two looks at the free memory while trainers are idle
+FREE_SHARE, FREE_BYTES = 0.1, 512 << 20  # of the memory that stays free: idle trainers end for it
+MOST_NAMES = 200  # of compiled models and of datasets in a message
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """A trainer of the pool.
+
+    `file`: a pidfd; `control`: the socket to the trainer; `key`: see `Pool.free`, None for a trainer that ends with its
+    lease; `about`: what the view mop_trainers shows of its key; `connection`: the socket to the backend with the lease;
+    `since`: when the lease or the idle time began (microseconds of CLOCK_BOOTTIME); `keep_seconds`: the idle time after
+    which it ends, None for no limit; `held`: what it reported at the end of its last lease: {"nets": [digest, ...],
+    "datasets": [key, ...], "rows_bytes": n}.
+    """
+
+    pid: int
+    file: int
+    control: socket.socket
+    key: str | None
+    about: dict[str, Any]
+    connection: socket.socket | None
+    backend: int
+    since: int
+    keep_seconds: float | None
+    state: str = "leased"  # or "returning" (the lease has ended) or "idle"
+    returning: float = 0.0  # when the state began (time.monotonic)
+    held: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Pool:
+    """The members, and the decisions about them."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}  # by pidfd
+
+    def __iter__(self) -> Iterable[Member]:
+        return iter(list(self.members.values()))
+
+    def idle(self) -> list[Member]:
+        """The idle members, those first that have been idle longest."""
+        return sorted((m for m in self.members.values() if m.state == "idle"), key=lambda member: member.since)
+
+    def free(self, key: str | None, wants: dict[str, Any]) -> list[Member]:
+        """The idle members that a lease with this key may have, the best first: those that hold the most of the rows and
+        then of the compiled models that it `wants` ({"datasets": [...], "nets": [...]})."""
+        if key is None:
+            return []
+        datasets, nets = set(wants.get("datasets") or ()), set(wants.get("nets") or ())
+
+        def worth(member: Member) -> tuple[int, int, int]:
+            held = member.held
+            return (len(datasets & set(held.get("datasets", ()))), len(nets & set(held.get("nets", ()))), member.since)
+
+        return sorted((m for m in self.idle() if m.key == key), key=worth, reverse=True)
+
+    def leave(self, member: Member, now: float) -> None:
+        """A member's lease has ended; the trainer resets itself."""
+        member.connection, member.backend = None, 0
+        if member.state == "leased":
+            member.state, member.returning = "returning", now
+
+    def to_end(self, now: float, since: int) -> list[Member]:
+        """The members that are to end: idle for too long, or not back from their lease in time.
+
+        `now`: time.monotonic(); `since`: the same instant as Member.since counts it.
+        """
+        return [
+            m
+            for m in self.members.values()
+            if m.state == "returning"
+            and now - m.returning > RETURN_SECONDS
+            or m.state == "idle"
+            and m.keep_seconds is not None
+            and (since - m.since) / 1e6 >= m.keep_seconds
+        ]
+
+    def wait_seconds(self, now: float, since: int) -> float | None:
+        """The seconds until the next look at the members; None if nothing has to be looked at."""
+        waits = [m.returning + RETURN_SECONDS - now for m in self.members.values() if m.state == "returning"]
+        for member in self.idle():
+            waits.append(LOOK_SECONDS)
+            if member.keep_seconds is not None:
+                waits.append(member.keep_seconds - (since - member.since) / 1e6)
+        return max(0.01, min(waits)) if waits else None
+
+    def of(self, roles: Collection[int] | None, databases: Collection[int] | None) -> list[Member]:
+        """The idle members of these roles and databases (OIDs); None: of all."""
+        return [
+            m
+            for m in self.idle()
+            if (roles is None or m.about.get("role") in roles)
+            and (databases is None or m.about.get("database") in databases)
+        ]
+
+
+def memory_short() -> bool:
+    """True where idle trainers should end because this machine, or this control group, has little free memory."""
+    found = {}
+    with open("/proc/meminfo") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = int(rest.split()[0]) << 10
+    if is_short(found["MemTotal"], found["MemAvailable"]):
+        return True
+    limit, used = (_bytes_of_group(name) for name in ("memory.max", "memory.current"))
+    return limit is not None and used is not None and is_short(limit, limit - used)
+
+
+def is_short(total: int, available: int) -> bool:
+    """True where so little of the memory (bytes) is available that idle trainers should end."""
+    return available < min(total // 4, max(FREE_BYTES, int(FREE_SHARE * total)))
+
+
+def _bytes_of_group(name: str) -> int | None:
+    """A number of this process's control group (version 2); None where there is none."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            path = next(line.strip()[3:] for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{path}/{name}") as file:
+            return int(file.read())
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def names(found: Iterable[str]) -> list[str]:
+    """As many names as a message may hold, the last ones."""
+    return list(found)[-MOST_NAMES:]
