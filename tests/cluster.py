@@ -263,3 +263,21 @@ def eventually(condition, seconds=10):
     while not (result := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return result
+
+
+def folder(cluster):
+    """The server's folder for its fork server and its compile caches."""
+    return pathlib.Path(cluster.data, "pgsql_tmp.pg_mop")
+
+
+def fork_servers(cluster):
+    """Process IDs of a server's fork servers."""
+    found = []
+    for lock in folder(cluster).glob("*.lock"):
+        pid = lock.read_text()
+        try:
+            if pid and b"mop_udf.fork_server" in pathlib.Path("/proc", pid, "cmdline").read_bytes():
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found

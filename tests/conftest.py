@@ -16,6 +16,7 @@ __all__ = [
     "Calling",
     "Client",
     "add_server",
+    "all_trainers",
     "browser",
     "connect",
     "eventually",
@@ -134,10 +135,15 @@ def db(server, request):
     maker.close()
 
 
-def trainers():
+def all_trainers():
     """Process IDs of the trainers of this checkout's servers."""
     found = subprocess.run(["pgrep", "-f", f"{HOME}/.*mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
+
+
+def trainers():
+    """Process IDs of the trainers that a session has: not of those that wait in the pool."""
+    return [pid for pid in all_trainers() if of_backend(pid)]
 
 
 def of_backend(pid):

@@ -13,8 +13,8 @@ import time
 import psycopg2
 import pytest
 
-from cluster import Cluster, client_program
-from conftest import Client, eventually, of_backend, trainers
+from cluster import Cluster, client_program, folder, fork_servers
+from conftest import Client, all_trainers, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
 OPTIONS = {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60000}
@@ -54,23 +54,6 @@ def alone(own, db):
     remove()
 
 
-def folder(cluster):
-    return pathlib.Path(cluster.data, "pgsql_tmp.pg_mop")
-
-
-def fork_servers(cluster):
-    """Process ids of a server's fork servers."""
-    found = []
-    for lock in folder(cluster).glob("*.lock"):
-        pid = lock.read_text()
-        try:
-            if pid and b"mop_udf.fork_server" in pathlib.Path("/proc", pid, "cmdline").read_bytes():
-                found.append(int(pid))
-        except OSError:
-            pass
-    return found
-
-
 def start(client, **options):
     """Start the trainer of a client's session and wait until it has imported Keras: its process id."""
     client.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, "fork_server_ms": 600000, **options})])
@@ -92,7 +75,7 @@ def parent_of(pid):
 
 
 def lives(pid):
-    return pid in trainers()
+    return pid in all_trainers()
 
 
 def run(client, output):
@@ -296,7 +279,7 @@ def test_it_can_be_done_without(own, db, alone):
     client.run("SET pg_mop.fork_server_idle_timeout = 0")
     run(client, "without")
     assert not fork_servers(own)
-    assert eventually(lambda: not trainers(), 2), "without a pool, trainers end with their sessions"
+    assert eventually(lambda: not all_trainers(), 2), "without a pool, trainers end with their sessions"
     client.close()
 
 

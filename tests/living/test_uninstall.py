@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import eventually, of_backend, trainers
+from conftest import all_trainers, eventually, of_backend, trainers
 from places import DEFAULTS, job, outcome, prepare
 
 
@@ -64,7 +64,7 @@ def test_no_warm_session_outlives_the_extension(data, db):
         assert len(warm) == len(children) == 2, "the caller keeps its sessions warm"
         db.run("DROP EXTENSION pg_mop")
         assert eventually(lambda: not sessions(db), 5), "no worker session is left"
-        assert eventually(lambda: not set(children) & set(trainers()), 5), "no trainer is left"
+        assert eventually(lambda: not set(children) & set(all_trainers()), 5), "no trainer is left"
     finally:
         client.close()
         db.run("DROP EXTENSION IF EXISTS pg_mop; CREATE EXTENSION pg_mop SCHEMA madlib")

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import HOME, trainers
+from conftest import HOME, all_trainers
 from mop_udf import process
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
 from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
@@ -274,7 +274,7 @@ def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(h
     assert message.startswith("the trainer used ") and message.endswith(
         "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)"
     )
-    assert pid not in trainers()
+    assert pid not in all_trainers()
     assert train(holder, unit(dense()), **limits)["rows"] == ROWS
     assert holder.trainer.pid != pid
 

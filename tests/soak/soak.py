@@ -24,7 +24,7 @@ import psycopg2
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cluster import Cluster, client_program  # noqa: E402
-from conftest import Client, connect, eventually, of_backend, trainers  # noqa: E402
+from conftest import Client, all_trainers, connect, eventually, of_backend, trainers  # noqa: E402
 from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
@@ -543,8 +543,8 @@ class Soak:
         return "immediately"
 
     def start_again(self):
-        if not eventually(lambda: not trainers(), 10):
-            self.found("orphans", None, f"trainers {trainers()} outlive the server")
+        if not eventually(lambda: not all_trainers(), 10):
+            self.found("orphans", None, f"trainers {all_trainers()} outlive the server")
         self.server.start()
         self.watcher.close()
 
@@ -787,7 +787,7 @@ class Soak:
             self.watcher.close()
         self.watch("CHECKPOINT")
         kilobytes = 0
-        for pid in self.server.processes() + trainers():
+        for pid in self.server.processes() + all_trainers():
             try:
                 with open(f"/proc/{pid}/smaps_rollup") as file:
                     kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))

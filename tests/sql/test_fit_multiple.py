@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from conftest import eventually, trainers
+from conftest import eventually
 from workload import ADAM, NAN, assert_invariants, dense, fit, layer, load, make_data, selection, sequential
 
 

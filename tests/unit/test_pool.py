@@ -1,0 +1,70 @@
+"""The pool's decisions: which idle trainer a lease gets, and which trainers end."""
+
+from mop_udf.pool import RETURN_SECONDS, Member, Pool, is_short, memory_short
+
+GIB = 1 << 30
+
+
+def member(pool, pid, key="k", state="idle", since=0, keep=None, datasets=(), nets=(), **about):
+    made = Member(pid, pid, None, key, about, None, 0, since, keep, state)
+    made.held = {"datasets": list(datasets), "nets": list(nets)}
+    pool.members[pid] = made
+    return made
+
+
+def pids(members):
+    return [m.pid for m in members]
+
+
+def test_a_lease_gets_the_trainer_that_holds_most_of_what_it_wants():
+    pool = Pool()
+    member(pool, 1, since=1)
+    member(pool, 2, since=2, nets=["a", "b"])
+    member(pool, 3, since=3, datasets=["d"])
+    member(pool, 4, since=4, key="other", datasets=["d"], nets=["a", "b"])
+    member(pool, 5, since=5, state="leased", datasets=["d"])
+    member(pool, 6, since=6, state="returning", datasets=["d"])
+    assert pids(pool.free("k", {"datasets": ["d"], "nets": ["a", "b"]})) == [3, 2, 1]
+    assert pids(pool.free("k", {})) == [3, 2, 1], "the one that was used last"
+    assert pool.free("nobody's", {}) == [] and pool.free(None, {}) == []
+
+
+def test_trainers_end_that_are_idle_for_too_long_or_not_back_in_time():
+    pool = Pool()
+    member(pool, 1, since=0, keep=10)
+    member(pool, 2, since=5_000_000, keep=10)
+    member(pool, 3, since=0, keep=None)
+    back = member(pool, 4, state="leased")
+    assert pool.to_end(100.0, 9_999_999) == []
+    assert pids(pool.to_end(100.0, 10_000_000)) == [1]
+    pool.leave(back, 100.0)
+    assert back.state == "returning" and pool.to_end(100.0 + RETURN_SECONDS, 0) == []
+    assert pids(pool.to_end(100.1 + RETURN_SECONDS, 0)) == [4]
+
+
+def test_the_next_look_is_at_the_first_of_these_moments():
+    pool = Pool()
+    assert pool.wait_seconds(0, 0) is None
+    leased = member(pool, 1, state="leased")
+    assert pool.wait_seconds(0, 0) is None, "a lease may take as long as it likes"
+    pool.leave(leased, 50.0)
+    assert pool.wait_seconds(51.0, 0) == RETURN_SECONDS - 1
+    member(pool, 2, since=0, keep=3)
+    assert pool.wait_seconds(51.0, 1_000_000) == 2
+
+
+def test_only_the_idle_ones_of_the_roles_are_ended_on_request():
+    pool = Pool()
+    member(pool, 1, role=10, database=1)
+    member(pool, 2, role=10, database=1, state="leased")
+    member(pool, 3, role=11, database=2)
+    assert pids(pool.of([10], None)) == [1]
+    assert pids(pool.of(None, None)) == [1, 3]
+    assert pids(pool.of(None, [2])) == [3]
+
+
+def test_memory_is_short_below_a_tenth_but_not_on_a_small_machine_at_once():
+    assert is_short(64 * GIB, 6 * GIB) and not is_short(64 * GIB, 7 * GIB)
+    assert is_short(4 * GIB, GIB // 3) and not is_short(4 * GIB, GIB)
+    assert not is_short(GIB, GIB // 3), "half a gigabyte of one would be too much to ask for"
+    assert memory_short() in (True, False)
