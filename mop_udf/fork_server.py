@@ -31,6 +31,7 @@ from mop_udf.child_process import prefer_oom_kill
 from mop_udf.fork_server_client import MOST_BYTES, peer
 from mop_udf.pool import Member, Pool, memory_short
 
+UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainers
 ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
 
 
@@ -55,8 +56,9 @@ class ForkServer:
                 wait = self._pool.wait_seconds(now, boot_microseconds())
             else:
                 wait = self._last_use + self._idle_seconds - now
-                if wait <= 0:
+                if wait <= 0 or memory_short():
                     return
+                wait = min(wait, UNUSED_LOOK_SECONDS)
             for key, _ in self._events.select(wait):
                 if self._is_registered(key):  # (not where an event before this one has closed it)
                     key.data(key.fileobj)

@@ -138,7 +138,7 @@ def test_a_setting_counts_under_its_former_name_too(db):
     """A role's or a script's pg_mop.nursery_idle_timeout goes on working; the present name comes first."""
     client = db.another()
     shown = "SELECT value FROM madlib.mop_settings() WHERE name = 'pg_mop.fork_server_idle_timeout'"
-    assert client.value(shown) == "10min"
+    assert client.value(shown) == "8h"
     client.run("SET pg_mop.nursery_idle_timeout = '2min'")
     assert client.value(shown) == "2min"
     client.run("SET pg_mop.fork_server_idle_timeout = '3min'")

@@ -2,6 +2,7 @@
 
 import secrets
 
+from pg_mop.backend import trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
@@ -47,6 +48,7 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         ["text", "bytea", "text", "text", "text"],
         [model_arch, model_weights, name, description, secrets.token_hex(16)],
     )
+    trainers.expect(db)
     db.info(f"model id {model_id} added to table {table}")
     return model_id
 

@@ -169,7 +169,7 @@ KNOWN = {
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
-    "fork_server_idle_timeout": (_milliseconds, "10min"),
+    "fork_server_idle_timeout": (_milliseconds, "8h"),
     "lock_timeout": (_milliseconds, "10s"),
     "same_start": (_switch, "on"),
     "sharing": (_switch, "on"),

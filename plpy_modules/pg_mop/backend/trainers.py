@@ -7,7 +7,8 @@ Both classes have the methods of :class:`LocalTrainer`, which are coroutines of 
 import itertools
 import json
 
-from mop_udf import aggregate, params
+import mop_udf
+from mop_udf import aggregate, fork_server_client, params
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
 from pg_mop.backend import object_table, settings
@@ -34,6 +35,19 @@ def trainer_at(holder, schema, host_segment, keys=None, functions=None):
         if host_segment is None
         else SegmentTrainer(holder, schema, host_segment, keys or {}, functions)
     )
+
+
+def expect(db):
+    """Have the fork server import Keras while the user prepares a call that trains; without effect where it has.
+
+    Called where data or architectures are being prepared. The later call meets any problem again and reports it.
+    """
+    try:
+        options = settings.load(db, check_names=False)
+    except MopError:
+        return
+    if options["fork_server_idle_timeout"] and not options["trainers"] and not db.has_segments:
+        fork_server_client.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
 
 
 class LocalTrainer:

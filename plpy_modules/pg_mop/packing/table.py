@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pg_mop.backend import trainers
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
@@ -42,6 +43,7 @@ def pack(
     table (quoted) whose transform validation rows are packed by; `groups`: of rows that stay in one segment. Raises MopError
     for labels and numbers that do not fit.
     """
+    trainers.expect(db)
     columns = transform.columns
     row_bytes = sum(column.packed_bytes for column in columns)
     if row_bytes > buffers.MAX_PACKED_BYTES:
