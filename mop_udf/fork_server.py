@@ -29,7 +29,7 @@ import traceback
 from mop_udf import lease
 from mop_udf.child_process import prefer_oom_kill
 from mop_udf.fork_server_client import MOST_BYTES, peer
-from mop_udf.pool import Member, Pool, memory_short
+from mop_udf.pool import Member, Pool, Waiting, memory_short
 
 UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainers
 ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
@@ -72,6 +72,8 @@ class ForkServer:
 
     def _end_some(self):
         """End the trainers that have been idle for too long or are not back in time, and those that the memory lacks."""
+        for waiting in self._pool.not_to_wait(time.monotonic()):
+            self._end_wait(waiting, fork=True)
         for member in self._pool.to_end(time.monotonic(), boot_microseconds()):
             self._end(member)
         while (idle := self._pool.idle()) and memory_short():
@@ -108,7 +110,8 @@ class ForkServer:
         finally:
             for file in files:
                 os.close(file)
-            if all(connection is not member.connection for member in self._pool):
+            used = [*(member.connection for member in self._pool), *(w.connection for w in self._pool.waiting)]
+            if all(connection is not other for other in used):
                 connection.close()
 
     def _list(self, connection, request):
@@ -134,8 +137,8 @@ class ForkServer:
     # --- leases -------------------------------------------------------------------------------------------
     def _lease_for(self, backend, request, files, connection):
         """Lease an idle trainer to a backend, or fork a new one for it."""
-        free = [] if request.get("fresh") else self._pool.free(request.get("key"), request.get("wants") or {})
-        for member in free:
+        key = None if request.get("fresh") else request.get("key")
+        for member in self._pool.free(key, request.get("wants") or {}):
             if self._lease(member, backend, request, files):
                 self._events.register(connection, selectors.EVENT_READ, self._left)
                 member.connection = connection
@@ -143,10 +146,38 @@ class ForkServer:
                 break
             self._end(member)  # it hangs
         else:
+            if self._pool.is_expected(key):
+                kept = [os.dup(file) for file in files]
+                self._pool.waiting.append(Waiting(backend, request, kept, connection, time.monotonic()))
+                self._events.register(connection, selectors.EVENT_READ, self._stops_waiting)
+                return
             _try_send(connection, {"forking": True})
             member = self._fork_for(backend, request, files, connection)
             answer = {"pid": member.pid}
         _try_send(connection, answer)  # (if the backend has gone, the lease ends with its connection)
+
+    def _end_wait(self, waiting, fork=False):
+        """Lease a trainer that is back, or `fork` one, to a request that has waited."""
+        self._pool.waiting.remove(waiting)
+        self._events.unregister(waiting.connection)
+        try:
+            request = {**waiting.request, "fresh": True} if fork else waiting.request
+            self._lease_for(waiting.backend, request, waiting.files, waiting.connection)
+        except OSError:
+            traceback.print_exc()
+            waiting.connection.close()  # the backend will start a trainer itself
+        finally:
+            for file in waiting.files:
+                os.close(file)
+
+    def _stops_waiting(self, connection):
+        """A backend has gone while its request waited."""
+        waiting = next(waiting for waiting in self._pool.waiting if waiting.connection is connection)
+        self._pool.waiting.remove(waiting)
+        self._events.unregister(connection)
+        connection.close()
+        for file in waiting.files:
+            os.close(file)
 
     def _lease(self, member, backend, request, files):
         """Hand a backend's pipes to an idle trainer: True once the process list shows the lease."""
@@ -212,6 +243,9 @@ class ForkServer:
     def _become_trainer(self, backend, since, request, files, connection, naming, control):
         """In the child: become the process that an exec of mop_udf.trainer would be."""
         try:
+            for waiting in self._pool.waiting:
+                for file in waiting.files:
+                    os.close(file)
             for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
                 (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
@@ -247,6 +281,8 @@ class ForkServer:
             return
         self._let_go(member)
         member.state, member.since, self._last_use = "idle", boot_microseconds(), time.monotonic()
+        for waiting in [w for w in self._pool.waiting if w.request["key"] == member.key][:1]:
+            self._end_wait(waiting)
 
     def _left(self, connection):
         """A backend has ended its connection, and with it its lease."""

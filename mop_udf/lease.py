@@ -13,11 +13,14 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mop_udf.child_process import die_with_pipe, take_stdio
 
+PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the next lease
 MOST_BYTES = 1 << 16  # size limit of a message
 
 
@@ -25,6 +28,28 @@ def title(backend: int, life: int, *arguments: int) -> str:
     """The command line under which a trainer appears in the process list."""
     words = " ".join(str(word) for word in (backend, life, *arguments))
     return f"{sys.executable} -I -B -m mop_udf.trainer {words}"
+
+
+@contextlib.contextmanager
+def _in_background(work: Callable[[], bool]) -> Iterator[None]:
+    """A context in which a thread calls `work` until that returns false, the context ends or PREPARE_SECONDS are over.
+
+    The context ends when the last call has returned.
+    """
+    stop, until = threading.Event(), time.monotonic() + PREPARE_SECONDS
+
+    def go() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not stop.is_set() and time.monotonic() < until and work():
+            pass
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Lease:
@@ -67,11 +92,17 @@ class Lease:
             os.dup2(null, number)
         os.close(null)
 
-    def renew(self, held: dict[str, Any]) -> bool:
+    def renew(self, held: dict[str, Any], prepare: Callable[[], bool]) -> None:
         """Offer this trainer to the pool, and wait for the next lease; `held`: see pool.Member.
 
-        False: the pool has ended this trainer, or the pool is gone.
+        Meanwhile another thread calls `prepare` again and again, at the lowest priority, for as long as it returns true.
+        Ends this process if the pool ends this trainer, or is gone.
         """
+        with _in_background(prepare):
+            if not self._renew(held):
+                os._exit(0)
+
+    def _renew(self, held: dict[str, Any]) -> bool:
         from setproctitle import setproctitle
 
         control = self._control

@@ -10,11 +10,13 @@ The module decides; mop_udf.fork_server acts. Standard library only.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import socket
 from collections.abc import Collection, Iterable
 from typing import Any
 
+WAIT_SECONDS = 2  # that a request waits at most for a trainer that will be back
 RETURN_SECONDS = 5  # within which a trainer resets itself when its lease has ended
 LOOK_SECONDS = 5  # between two looks at the free memory while trainers are idle
 FREE_SHARE, FREE_BYTES = 0.1, 512 << 20  # of the memory that stays free: idle trainers end for it
@@ -46,11 +48,26 @@ class Member:
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(eq=False)
+class Waiting:
+    """A request for a lease that waits until a trainer with its key is back from its last lease.
+
+    `files`: descriptors; `since`: when it began to wait (time.monotonic).
+    """
+
+    backend: int
+    request: dict[str, Any]
+    files: list[int]
+    connection: socket.socket
+    since: float
+
+
 class Pool:
-    """The members, and the decisions about them."""
+    """The members, the requests that wait, and the decisions about them."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}  # by pidfd
+        self.waiting: list[Waiting] = []
 
     def __iter__(self) -> Iterable[Member]:
         return iter(list(self.members.values()))
@@ -71,6 +88,22 @@ class Pool:
             return (len(datasets & set(held.get("datasets", ()))), len(nets & set(held.get("nets", ()))), member.since)
 
         return sorted((m for m in self.idle() if m.key == key), key=worth, reverse=True)
+
+    def is_expected(self, key: str | None) -> bool:
+        """True if a trainer with this key, for which no request waits, will be back soon."""
+        back = sum(m.key == key for m in self.members.values() if m.state == "returning")
+        return key is not None and back > sum(w.request.get("key") == key for w in self.waiting)
+
+    def not_to_wait(self, now: float) -> list[Waiting]:
+        """The requests that have waited for too long, or for which no trainer is expected any more."""
+        back = collections.Counter(m.key for m in self.members.values() if m.state == "returning")
+        found = []
+        for waiting in self.waiting:
+            key = waiting.request["key"]
+            back[key] -= 1
+            if back[key] < 0 or now - waiting.since > WAIT_SECONDS:
+                found.append(waiting)
+        return found
 
     def leave(self, member: Member, now: float) -> None:
         """A member's lease has ended; the trainer resets itself."""
@@ -96,6 +129,7 @@ class Pool:
     def wait_seconds(self, now: float, since: int) -> float | None:
         """The seconds until the next look at the members; None if nothing has to be looked at."""
         waits = [m.returning + RETURN_SECONDS - now for m in self.members.values() if m.state == "returning"]
+        waits += [w.since + WAIT_SECONDS - now for w in self.waiting]
         for member in self.idle():
             waits.append(LOOK_SECONDS)
             if member.keep_seconds is not None:

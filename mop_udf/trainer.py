@@ -73,8 +73,9 @@ def live(backend, life, since, idle_ms, threads, cache_mb, memory_mb, model_mb, 
         while True:
             server.serve(lease.idle_seconds, lease.at_work)
             lease.release()
-            if not (lease.is_renewable() and server.may_be_leased_again and lease.renew(server.reset())):
+            if not (lease.is_renewable() and server.may_be_leased_again):
                 break
+            lease.renew(server.reset(), server.prepare)
             channel.begin_anew()
     except ChannelClosed:  # within a request
         pass

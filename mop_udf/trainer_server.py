@@ -88,6 +88,10 @@ class TrainerServer:
             "rows_bytes": self.cache.used(),
         }
 
+    def prepare(self) -> bool:
+        """Compile something ahead, between two leases. False if nothing is left to do."""
+        return self.compiled_models.prepare()
+
     def on_ready(self, header, payloads):
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
 

@@ -29,6 +29,7 @@ CACHED_SHARE = 0.3  # of the compile time: to read compiled code from the cache,
 SLOWER_THAN_HISTORY = 2.0  # times as slow as in earlier runs: such a kernel is compared anew
 MOST_TIMINGS = 2  # timings of a slow kernel before it is given up: other work may have disturbed the first
 RETIME_SECONDS = 0.002  # a kernel whose batch is slower than the best kernel's by less than this is timed once more
+MOST_RUNS = 5  # runs within which a compilation between two leases must pay
 MARGIN = 1.5  # least ratio of an estimated gain to the cost, unless later runs gain as well
 
 VMAP = "vmap"  # the kernel that trains several models at once; its seconds are divided by their number
@@ -71,6 +72,7 @@ class Autotuner:
     runs: int = 0  # earlier runs that used the first kernel
     busy: set[str] = field(default_factory=set)  # kernels that another trainer is compiling
     timings: dict[str, int] = field(default_factory=dict)  # kernel -> the number of its timings
+    batches: int = 0  # that have been trained
 
     @property
     def best(self) -> str:
@@ -178,6 +180,39 @@ class Autotuner:
         # ski rental: each earlier run that did without persistent code pays a share of its price
         return cost / (1 + self.runs) if kernel == "xla" and self.memory.persistent else cost
 
+    def gain_of_preparing(self, kernel: str) -> float:
+        """Seconds that a later run like those so far gains if `kernel` is compiled between two leases; 0 if that does
+        not pay.
+
+        Such a compilation delays no run. Still, its estimated time must not exceed the gain of MOST_RUNS runs.
+        """
+        base = self.base
+        if (
+            not self.memory.persistent
+            or base not in self.batch_seconds
+            or kernel in {*self.batch_seconds, *self.compile_seconds, *self.refused}
+        ):
+            return 0.0
+        speedup = self.memory.speedup.get(kernel, self._expected_speedup(kernel))
+        gain = self.batches * (self.batch_seconds[self.best] - self.batch_seconds[base] / speedup)
+        return gain if gain > 0 and self._expected_cost(kernel, base) <= MOST_RUNS * gain else 0.0
+
+    def _expected_speedup(self, kernel: str) -> float:
+        if kernel == "xla" and self.convolutional and not self.gpu:
+            return XLA_CONVOLUTION_SPEEDUP
+        return EXPECTED[kernel].speedup
+
+    def _expected_cost(self, kernel: str, base: str) -> float:
+        """Seconds to compile a kernel that has not been compiled for this architecture."""
+        if kernel in self.compile_seconds:
+            return 0.0
+        if kernel == "xla" and (cached := self.memory.cached_seconds(self.name)) is not None:
+            return cached
+        compilations, seconds, _ = EXPECTED[kernel]
+        return seconds + compilations * max(
+            self.compile_seconds.get(base, 0.0), self.memory.compile_seconds.get(base, 0.0)
+        )
+
     def record_time(self, kernel: str, seconds: float) -> None:
         """Record the seconds of a batch. The least timing counts: longer timings include other work on the machine."""
         self.batch_seconds[kernel] = min(seconds, self.batch_seconds.get(kernel, seconds))
@@ -210,14 +245,7 @@ class Autotuner:
         if kernel in self.memory.speedup:
             expected = first / self.memory.speedup[kernel]
             return batches * (best - expected) > self._margin * self._compile_cost(kernel)
-        compilations, seconds, speedup = EXPECTED[kernel]
-        if kernel == "xla" and self.convolutional and not self.gpu:
-            speedup = XLA_CONVOLUTION_SPEEDUP
-        cost = seconds + compilations * max(
-            self.compile_seconds.get(base, 0.0), self.memory.compile_seconds.get(base, 0.0)
-        )
-        if kernel == "xla" and (cached := self.memory.cached_seconds(self.name)) is not None:
-            cost = cached
+        speedup, cost = self._expected_speedup(kernel), self._expected_cost(kernel, base)
         share = PERSISTENT_TRIAL_SHARE if self.memory.persistent and kernel == "xla" else TRIAL_SHARE
         return self.memory.spent + cost <= share * (run_seconds + run_batches * best) and cost < run_batches * (
             best - first / speedup

@@ -464,17 +464,16 @@ def test_there_are_few_connections_at_the_start(cluster, undisturbed, analyst):
     watcher.close()
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS[:2])  # (the sessions end before the final write)
 def test_a_session_is_lost_and_no_new_one_can_be_had(cluster, undisturbed, analyst, moment):
     watcher = Client(cluster, "matrix")
     call = Call(analyst, watcher, moment, name("no_new", moment), packed="three_packed")
     watcher.run("ALTER ROLE analyst CONNECTION LIMIT 0")
-    watcher.run("SELECT pg_terminate_backend(%s)", [call.unit.get("backend_pid") or call.workers()[0]])
+    watcher.run("SELECT pg_terminate_backend(%s)", [call.unit["backend_pid"]])
     error = call.end()
     watcher.run("ALTER ROLE analyst CONNECTION LIMIT -1")
     assert error is None
-    if moment != "final write":
-        assert any("goes on with 2 worker sessions" in n for n in analyst.connection.notices)
+    assert any("goes on with 2 worker sessions" in n for n in analyst.connection.notices)
     assert all(unit in call.finished() for unit in call.before)
     assert_invariants(watcher, call.run_id)
     assert_replay_is_equal(call)

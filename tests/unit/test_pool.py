@@ -1,6 +1,6 @@
 """The pool's decisions: which idle trainer a lease gets, and which trainers end."""
 
-from mop_udf.pool import RETURN_SECONDS, Member, Pool, is_short, memory_short
+from mop_udf.pool import RETURN_SECONDS, WAIT_SECONDS, Member, Pool, Waiting, is_short, memory_short
 
 GIB = 1 << 30
 
@@ -51,6 +51,25 @@ def test_the_next_look_is_at_the_first_of_these_moments():
     assert pool.wait_seconds(51.0, 0) == RETURN_SECONDS - 1
     member(pool, 2, since=0, keep=3)
     assert pool.wait_seconds(51.0, 1_000_000) == 2
+
+
+def test_requests_wait_for_trainers_that_will_be_back_and_for_no_others():
+    pool = Pool()
+    assert not pool.is_expected("k")
+    for pid in (1, 2):
+        pool.leave(member(pool, pid, state="leased"), 10.0)
+    member(pool, 3, key="other", state="returning")
+    assert pool.is_expected("k") and not pool.is_expected(None)
+    requests = [Waiting(n, {"key": "k"}, [], None, 10.0 + n) for n in range(3)]
+    pool.waiting += requests[:2]
+    assert not pool.is_expected("k"), "both are taken"
+    assert pool.not_to_wait(11.0) == []
+    pool.waiting.append(requests[2])
+    assert pool.not_to_wait(11.0) == [requests[2]]
+    assert pool.not_to_wait(10.5 + WAIT_SECONDS) == [requests[0], requests[2]]
+    del pool.members[1], pool.members[2]
+    assert pool.not_to_wait(11.0) == requests
+    assert 0 < pool.wait_seconds(11.0, 0) <= WAIT_SECONDS
 
 
 def test_only_the_idle_ones_of_the_roles_are_ended_on_request():

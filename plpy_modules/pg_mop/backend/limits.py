@@ -79,7 +79,7 @@ class Limits:
             return
         try:
             began = _began(trainer.pid)
-        except (OSError, ValueError, IndexError):  # the trainer has ended; the channel reports it
+        except OSError:  # the trainer has ended; the channel reports it
             return
         before = sum(other < began for _, other in _trainers(self._backends()))
         if before >= most:
@@ -103,21 +103,26 @@ def _words_of(pid):
         return file.read().replace(b" ", b"\0").split(b"\0")
 
 
-def _module_in(words):
-    """The position of the trainer's module in a command line. Raises IndexError: it is no trainer's."""
-    return [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")][0]
-
-
-def _began(pid, words=None):
+def _began(pid):
     """(microseconds since the machine's start, PID), which orders trainers by the beginning of their leases.
 
-    Raises OSError, ValueError or IndexError for a process that is no trainer.
+    Raises OSError.
     """
-    words = words or _words_of(pid)
-    module = _module_in(words)
-    since = int(words[module + 3]) if words[module] == b"mop_udf.trainer" else 0
+    started, _, _ = _state_of(pid)
+    _, since = _lease_in(_words_of(pid))
     # a trainer that no pool has leased: the end of the clock tick in which the process started
-    return since or (_state_of(pid)[0] + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(pid)
+    return since or (started + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(pid)
+
+
+def _lease_in(words):
+    """(backend, beginning of the lease) that a trainer's command line names; 0 for what it does not name, and
+    (None, 0) for other processes and before the exec of a trainer."""
+    for place, word in enumerate(words):
+        if word in (b"mop_udf.trainer", b"mop_udf.relay"):
+            numbers = [int(text) if text.isdigit() else 0 for text in words[place + 1 : place + 4]]
+            backend, _, since = (*numbers, 0, 0, 0)[:3]
+            return backend, since if word == b"mop_udf.trainer" else 0
+    return None, 0
 
 
 def _trainers(backends):
@@ -125,15 +130,13 @@ def _trainers(backends):
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                started, parent, state = _state_of(entry)
+                _, parent, state = _state_of(entry)
                 if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
                     continue
                 words = _words_of(entry)
-                if words[0] in (b"", b"postgres:"):  # until its exec, a child has its backend's command line or none
-                    backend, began = parent, ((started + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(entry))
-                else:
-                    backend, began = int(words[_module_in(words) + 1]), _began(entry, words)
-            except (OSError, ValueError, IndexError):  # ended, or not a trainer
+                # until its exec, a child has its backend's command line or none
+                backend = parent if words[0] in (b"", b"postgres:") else _lease_in(words)[0]
+                if backend in backends:
+                    yield backend, _began(entry)
+            except OSError:  # ended
                 continue
-            if backend in backends:
-                yield backend, began
