@@ -66,15 +66,19 @@ class ForkedTrainer:
         """End the lease of a trainer that waits for a request, and whose pipes have been closed."""
         self._close()
 
-    def wait(self) -> None:
-        """Kill the trainer, whose pipes have been closed, wait until it has ended, and read its exit status if the fork
-        server reports it.
-        """
-        if self._file is not None:
+    def kill(self) -> None:
+        """Kill the trainer, unless it has left by itself: then it may have another lease. To be called before the pipe
+        `life` is closed."""
+        if self._file is not None and not self._gone.poll(0):
             try:
                 signal.pidfd_send_signal(self._file, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def wait(self) -> None:
+        """Wait until the trainer, which has been killed and whose pipes have been closed, has ended, and read its exit
+        status if the fork server reports it.
+        """
         deadline = time.monotonic() + 5
         while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
             self._read_reports(0.1)

@@ -89,10 +89,13 @@ class ExecutedTrainer:
         return self._process.poll() is not None
 
     def leave(self) -> None:
+        self.kill()
         self.wait()
 
-    def wait(self) -> None:
+    def kill(self) -> None:
         self._process.kill()  # it may not watch its pipe yet
+
+    def wait(self) -> None:
         self._process.wait()
 
 
@@ -270,6 +273,8 @@ class Trainer:
     def kill(self) -> None:
         """End the process at once."""
         if self._life is not None:
+            if self._process is not None:
+                self._process.kill()
             os.close(self._life)
             self._life = None
             if self._process is not None:

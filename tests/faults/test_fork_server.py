@@ -121,6 +121,24 @@ def test_a_call_that_trains_has_it_import_keras_meanwhile(own, db, alone):
     client.close()
 
 
+def test_packing_and_loading_an_architecture_have_it_import_keras(own, db, alone):
+    client = db.another()
+    client.run("SET pg_mop.fork_server_idle_timeout = 0; DROP TABLE IF EXISTS early_arch")
+    load(client, "early_arch", dense())
+    assert not fork_servers(own)
+    client.run("RESET pg_mop.fork_server_idle_timeout; DROP TABLE early_arch")
+    load(client, "early_arch", dense())
+    assert eventually(lambda: len(fork_servers(own)) == 1, 5)
+    for pid in fork_servers(own):
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not fork_servers(own), 5)
+    client.run(
+        "DROP TABLE IF EXISTS early, early_summary; SELECT madlib.training_preprocessor_dl('flowers', 'early', 'y', 'x')"
+    )
+    assert eventually(lambda: len(fork_servers(own)) == 1, 5)
+    client.close()
+
+
 def test_who_expects_it_keeps_it(own, db, alone):
     client = db.another()
     pid = start(client, fork_server_ms=1000)

@@ -296,6 +296,23 @@ def test_a_lease_does_not_depend_on_the_one_before(db):
     client.close()
 
 
+def test_a_session_does_not_kill_a_trainer_that_has_left_it(db):
+    """After its idle time a trainer leaves. The session that had it may not end the lease of the session that has it."""
+    first = db.another()
+    pid = lease(first, idle_ms=500)
+    assert eventually(lambda: idle(db) == {pid}, 10)
+    second = db.another()
+    assert lease(second) == pid
+    first.run("DO LANGUAGE plpython3u $$\nfrom mop_udf import aggregate\naggregate.session(plpy).stop_trainer()\n$$")
+    first.close()
+    assert of_backend(pid) == second.connection.info.backend_pid
+    second.run(
+        "DO LANGUAGE plpython3u $$\nfrom mop_udf import aggregate\ntrainer = aggregate.session(plpy).trainer\n"
+        "trainer.send({'op': 'ready'})\nassert trainer.receive()[0]['keras']\n$$"
+    )
+    second.close()
+
+
 # --- how leases end ---------------------------------------------------------------------------------
 
 
