@@ -322,7 +322,9 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
     assert db.value("SELECT count(DISTINCT backend_pid) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 2
     assert any("goes on with 2 of 3 worker sessions" in n for n in client.connection.notices)
     assert isinstance(client.error("UPDATE madlib.mop_limit SET sessions = 100"), psycopg2.errors.InsufficientPrivilege)
-    other = db.another("limited")
+    holders, other = [db.another("limited"), db.another("limited")], db.another("limited")
+    for holder in holders:
+        holder.run(START)
     assert "as many as it may have at once" in str(other.error(START))
     assert "as many as it may have at once" in str(
         other.error(
@@ -330,8 +332,8 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
             "1)"
         )
     )
-    other.close()
-    client.close()
+    for each in (*holders, other, client):
+        each.close()
     db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY limited CASCADE; DROP ROLE limited")
     assert eventually(lambda: places(db, "few") == 0)
 
