@@ -6,6 +6,9 @@ needs a trainer, or expects to need one, starts the fork server (fork_server_cli
 postmaster, or after it has been without trainers and requests for a while; its idle trainers end with it. It is
 optional: a backend without it starts trainers itself.
 
+There is one for each framework, and one that imports nothing: it starts the relays to trainers on Ray (relay.py), which
+are in its pool as trainers are.
+
 Backends connect to a socket in the server's folder (server_folder.py). A request is a JSON object:
 
     lease, with the descriptors of the trainer's pipes -> {"forking"} or {"pid", "nets", "datasets"}; {"pid"} when a
@@ -28,7 +31,7 @@ import traceback
 
 from mop_udf import lease
 from mop_udf.child_process import prefer_oom_kill
-from mop_udf.fork_server_client import MOST_BYTES, peer
+from mop_udf.fork_server_client import MOST_BYTES, RELAYS, peer
 from mop_udf.pool import Member, Pool, Waiting, memory_short
 
 UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainers
@@ -39,7 +42,7 @@ class ForkServer:
     """Gives each request a trainer from the pool or a new one, and reports the end of each."""
 
     def __init__(self, listener, lock, postmaster, trainer):
-        """`trainer`: the module mop_udf.trainer; the other arguments are descriptors."""
+        """`trainer`: the module mop_udf.trainer, None to start relays; the other arguments are descriptors."""
         self._listener = socket.socket(fileno=listener)
         self._lock, self._postmaster, self._trainer_module = lock, postmaster, trainer
         self._pool = Pool()
@@ -256,13 +259,21 @@ class ForkServer:
             arguments = [backend, files[3], since, request["trainer_idle_ms"], *request["arguments"]]
             from setproctitle import setproctitle
 
-            setproctitle(lease.title(*arguments))
+            setproctitle(lease.title(request["module"], *arguments))
             for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
                 os.close(file)
             os.write(naming, b".")
             os.close(naming)
-            self._trainer_module.live(*arguments, control.detach() if request.get("key") else None)
+            kept = control.detach() if request.get("key") else None
+            if self._trainer_module is not None:
+                self._trainer_module.live(*arguments, kept)
+            for file in (files[3], *([] if kept is None else [kept])):
+                os.set_inheritable(file, True)
+            words = [backend, files[3], since, request["trainer_idle_ms"], -1 if kept is None else kept]
+            relay = [*words, *request["ray"], *request["arguments"]]
+            own = [sys.executable, "-I", "-B", "-m", request["module"], *map(str, relay)]
+            os.execve(sys.executable, own, request["environment"])
         except BaseException:
             traceback.print_exc()
 
@@ -347,12 +358,14 @@ def main():
 
     from setproctitle import getproctitle
 
-    from mop_udf import trainer
-
     getproctitle()  # locates the title's memory, which is impossible after a change of the environment
     prefer_oom_kill()
-    trainer.import_frameworks()
-    trainer.import_own()
+    trainer = None
+    if os.environ["KERAS_BACKEND"] != RELAYS:
+        from mop_udf import trainer
+
+        trainer.import_frameworks()
+        trainer.import_own()
     ForkServer(*map(int, sys.argv[1:4]), trainer).serve()
 
 

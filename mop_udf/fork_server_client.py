@@ -21,6 +21,7 @@ from mop_udf.child_process import environment
 from mop_udf.server_folder import own_folder, version
 
 ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
+RELAYS = "relays"  # in place of a framework: the fork server that starts relays
 MOST_BYTES = 1 << 16  # size limit of a request
 
 
@@ -118,7 +119,8 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     `home`: the packages' virtual environment; `request`: a dict with
 
     - environment: of a new trainer, including KERAS_BACKEND
-    - arguments: those of mop_udf.trainer after IDLE_MS
+    - module, arguments: mop_udf.trainer, and its arguments after IDLE_MS
+    - ray: of mop_udf.relay, the arguments between these; else []
     - trainer_idle_ms: the time without requests after which the trainer leaves (0: no limit)
     - idle_ms: the idle time after which the fork server ends
     - key, about, keep_ms: for the pool (pool.Member); without a key, the trainer ends with its lease
@@ -127,7 +129,8 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     `files`: the trainer's standard input, output and error, and the reading end of the pipe `life`; this process keeps
     the writing end.
     """
-    sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
+    framework = RELAYS if request["ray"] else request["environment"]["KERAS_BACKEND"]
+    sent = _send(home, framework, request, files)
     return sent and ForkedTrainer(*sent[:2], life, sent[2])
 
 

@@ -24,10 +24,10 @@ PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the
 MOST_BYTES = 1 << 16  # size limit of a message
 
 
-def title(backend: int, life: int, *arguments: int) -> str:
-    """The command line under which a trainer appears in the process list."""
+def title(module: str, backend: int, life: int, *arguments: Any) -> str:
+    """The command line under which a trainer, or the relay to one, appears in the process list."""
     words = " ".join(str(word) for word in (backend, life, *arguments))
-    return f"{sys.executable} -I -B -m mop_udf.trainer {words}"
+    return f"{sys.executable} -I -B -m {module} {words}"
 
 
 @contextlib.contextmanager
@@ -57,12 +57,15 @@ class Lease:
 
     `life`: the reading end of a pipe whose other end the backend holds; `control`: the descriptor of the socket to the
     pool, or None; `since`: when the lease began, for the process list; `idle_ms`: the time without requests after which
-    the trainer leaves, 0 for no limit; `arguments`: the numbers that the process list shows after these.
+    the trainer leaves, 0 for no limit; `arguments`: what the process list shows after these; `module`: the module that
+    this process runs.
     """
 
-    def __init__(self, life: int, control: int | None, idle_ms: int, arguments: tuple[int, ...]) -> None:
+    def __init__(
+        self, life: int, control: int | None, idle_ms: int, arguments: tuple[Any, ...], module: str = "mop_udf.trainer"
+    ) -> None:
         self.read_fd, self.write_fd = take_stdio()
-        self._life, self._arguments = life, arguments
+        self._life, self._arguments, self._module = life, arguments, module
         self._control = None if control is None else socket.socket(fileno=control)
         self.idle_seconds = idle_ms / 1000 if idle_ms else None
 
@@ -92,7 +95,7 @@ class Lease:
             os.dup2(null, number)
         os.close(null)
 
-    def renew(self, held: dict[str, Any], prepare: Callable[[], bool]) -> None:
+    def renew(self, held: dict[str, Any], prepare: Callable[[], bool] = lambda: False) -> None:
         """Offer this trainer to the pool, and wait for the next lease; `held`: see pool.Member.
 
         Meanwhile another thread calls `prepare` again and again, at the lowest priority, for as long as it returns true.
@@ -107,7 +110,7 @@ class Lease:
 
         control = self._control
         assert control is not None
-        setproctitle(title(0, self._life, 0, 0, *self._arguments))
+        setproctitle(title(self._module, 0, self._life, 0, 0, *self._arguments))
         try:
             control.send(json.dumps({"free": held}).encode())
             text, files, _, _ = socket.recv_fds(control, MOST_BYTES, 4)
@@ -120,7 +123,8 @@ class Lease:
             os.dup2(2, 1)
             self.idle_seconds = lease["idle_ms"] / 1000 if lease["idle_ms"] else None
             # the pool waits for the answer: from then on the process list shows who has the lease
-            setproctitle(title(lease["backend"], self._life, lease["since"], lease["idle_ms"], *self._arguments))
+            told = lease["backend"], self._life, lease["since"], lease["idle_ms"]
+            setproctitle(title(self._module, *told, *self._arguments))
             control.send(b'{"leased": true}')
         except OSError:
             return False

@@ -60,9 +60,9 @@ class ExecutedTrainer:
                 request["module"],
                 os.getpid(),
                 files[3],
-                *request["ray"],
                 0,
                 request["trainer_idle_ms"],
+                *([-1, *request["ray"]] if request["ray"] else []),
                 *request["arguments"],
             ),
             stdin=files[0],
@@ -161,7 +161,7 @@ class Trainer:
                 )
             )
         self._request.update(_for_pool(options, self._request, wants, fresh))
-        self._begin(self._request["idle_ms"] and not ray and self._fork)
+        self._begin(self._request["idle_ms"] and self._fork)
         self._process.listen(LISTEN_SECONDS)
         held = self._process.held or {}
         self.was_leased = self._process.held is not None  # it has had other leases
@@ -317,7 +317,7 @@ def _for_pool(options, request, wants, fresh):
     role, database = options.get("role"), options.get("database")
     if role is None or database is None:
         return {}
-    equal = json.dumps([role, database, request["environment"], request["arguments"]], sort_keys=True)
+    equal = json.dumps([role, database, request["environment"], request["ray"], request["arguments"]], sort_keys=True)
     gpu, keep = options.get("gpu"), options.get("keep_ms") or 0
     if gpu is not None:  # other processes need its memory
         keep = min(keep or GPU_KEEP_MS, GPU_KEEP_MS)

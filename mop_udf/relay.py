@@ -1,9 +1,10 @@
 """The relay: a process between a backend and its trainer on a Ray cluster.
 
-`python -m mop_udf.relay BACKEND LIFE ADDRESS GPUS CPUS SECONDS ARGUMENTS...`: BACKEND, LIFE and ARGUMENTS are the
-arguments of mop_udf.trainer. An actor that holds the GPUs starts the trainer from the sources of this package. The
-trainer's stdin and stdout are a connection to the relay, so frames, including rows, pass unchanged, and Ray's object
-store is not used. If the actor, its node or the relay ends, the trainer ends, too.
+`python -m mop_udf.relay BACKEND LIFE SINCE IDLE_MS CONTROL ADDRESS GPUS CPUS SECONDS ARGUMENTS...`: the first four and
+ARGUMENTS are the arguments of mop_udf.trainer; CONTROL is the socket to the pool (pool.py), or -1. An actor that holds the
+GPUs starts the trainer from the sources of this package. The trainer's stdin and stdout are a connection to the relay, so
+frames, including rows, pass unchanged, and Ray's object store is not used. If the actor, its node or the relay ends, the
+trainer ends, too. When a lease ends, the relay has the trainer forget it, and both wait in the pool for the next lease.
 
 `python -m mop_udf.relay capacity ADDRESS GPUS CPUS` prints the number of such trainers that the cluster can hold.
 """
@@ -15,12 +16,16 @@ import select
 import socket
 import sys
 import threading
+import time
 import zipfile
 
-from mop_udf.child_process import die_with_pipe, prefer_oom_kill, take_stdio
+from mop_udf.channel import Channel, ChannelClosed
+from mop_udf.child_process import die_with_pipe, prefer_oom_kill
+from mop_udf.lease import Lease
 
 CONNECT_SECONDS = 40
 CHUNK = 1 << 20
+RESET_SECONDS = 2  # within which an idle trainer answers
 KEPT_ALIVE = (  # a lost machine sends nothing: these options end its connection after a minute
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -188,26 +193,58 @@ def end(sentence, leave=False):
     os._exit(1)
 
 
-def pump(requests, answers, connection):
-    """Forward data in both directions until one side closes: the descriptor of that side. Raises OSError."""
-    ends = {requests: connection.fileno(), connection.fileno(): answers}
+def pump(lease, connection):
+    """Forward data in both directions until one side closes: True if that is the backend. Raises OSError.
+
+    While data is under way, this process dies with its backend.
+    """
+    ends = {lease.read_fd: connection.fileno(), connection.fileno(): lease.write_fd}
     while True:
         for side in select.select(list(ends), [], [])[0]:
             data = memoryview(os.read(side, CHUNK))
             if not data:
-                return side
-            while data:
-                data = data[os.write(ends[side], data) :]
+                return side == lease.read_fd
+            with lease.at_work():
+                while data:
+                    data = data[os.write(ends[side], data) :]
 
 
-def main(backend, life, address, gpus, cpus, seconds, *arguments):
+def reset(connection):
+    """What the trainer keeps after its lease (see pool.Member). None where it may not be leased again, or still works on
+    a request."""
+    until = time.monotonic() + RESET_SECONDS
+
+    def check():
+        if time.monotonic() > until:
+            raise TimeoutError
+
+    channel = Channel(connection.fileno(), connection.fileno(), check)
+    try:
+        channel.send({"op": "reset"})
+        return channel.receive_header().get("held")
+    except (OSError, ValueError, ChannelClosed):
+        return None
+    finally:
+        os.set_blocking(connection.fileno(), True)
+
+
+def main(backend, life, since, idle_ms, control, address, gpus, cpus, seconds, *arguments):
     """Run as the relay of the process that holds the writing end of the pipe `life`; ends this process."""
     die_with_pipe(int(life))
     prefer_oom_kill()
-    requests, answers = take_stdio()
-    connection, _actor = connect(address, float(gpus), float(cpus), float(seconds), list(arguments))
+    number = int(control)
+    shown = number, address, gpus, cpus, seconds, *arguments
+    lease = Lease(int(life), None if number < 0 else number, int(idle_ms), shown, "mop_udf.relay")
+    connection, _actor = connect(address, float(gpus), float(cpus), float(seconds), ["0", "0", *arguments])
+    lease.at_rest()
     try:
-        if pump(requests, answers, connection) == connection.fileno():
+        while pump(lease, connection):
+            lease.release()
+            held = reset(connection) if lease.is_renewable() else None
+            if held is None:
+                break
+            lease.renew(held)
+        else:
             end("the trainer on Ray, its actor or its node has gone", leave=True)
     except OSError as error:
         end(f"the connection to the trainer on Ray was lost: {error}", leave=True)

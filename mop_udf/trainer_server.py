@@ -3,6 +3,7 @@
 Each request is one frame and is answered by one frame, unless the table says otherwise:
 
     ready                                  -> versions
+    reset                                  -> what stays for the next lease, from a relay (relay.py)
     capacity                               -> whether a segment fits the cache, and the segments in the cache
     unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
     save numbers                           -> the states of models of the last unit in parts, the last part marked
@@ -91,6 +92,11 @@ class TrainerServer:
     def prepare(self) -> bool:
         """Compile something ahead, between two leases. False if nothing is left to do."""
         return self.compiled_models.prepare()
+
+    def on_reset(self, header, payloads):
+        """A relay's lease has ended."""
+        held = self.reset()
+        self.channel.send({"held": held if self.may_be_leased_again else None})
 
     def on_ready(self, header, payloads):
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})

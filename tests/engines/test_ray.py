@@ -77,6 +77,12 @@ def hosts():
     )
 
 
+def ended(db):
+    """End the idle trainers: True if no other one is left."""
+    db.run("SELECT madlib.mop_end_trainers()")
+    return hosts() == ([], [])
+
+
 @pytest.fixture(scope="module")
 def ray(db, tmp_path_factory):
     made = Ray(tmp_path_factory.mktemp("ray"))
@@ -101,17 +107,25 @@ def weights(db, table):
 
 def test_trainers_on_ray_give_what_those_here_give(db, ray):
     fit(db, "flowers_packed", "here", "mst", iterations=2)
-    db.run("SET pg_mop.trainers = 'gpus'")
+    db.run("SET pg_mop.trainers = 'gpus'; SELECT madlib.mop_end_trainers()")
     other = db.another()
     other.run(SETTINGS + ON_RAY + IN_TURN)
     run_id = fit(other, "flowers_packed", "there", "mst", iterations=2)
     assert_invariants(db, run_id)
     assert weights(db, "here") == weights(db, "there")
     actors, trainers = hosts()
-    assert len(actors) == len(trainers) == 2, "as many as there is room for, warm for the next call"
+    assert len(actors) == len(trainers) == 2, "as many as there is room for"
     assert db.value("SELECT sessions FROM madlib.mop_run WHERE run_id = %s", [run_id]) == 2
     other.close()
-    assert eventually(lambda: hosts() == ([], []), 10), "they end with the sessions"
+    again = db.another()
+    again.run(SETTINGS + ON_RAY + IN_TURN)
+    fit(again, "flowers_packed", "once_more", "mst", iterations=2)
+    assert hosts() == (actors, trainers), "the next client's run has leased them"
+    assert weights(db, "once_more") == weights(db, "there")
+    again.close()
+    assert db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state = 'idle'") == 2
+    assert db.value("SELECT madlib.mop_end_trainers()") == 2
+    assert eventually(lambda: hosts() == ([], []), 10), "Ray has their resources back"
 
 
 def test_a_cancel_frees_what_computes_there(db, ray):
@@ -121,7 +135,7 @@ def test_a_cancel_frees_what_computes_there(db, ray):
     assert eventually(lambda: is_under_way(db), 180)
     db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
     assert call.end(5).pgcode == "57014"
-    assert eventually(lambda: hosts() == ([], []), 10)
+    assert eventually(lambda: ended(db), 10)
     other.close()
 
 
@@ -150,7 +164,7 @@ def test_what_dies_there_is_a_lost_trainer(db, ray, what):
     ]
     assert all("Ray" in error for error in failed)
     other.close()
-    assert eventually(lambda: hosts() == ([], []), 30)
+    assert eventually(lambda: ended(db), 30)
 
 
 @pytest.mark.parametrize(

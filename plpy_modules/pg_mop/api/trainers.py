@@ -36,7 +36,7 @@ def mop_pool(db: Database) -> list[tuple[Any, ...]]:
             one["nets"],
             one["rows_bytes"],
         )
-        for framework in BACKENDS
+        for framework in (*BACKENDS, fork_server_client.RELAYS)
         for one in fork_server_client.trainers(mop_udf.home, framework)
         if one.get("role") is not None and (roles is None or one["role"] in roles)
     ]
@@ -48,7 +48,7 @@ def mop_end_trainers(db: Database) -> int:
     roles = _roles(db)
     return sum(
         fork_server_client.end_trainers(mop_udf.home, framework, None if roles is None else sorted(roles))
-        for framework in BACKENDS
+        for framework in (*BACKENDS, fork_server_client.RELAYS)
     )
 
 

@@ -121,7 +121,7 @@ def _lease_in(words):
         if word in (b"mop_udf.trainer", b"mop_udf.relay"):
             numbers = [int(text) if text.isdigit() else 0 for text in words[place + 1 : place + 4]]
             backend, _, since = (*numbers, 0, 0, 0)[:3]
-            return backend, since if word == b"mop_udf.trainer" else 0
+            return backend, since
     return None, 0
 
 
