@@ -115,11 +115,12 @@ class Session:
 
         Adds to the header, depending on the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`, how
         many times they follow. Rows that the trainer cannot keep are sent for each epoch; such a unit has one model.
+        A unit of kind "load", without models, has its rows kept for a chain.
         """
         trainer = self.trainer
-        self.units += 1
+        self.units += unit["kind"] != "load"
         sends = unit["dataset"] not in trainer.datasets
-        epochs = models[0]["epochs"] if sends and not unit["keeps_rows"] else 1
+        epochs = models[0]["epochs"] if models and sends and not unit["keeps_rows"] else 1
         self.unit = {
             **unit,
             "sends_rows": sends,

@@ -218,6 +218,15 @@ class CompiledModel:
             {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}, self._averages
         )
 
+    def values(self):
+        """The model's state as copies of its arrays, for `put_values`."""
+        arrays = map(np.array, self._variables.take())
+        return {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}
+
+    def put_values(self, values):
+        """Put the model into the state `values`, of this or of a similar CompiledModel; raises ConfigurationError."""
+        self._assign(values)
+
     def _moving_averages(self):
         """The positions of the optimizer's moving averages (`use_ema`), as state.pack expects them."""
         optimizer = self.model.optimizer

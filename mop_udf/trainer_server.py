@@ -6,6 +6,8 @@ Each request is one frame and is answered by one frame, unless the table says ot
     reset                                  -> what stays for the next lease, from a relay (relay.py)
     capacity                               -> whether a segment fits the cache, and the segments in the cache
     unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
+                                              (of kind "load": its rows are kept for a chain, and it has no models;
+                                              of a chain: a report on each model for each step)
     save numbers                           -> the states of models of the last unit in parts, the last part marked
     score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
     model {...}, weights                   -> the output shapes of a model that predicts from now on
@@ -25,7 +27,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from mop_udf import data, evaluation, model_cache, models, pool, prefixes, sizes, state
+from mop_udf import chain, data, evaluation, model_cache, models, pool, prefixes, sizes, state
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
@@ -112,8 +114,16 @@ class TrainerServer:
             self.may_be_leased_again = False
         try:
             self._check_device()
-            units, objects = [{**unit, **model} for model in unit["models"]], iter(payloads)
-            if unit["kind"] == "train":
+            steps, objects = chain.steps_of(unit), iter(payloads)
+            units = steps[0]
+            if len(steps) > 1:
+                rows.finish()
+                reports, self.trained = chain.train(
+                    steps, objects, states, self.cache, self.compiled_models, self.device
+                )
+            elif unit["kind"] == "load":
+                reports = []
+            elif unit["kind"] == "train":
                 reports, self.trained = UnitTraining(
                     units, objects, states, rows, self.cache, self.compiled_models, self.device
                 ).run()

@@ -61,3 +61,22 @@ class UnitRows:
             finally:
                 self.wait_seconds += time.monotonic() - before
             yield item
+
+
+class KeptRows:
+    """The rows of a unit that its trainer keeps; the methods and attributes of UnitRows."""
+
+    ended = True
+
+    def __init__(self, cache, unit):
+        """Raises RuntimeError where the trainer does not keep the rows."""
+        self.wait_seconds, found = 0.0, cache.get(unit["dataset"])
+        if found is None:
+            raise RuntimeError("the trainer does not hold the rows of this segment")
+        self._columns = found.columns
+
+    def __iter__(self):
+        yield 1, self._columns
+
+    def finish(self) -> None:
+        """All rows are there."""

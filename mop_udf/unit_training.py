@@ -16,13 +16,14 @@ class TrainingUnit:
     """A training unit with its parameters parsed.
 
     UnitTraining sets `joins`, whether the unit may train in a vmap batch, and `last`, whether no unit is prepared after
-    this unit.
+    this unit. `held`: the Held state with which the unit begins, in a chain.
     """
 
     unit: dict
     compile_params: dict
     fit: dict
     objects: dict
+    held: "Held | None" = None
     joins: bool = False
     last: bool = False
 
@@ -51,15 +52,31 @@ class TrainingUnit:
         )
 
 
+class Held:
+    """The state of a model between two steps of a chain: in the variables of its CompiledModel, or beside them."""
+
+    def __init__(self, compiled, stays):
+        """`stays`: no other model is trained in the CompiledModel before the next step."""
+        self.compiled, self.values = compiled, None if stays else compiled.values()
+
+    def put(self, compiled):
+        """Put a CompiledModel into the state: the same one, or that of the next step's parameters."""
+        if self.values is not None:
+            compiled.put_values(self.values)
+        elif compiled is not self.compiled:
+            compiled.put_values(self.compiled.values())
+
+
 class UnitTraining:
     """Trains the models of one request on the same rows."""
 
-    def __init__(self, units, objects, states, rows, cache, compiled_models, device):
+    def __init__(self, units, objects, states, rows, cache, compiled_models, device, held=None):
         """Parse the units' parameters.
 
         `units`: dicts; `objects`: an iterator over the pickles of their custom functions; `states`: {stage: bytes of
         its state}, emptied as the models load them; `rows`: UnitRows; `cache`: data.Cache; `compiled_models`:
-        ModelCache; `device`: as device.described gives it. Raises ConfigurationError.
+        ModelCache; `device`: as device.described gives it; `held`: the Held states of the models, in place of `states`.
+        Raises ConfigurationError.
         """
         self.states, self.rows, self.cache = states, rows, cache
         self.compiled_models, self.device = compiled_models, device
@@ -68,12 +85,18 @@ class UnitTraining:
                 unit,
                 *models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"]),
                 {name: next(objects) for name in unit["objects"]},
+                before,
             )
-            for unit in units
+            for unit, before in zip(units, held or [None] * len(units), strict=True)
         ]
 
-    def run(self):
-        """Train all models: (their reports, their states as lists of buffers), in the order of the units."""
+    def run(self, holds=None, stays=True, alone=True):
+        """Train all models: (their reports, their states as lists of buffers), in the order of the units.
+
+        `holds`: of each unit, whether its state is a Held state instead, for the next step of a chain; `stays`: see Held.
+        `alone`: no other model of the request is trained after these.
+        """
+        holds = dict(zip(map(id, self.works), holds or [False] * len(self.works), strict=True))
         parts, done = self._parts(), {}
         parts[-1][-1].last = True
         for part in parts:
@@ -92,11 +115,16 @@ class UnitTraining:
                     report = self._report(work, batch.report(), compiled.kernels, 0 if number else batch.compilations)
                 if report["loss"] != report["loss"]:
                     raise models.ConfigurationError("the loss became NaN")
-                state = compiled.save()
-                # joined, since the next model may be trained in the variables that these buffers view
+                if holds[id(work)]:
+                    state = Held(compiled, stays)
+                else:
+                    state = compiled.save()
+                    if len(self.works) > 1 or not alone:
+                        # joined, since the next model may be trained in the variables that these buffers view
+                        state = [b"".join(state)]
                 done[id(work)] = (
                     {**report, "seconds": share + time.monotonic() - began - self.rows.wait_seconds},
-                    state if len(self.works) == 1 else [b"".join(state)],
+                    state,
                 )
         return [done[id(work)][0] for work in self.works], [done[id(work)][1] for work in self.works]
 
@@ -137,9 +165,9 @@ class UnitTraining:
     def _prepare(self, work):
         """The CompiledModel of a unit, in the state where its training starts."""
         unit, compile_params, fit = work.unit, work.compile_params, work.fit
-        state = self.states.get(unit["stage"])
+        state = None if work.held else self.states.get(unit["stage"])
         seed = None
-        if state is None or unit["plain_weights"]:
+        if not work.held and (state is None or unit["plain_weights"]):
             seed = models.initial_seed(unit["seed"], unit["model_id"], None if unit["same_start"] else unit["mst_key"])
         compiled = self.compiled_models.get(
             unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
@@ -147,7 +175,9 @@ class UnitTraining:
         self.compiled_models.note_net(unit.get("net"))
         models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
         models.check_weights(compiled.model, fit["class_weight"], unit)
-        if seed is not None:
+        if work.held:
+            work.held.put(compiled)
+        elif seed is not None:
             compiled.start(seed)
             if state is not None:
                 compiled.set_weights(state)

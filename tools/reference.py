@@ -20,7 +20,7 @@ VIEWS = {
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
-    "the times of their command.",
+    "the times of their command; in a chain, each has its own times.",
     "mop_metrics": "One row per value of an evaluation: the loss and each metric, by iteration.",
     "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
     "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
@@ -69,6 +69,11 @@ SETTINGS = {
         "equally likely where unit batches run in fewer sessions than there are segments). `longest-first`: "
         "the configuration with the longest remaining path, by measured times. For comparison: "
         "`breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
+    ),
+    "chain_seconds": (
+        None,
+        "Seconds of training, about, that a session does as one command and one transaction, a *chain*: units that follow "
+        "one another, also across iterations. A crash loses at most a chain. `0`: no chains.",
     ),
     "cache_mb": (
         None,

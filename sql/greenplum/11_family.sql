@@ -128,6 +128,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION @extschema@.mop_position(number bigint, list bigint[]) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    FOR i IN 1 .. pg_catalog.array_length(list, 1) LOOP
+        IF list[i] OPERATOR(pg_catalog.=) number THEN
+            RETURN i;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
 -- Copies a stage's state from table `source` to table `target`, where it belongs to `to_stage`; returns the number of
 -- parts.
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,

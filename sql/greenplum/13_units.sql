@@ -1,8 +1,8 @@
 -- Units begin: the twin of postgresql/13_units.sql.
 
--- A coordinator or worker session records units of one segment as running; element i of each array belongs to unit i.
-CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_segment integer, of_kind text,
-    of_dataset text, stages integer[], iterations integer[], attempts integer[], queued double precision[],
+-- A coordinator or worker session records units as running; element i of each array belongs to unit i.
+CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_kind text, of_dataset text,
+    stages integer[], iterations integer[], segments integer[], attempts integer[], queued double precision[],
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -16,7 +16,7 @@ BEGIN
         EXECUTE format('INSERT INTO %s.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
                        'backend_pid, queued_at, started_at) VALUES (%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)',
                        '@extschema@', run)
-            USING stages[i], iterations[i], of_segment, of_kind, of_dataset, attempts[i], 'running'::text, backend,
+            USING stages[i], iterations[i], segments[i], of_kind, of_dataset, attempts[i], 'running'::text, backend,
                   to_timestamp(queued[i]), started;
     END LOOP;
 END

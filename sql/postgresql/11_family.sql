@@ -99,6 +99,10 @@ CREATE FUNCTION @extschema@.mop_position(number integer, list integer[]) RETURNS
     SELECT pg_catalog.array_position($2, $1)
 $$;
 
+CREATE FUNCTION @extschema@.mop_position(number bigint, list bigint[]) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.array_position($2, $1)
+$$;
+
 -- Copies a stage's state from table `source` to table `target`, where it belongs to `to_stage`; returns the number of
 -- parts.
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,

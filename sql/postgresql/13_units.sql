@@ -1,8 +1,9 @@
 -- Units begin: their rows, their stages' locks and parameters.
 
--- A coordinator or worker session records units of one segment as running; element i of each array belongs to unit i.
-CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_segment integer, of_kind text,
-    of_dataset text, stages integer[], iterations integer[], attempts integer[], queued double precision[],
+-- A coordinator or worker session records units as running: a unit, a unit batch, or a chain. Element i of each array
+-- belongs to unit i.
+CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_kind text, of_dataset text,
+    stages integer[], iterations integer[], segments integer[], attempts integer[], queued double precision[],
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -11,9 +12,9 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
-    SELECT run, u.stage, u.iteration, of_segment, of_kind, of_dataset, u.attempt, 'running', pg_backend_pid(),
+    SELECT run, u.stage, u.iteration, u.segment, of_kind, of_dataset, u.attempt, 'running', pg_backend_pid(),
         to_timestamp(u.queued), now()
-    FROM unnest(stages, iterations, attempts, queued) AS u(stage, iteration, attempt, queued);
+    FROM unnest(stages, iterations, segments, attempts, queued) AS u(stage, iteration, segment, attempt, queued);
 END
 $$;
 

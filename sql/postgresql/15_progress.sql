@@ -92,7 +92,7 @@ CROSS JOIN LATERAL (
            max(g.seconds_left) * interval '1 second' AS remaining
     FROM @extschema@.mop_progress g WHERE g.run_id = s.run_id) p
 CROSS JOIN LATERAL (
-    SELECT count(DISTINCT (u.backend_pid, u.segment)) AS busy FROM @extschema@.mop_unit u
+    SELECT count(DISTINCT (u.backend_pid, u.started_at)) AS busy FROM @extschema@.mop_unit u
     WHERE u.run_id = s.run_id AND u.status = 'running') w
 LEFT JOIN LATERAL (
     SELECT x.what, x.loss, x.mst_key FROM (

@@ -129,13 +129,13 @@ def open_run(client, **changed):
 
 # the run's number is to come; of stage 1: at version 0; on a segment, an attempt
 TAKE = "SELECT madlib.mop_take_states(%s, 1, '{1}', '{0}', true)"
-BEGIN = "SELECT madlib.mop_begin_units(%s, 1, {}, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{0}}')"
+BEGIN = "SELECT madlib.mop_begin_units(%s, 1, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{{}}}', '{{0}}')"
 
 
 def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1, state=b"\0\1state"):
     client.run(
-        "SELECT madlib.mop_begin_units(%s, %s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
-        [run_id, fencing_token, segment, stage, iteration],
+        "SELECT madlib.mop_begin_units(%s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
+        [run_id, fencing_token, stage, iteration, segment],
     )
     client.run("BEGIN")
     taken = client.run(
@@ -163,14 +163,14 @@ def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1,
 
 def finish(client, run_id, segment, kind, **more):
     client.run(
-        "SELECT madlib.mop_finish_units(%s, %s, %s, 'training', %s)",
+        "SELECT madlib.mop_finish_units(%s, %s, 'training', %s)",
         [
             run_id,
-            segment,
             kind,
             json.dumps(
                 [
                     {
+                        "segment": segment,
                         "attempt": 1,
                         "kernel": "plain",
                         "rows": 10,
@@ -187,8 +187,8 @@ def finish(client, run_id, segment, kind, **more):
 
 def evaluate(client, run_id, stage, segment, sums):
     client.run(
-        "SELECT madlib.mop_begin_units(%s, 1, %s, 'evaluate', 'training', ARRAY[%s], '{1}', '{1}', '{0}')",
-        [run_id, segment, stage],
+        "SELECT madlib.mop_begin_units(%s, 1, 'evaluate', 'training', ARRAY[%s], '{1}', ARRAY[%s], '{1}', '{0}')",
+        [run_id, stage, segment],
     )
     row = client.run(
         "SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
@@ -344,7 +344,7 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
         assert bob.value(f"SELECT count(*) FROM madlib.mop_{view}") == 0, view
     assert ann.value("SELECT count(*) FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 1
     for call in (
-        "mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')",
+        "mop_begin_units(%s, 1, 'train', 'training', '{1}', '{1}', '{0}', '{1}', '{0}')",
         "mop_close_run(%s, 1, 'failed', NULL)",
         "mop_read_states(%s, '{1}', '{1}')",
         "mop_drop_run(%s)",

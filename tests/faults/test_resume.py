@@ -215,7 +215,8 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
     stale, client = db.another(), db.another()
     stage = stage_of(db, run_id, 2, 3)
     begin = (
-        f"SELECT madlib.mop_begin_units({run_id}, 1, %s, 'train', 'training', '{{{stage}}}', '{{3}}', '{{7}}', '{{0}}')"
+        f"SELECT madlib.mop_begin_units({run_id}, 1, 'train', 'training', '{{{stage}}}', '{{3}}', ARRAY[%s], '{{7}}', "
+        "'{{0}}')"
     )
     stale.run("BEGIN")
     stale.run(begin, [0])
@@ -256,8 +257,8 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     waiting = [
         Calling(
             stale[0],
-            f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', "
-            f"'{{{stage}}}', '{{3}}', '{{9}}', '{{0}}')",
+            f"SELECT madlib.mop_begin_units({run_id}, 1, 'train', 'training', "
+            f"'{{{stage}}}', '{{3}}', '{{0}}', '{{9}}', '{{0}}')",
         ),
         Calling(
             stale[1],
@@ -458,7 +459,7 @@ def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db
     )
     before = db.value(catalog)
     client = db.another()
-    client.run("SET pg_mop.kernel = 'auto'")
+    client.run("SET pg_mop.kernel = 'auto'; SET pg_mop.chain_seconds = 0")  # every hop writes a state
     running = Calling(
         client,
         "SELECT madlib.madlib_keras_fit_multiple_model('few_packed', 'broad', 'broad_mst', 100, FALSE, NULL, 100)",

@@ -99,13 +99,13 @@ def test_neither_role_reaches_the_others_runs(db, two):
         f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tokens))",
         f"mop_new_state_table({run_id}, 9)",
         f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
-        f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
+        f"mop_finish_units({run_id}, 'train', 'training', '[]')",
         f"mop_drop_state_tables({run_id}, ARRAY[1])",
         f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'infrastructure')",
         f"mop_take_states({run_id}, 1, '{{1}}', '{{3}}', true)",
         f"mop_move_states({run_id}, ARRAY[1], 1)",
         f"mop_put_weights({run_id}, ARRAY[1], 'x')",
-        f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
+        f"mop_begin_units({run_id}, 1, 'train', 'training', '{{1}}', '{{1}}', '{{0}}', '{{9}}', '{{0}}')",
         f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')",
     ):
         assert f"there is no run {run_id} of role" in str(bert.error(f"SELECT madlib.{call}")), call

@@ -41,14 +41,26 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
         [run_id, *(json.dumps([row]) for row in (configuration, stage, {"mst_key": 1, "iteration": 1, "stage": 1}))],
     )
     if state is not None:
-        client.run("SELECT madlib.mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')", [run_id])
+        client.run(
+            "SELECT madlib.mop_begin_units(%s, 1, 'train', 'training', '{1}', '{1}', '{0}', '{1}', '{0}')", [run_id]
+        )
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
         client.run(
-            "SELECT madlib.mop_finish_units(%s, 0, 'train', 'training', %s)",
+            "SELECT madlib.mop_finish_units(%s, 'train', 'training', %s)",
             [
                 run_id,
                 json.dumps(
-                    [{"stage": 1, "attempt": 1, "version": 1, "state_table": 1, "bytes": len(state), "release": []}]
+                    [
+                        {
+                            "stage": 1,
+                            "segment": 0,
+                            "attempt": 1,
+                            "version": 1,
+                            "state_table": 1,
+                            "bytes": len(state),
+                            "release": [],
+                        }
+                    ]
                 ),
             ],
         )

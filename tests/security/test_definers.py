@@ -114,7 +114,7 @@ ACTS = {
     "add control request": "madlib.mop_add_control_request({run}, json_build_object('stop', 1, 'by', 'x'))",
     "take control requests": "madlib.mop_take_control_requests({run}, 1, false)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
-    "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
+    "begin": "madlib.mop_begin_units({run}, 1, 'train', 'training', '{{1}}', '{{2}}', '{{0}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'infrastructure')",
     "new state_table": "madlib.mop_new_state_table({run}, 2)",
@@ -125,7 +125,7 @@ ACTS = {
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",
     "metrics": "madlib.mop_note_metrics({run}, '{{1}}', 'training', '{{1}}', '{{1}}', ARRAY['{{}}'])",
-    "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
+    "finish": 'madlib.mop_finish_units({run}, \'train\', \'training\', \'[{{"stage": 1, "segment": 0, "attempt": 1, '
     '"version": 2, "state_table": 1, "bytes": 1, "release": []}}]\')',
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')",
     "put several": "madlib.mop_put_states({run}, '{{1}}', '{{2}}', 1, '{{x}}')",

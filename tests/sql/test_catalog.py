@@ -80,7 +80,7 @@ def test_an_attempt_that_begins_as_it_is_given_up_has_failed(db, run_id):
     assert (
         at_once(
             db,
-            f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{1}}', '{{0}}')",
+            f"SELECT madlib.mop_begin_units({run_id}, 1, 'train', 'training', '{{1}}', '{{1}}', '{{0}}', '{{1}}', '{{0}}')",
             f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 1, 0, 'train', 'training', 1, 0, 'lost')",
         )
         is None
@@ -98,18 +98,18 @@ def pair(db, run_id):
     requests = [{"mst_key": number, "iteration": 1, "stage": number} for number in (1, 2)]
     db.run(ASK.format(run_id, *map(json.dumps, (configurations, stages, requests))))
     db.run(
-        f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1,2}}', '{{1,1}}', '{{1,1}}', "
-        "'{0,0}')"
+        f"SELECT madlib.mop_begin_units({run_id}, 1, 'train', 'training', '{{1,2}}', '{{1,1}}', '{{0,0}}', "
+        "'{1,1}', '{0,0}')"
     )
     return run_id
 
 
 def finish(run_id, *units):
     results = [
-        {"stage": stage, "attempt": 1, "version": 1, "state_table": 1, "bytes": 1, "release": [], **more}
+        {"stage": stage, "segment": 0, "attempt": 1, "version": 1, "state_table": 1, "bytes": 1, "release": [], **more}
         for stage, more in units
     ]
-    return f"SELECT madlib.mop_finish_units({run_id}, 0, 'train', 'training', '{json.dumps(results)}')"
+    return f"SELECT madlib.mop_finish_units({run_id}, 'train', 'training', '{json.dumps(results)}')"
 
 
 def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):

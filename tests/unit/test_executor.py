@@ -37,6 +37,7 @@ class World:
         self.random, self.faults = random.Random(seed), faults
         self.committed = {}  # server -> {unit: attempt} of its run
         self.registered, self.given_up, self.noted = [], [], []
+        self.together = []  # the units of each commit
 
     def happens(self, fault):
         return self.random.random() < self.faults.get(fault, 0)
@@ -155,6 +156,7 @@ class Session:
             raise Failed("MOP02", "the trainer ended")
         lost = world.happens("session dies")
         if not lost or world.happens("it had committed"):
+            world.together.append([attempt.unit for attempt in self.work])
             for attempt in self.work:
                 assert attempt.unit not in world.committed[self.target.server]
                 world.committed[self.target.server][attempt.unit] = attempt
@@ -233,8 +235,15 @@ class Specs:
     def replicas_of(self, unit):
         return None
 
-    def describe(self, units, worker):
-        return {"models": [{} for _ in units]}
+    def describe(self, steps, worker):
+        first, *then = [{"models": [unit and {"unit": unit.segment} for unit in units]} for units in steps]
+        return {**first, "then": then}
+
+    def can_chain(self):
+        return all(segment.server is None for segment in self.segments.values())
+
+    def functions_of(self, stage):
+        return []
 
 
 class _Segment:
@@ -254,13 +263,16 @@ def no_rest(monkeypatch):
     monkeypatch.setattr(transfers, "AGAIN_SECONDS", 0.001)
 
 
-def run(seed, faults, names=(), replicas=1, retries=1000):
+def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
     """A run whose segments are dealt out over the coordinator's server and the servers `names`."""
     world, plan, controller = World(seed, faults), Plan(), Controller()
     for key in range(1, TRIALS + 1):
         plan.ask(key, f"root {key}", lambda i: ("lr=0.1", "batch_size=1"), ITERATIONS, evaluated=(ITERATIONS,))
     on = [None, *names]
     board = Board(plan, range(SEGMENTS), [], {("training", k): on[k % len(on)] for k in range(SEGMENTS)}, [None])
+    if chain_seconds:
+        board.anywhere = True
+        board.serve(range(SEGMENTS))
     servers = {}
 
     def reach(name):
@@ -276,7 +288,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000):
     silent = lambda *arguments, **more: None  # noqa: E731
     db = types.SimpleNamespace(extension="madlib", plpy=types.SimpleNamespace(log=silent), warning=silent, info=silent)
     options = {"checkpoint_mb": 1, "reuse": False, "server_timeout": 60_000}
-    options |= {"unit_retries": retries, "replicas": replicas}
+    options |= {"unit_retries": retries, "replicas": replicas, "chain_seconds": chain_seconds}
     loop = Executor(
         db,
         servers[None].catalog,
@@ -316,6 +328,31 @@ def test_every_unit_counts_once_on_one_server(seed):
     world, loop, controller = run(seed, FAULTS)
     assert loop.done == UNITS == len(world.committed[None])
     assert len(controller.stages) == TRIALS * ITERATIONS and not loop.failed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_unit_of_a_chain_counts_once_and_only_the_last_state_is_written(seed):
+    world, loop, controller = run(seed, {**FAULTS, "configuration fails": 0.0}, chain_seconds=0.5)
+    assert loop.done == UNITS == len(world.committed[None])
+    assert len(controller.stages) == TRIALS * ITERATIONS and not loop.failed
+    stages = loop.run.plan.stages.values()
+    assert loop.versions == {stage.number: SEGMENTS * stage.iteration for stage in stages}
+    trained = [[unit for unit in units if unit.kind == "train"] for units in world.together]
+    assert any(len({unit.iteration for unit in units}) > 1 for units in trained), "a chain goes into the next iteration"
+    assert loop.run.states.stages() == {stage.number for stage in stages if stage.iteration == ITERATIONS}
+    assert not loop.run.board.training
+
+
+def test_configurations_that_fail_in_chains_leave_the_others_alone():
+    reasons = set()
+    for seed in range(10):
+        world, loop, controller = run(seed, {**FAULTS, "configuration fails": 0.05}, chain_seconds=0.5)
+        assert loop.failed.keys() == set(world.given_up)
+        trained = {key for stage in controller.stages if stage.iteration == ITERATIONS for key in stage.trials}
+        assert trained == set(range(1, TRIALS + 1)) - loop.failed.keys()
+        reasons |= {decision for *_, decision in world.noted}
+    assert "retried alone: a unit of its chain failed: the configuration failed" in reasons
+    assert "given up: the configuration failed" in reasons
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -76,3 +76,16 @@ def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without(backend, me
             trainer.receive()
     finally:
         trainer.kill()
+
+
+@pytest.mark.parametrize("text,seconds", [("", 0.5), ("0", 0.0), ("0.25", 0.25), ("60", 60.0)])
+def test_seconds_of_a_chain_are_a_number(text, seconds):
+    assert settings.parsed({"chain_seconds": text})["chain_seconds"] == seconds
+
+
+@pytest.mark.parametrize("text", ["-1", "61", "nan", "inf", "500ms", "half"])
+def test_other_seconds_of_a_chain_are_an_error_that_names_the_range(text):
+    with pytest.raises(MopError) as error:
+        settings.parsed({"chain_seconds": text})
+    assert error.value.message == f'invalid value for setting "pg_mop.chain_seconds": "{text}"'
+    assert error.value.hint == "It takes a number of seconds from 0 to 60."

@@ -12,7 +12,15 @@ from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.simulator import makespan, simulate
-from pg_mop.schedule.unit_batches import EVALUATED_BYTES, MOST, MOST_UNMEASURED, SECONDS, TRAINED_BYTES, UnitBatches
+from pg_mop.schedule.unit_batches import (
+    EVALUATED_BYTES,
+    MOST,
+    MOST_UNMEASURED,
+    SECONDS,
+    TRAINED_BYTES,
+    UnitBatches,
+    units_of,
+)
 
 AROUND = 0.005  # seconds around a unit, or a group, as measured
 
@@ -38,14 +46,19 @@ def run(
     board=None,
     around=AROUND,
     alike=None,
+    chained=0.0,
+    passes_on=lambda stage, child: True,
 ):
     """The visits of a run, and its board. `seconds`: of a unit, or of a configuration's number and a unit; `alike`: of
-    a stage's number, equal where units take as long (by default: those of one configuration)."""
+    a stage's number, equal where units take as long (by default: those of one configuration); `chained`: seconds of a
+    chain."""
     board = board or Board(plan_of(configurations, iterations, metrics), range(segments))
     board.serve(range(workers or segments))
     scheduler = SCHEDULERS[name](board, seed)
     key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
-    batches = UnitBatches(board, scheduler, alike or key_of.get, lambda number: size) if grouped else None
+    batches = None
+    if grouped:
+        batches = UnitBatches(board, scheduler, alike or key_of.get, lambda number: size, chained, passes_on)
     of = seconds if callable(seconds) else lambda key, unit: seconds
     return simulate(board, scheduler, lambda unit: of(key_of[unit.stage], unit), batches=batches, around=around), board
 
@@ -56,10 +69,14 @@ def sizes(visits):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("anywhere,chained", [(False, 0.0), (True, 0.5)])
 @pytest.mark.parametrize("configurations,segments,iterations", [(40, 2, 3), (17, 3, 4), (64, 4, 2), (2, 2, 3)])
 def test_in_groups_too_every_stage_visits_every_segment_once_and_follows_its_parent(
-    name, configurations, segments, iterations
+    name, configurations, segments, iterations, anywhere, chained
 ):
+    plan = plan_of(configurations, iterations, [1, iterations])
+    board = Board(plan, range(segments))
+    board.anywhere = anywhere and SCHEDULERS[name].ANYWHERE
     source = random.Random(1)
     visits, board = run(
         configurations,
@@ -67,7 +84,8 @@ def test_in_groups_too_every_stage_visits_every_segment_once_and_follows_its_par
         iterations,
         lambda key, unit: source.uniform(0.001, 0.02),
         name=name,
-        metrics=[1, iterations],
+        board=board,
+        chained=chained,
     )
     trained = sorted((v.unit.stage, v.unit.segment) for v in visits if v.unit.kind == "train")
     assert trained == [(stage, s) for stage in sorted(board.plan.stages) for s in range(segments)]
@@ -121,7 +139,7 @@ def test_what_earlier_runs_have_found_short_goes_together_at_once():
     board = Board(plan_of(40, 2), range(2))
     scheduler = SCHEDULERS["randomized"](board, 1, expected=lambda stage: 0.002)
     batches = UnitBatches(board, scheduler, lambda number: number, lambda number: 1)
-    units = batches.choose(0)
+    (units,) = batches.choose(0)
     assert len(units) == MOST_UNMEASURED
     for unit in units:
         board.finish(unit)
@@ -305,27 +323,28 @@ def test_evaluations_go_together_as_far_as_memory_goes():
     batches = UnitBatches(
         board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: EVALUATED_BYTES // 5
     )
-    units = batches.choose(0)
+    (units,) = batches.choose(0)
     assert len(units) == 5 and {unit.kind for unit in units} == {"evaluate"}
     batches.single |= set(units)
     for unit in units:
         board.release(unit)
-    assert sorted(len(batches.choose(0)) for _ in range(12)) == [1] * 5 + [5] * 7
+    assert sorted(len(batches.choose(0)[0]) for _ in range(12)) == [1] * 5 + [5] * 7
 
 
 def test_one_that_is_to_blame_holds_up_nobody_else():
     board = Board(plan_of(200, 1), range(2))
     batches = UnitBatches(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: 1)
-    (first,) = batches.choose(0)
+    ((first,),) = batches.choose(0)
     board.finish(first)
     batches.finished(first, 0.002)
-    units = batches.choose(0)
+    (units,) = batches.choose(0)
     assert len(units) == MOST and units == sorted(units, key=lambda unit: unit.stage)
     batches.single |= set(units)
     for unit in units:
         board.release(unit)
     seen = []
-    while more := batches.choose(0):
+    while steps := batches.choose(0):
+        (more,) = steps
         assert len(more) == 1 or not set(more) & set(units)
         seen += more
         for unit in more:
@@ -357,3 +376,158 @@ def test_a_replay_keeps_its_order_in_groups_too():
     for v in sorted(visits, key=lambda v: v.start):
         found.setdefault(v.unit.stage, []).append(v.unit.segment)
     assert found == order and max(sizes(visits)) > 1
+
+
+# --- chains -----------------------------------------------------------------------------------------
+
+
+def anywhere(configurations, segments, iterations, metrics=(), workers=2, kind=Board, **more):
+    """A board whose workers do all segments."""
+    board = kind(plan_of(configurations, iterations, metrics), range(segments), **more)
+    board.anywhere = True
+    board.serve(range(workers))
+    return board
+
+
+def commands(board, seconds, name="randomized", chained=0.5, seed=3, around=AROUND, workers=2, **more):
+    """The makespan of a run, and the steps of its commands. `seconds`: of a unit."""
+    scheduler = SCHEDULERS[name](board, seed)
+    batches, taken = UnitBatches(board, scheduler, lambda number: 0, lambda number: 1000, chained, **more), []
+    choose = batches.choose
+    batches.choose = lambda worker: taken.append(choose(worker)) or taken[-1]
+    return makespan(simulate(board, scheduler, lambda unit: seconds, batches=batches, around=around)), taken
+
+
+ALWAYS = {"passes_on": lambda stage, child: True}
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+def test_units_of_a_chain_follow_one_another_within_its_seconds(name):
+    board = anywhere(8, 3, 4)
+    _, taken = commands(board, 0.02, name=name, **ALWAYS)
+    chains = [steps for steps in taken if len(steps) > 1 and steps[0][0].kind == "train"]
+    assert chains
+    for steps in chains:
+        assert len(units_of(steps)) * 0.02 < 0.5
+        last = list(steps[0])
+        for step in steps[1:]:
+            assert len({unit.segment for unit in units_of([step])}) == 1
+            for place, unit in enumerate(step):
+                if unit is not None:
+                    before, last[place] = last[place], unit
+                    stage = board.plan.stages[unit.stage]
+                    assert before.stage == unit.stage or stage.parent.number == before.stage
+
+
+def test_chains_are_off_or_end_with_their_stage():
+    for more in ({"chained": 0.0, **ALWAYS}, {}):
+        _, taken = commands(anywhere(8, 2, 4), 0.002, **more)
+        longest = max(len(steps) for steps in taken)
+        assert longest == (1 if more else 2)
+
+
+def test_a_chain_goes_into_the_next_iteration_unless_somebody_reads_the_state_or_the_metrics():
+    _, taken = commands(anywhere(4, 2, 8), 0.002, **ALWAYS)
+    assert max(len(steps) for steps in taken) > 4
+    _, taken = commands(anywhere(4, 2, 8, [1, 2, 3, 4, 5, 6, 7, 8]), 0.002, **ALWAYS)
+    assert max(len(steps) for steps in taken) == 2
+    plan = plan_of(1, 4)
+    plan.ask(2, identity.root({"mst_key": 1}), lambda iteration: ("", "1" if iteration < 3 else "2"), 4)
+    board = Board(plan, range(1))
+    _, taken = commands(board, 0.002, **ALWAYS)
+    branch = plan.path(1)[1].number
+    assert plan.path(2)[1].number == branch and len(plan.stages[branch].children) == 2
+    for steps in taken:
+        stages = [unit.stage for unit in units_of(steps)]
+        assert branch not in stages or stages[-1] == branch, "its children read its state"
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+@pytest.mark.parametrize("configurations,workers", [(1, 2), (2, 2), (4, 2), (5, 2), (16, 2), (16, 4), (40, 3)])
+def test_chains_make_a_run_shorter_and_leave_no_worker_idle(name, configurations, workers):
+    spans = {}
+    for around, chained in itertools.product((0.0, AROUND), (0.0, 0.5)):
+        spans[around, chained] = sum(
+            commands(anywhere(configurations, 2, 6, [6], workers=workers), 0.01, name, chained, seed, around, **ALWAYS)[
+                0
+            ]
+            for seed in range(5)
+        )
+    assert spans[0.0, 0.5] <= 1.05 * spans[0.0, 0.0], "were there nothing around a unit, chains could only harm"
+    assert spans[AROUND, 0.5] < spans[AROUND, 0.0]
+
+
+def test_few_configurations_that_outnumber_the_workers_are_not_left_to_one_of_them():
+    """Three configurations with two visits each: two workers need three turns, and chains would make that four."""
+    assert commands(anywhere(3, 2, 1), 0.1, around=0.0)[0] == pytest.approx(
+        commands(anywhere(3, 2, 1), 0.1, chained=0.0)[0], abs=0.05
+    )
+
+
+def test_units_that_are_done_alone_are_in_no_chain():
+    board = anywhere(24, 2, 6)
+    scheduler = SCHEDULERS["randomized"](board, 1)
+    batches = UnitBatches(board, scheduler, lambda number: 0, lambda number: 1, 0.5, **ALWAYS)
+    for _ in range(2):
+        for steps in (batches.choose(0), batches.choose(1)):
+            for unit in units_of(steps):
+                board.finish(unit)
+                batches.finished(unit, 0.002)
+    chain = next(steps for steps in iter(lambda: batches.choose(0), []) if len(steps) > 1)
+    units = units_of(chain)
+    batches.single |= set(units)
+    for unit in units:
+        board.release(unit)
+    assert not board.training & {unit.stage for unit in units}
+    while steps := batches.choose(0):
+        together = units_of(steps)
+        assert len(together) == 1 or not set(together) & set(units)
+        for unit in together:
+            board.finish(unit)
+            batches.finished(unit, 0.002)
+    assert board.done
+
+
+@pytest.mark.parametrize("segments", [2, 3])
+def test_every_visit_order_is_equally_likely_in_chains_too(segments):
+    counts = Counter()
+    for seed in range(40):
+        board = anywhere(40, segments, 3)
+        _, taken = commands(board, 0.002, seed=seed, **ALWAYS)
+        order = defaultdict(list)
+        for unit in [unit for steps in taken for unit in units_of(steps)]:
+            order[unit.stage].append(unit.segment)
+        counts.update(tuple(o) for number, o in order.items() if board.plan.stages[number].iteration == 3)
+    expected = 1600 / len(list(itertools.permutations(range(segments))))
+    assert all(abs(counts[order] - expected) < 0.15 * 1600 / 2 for order in itertools.permutations(range(segments)))
+
+
+def test_a_replay_keeps_its_order_in_chains_too():
+    source = random.Random(4)
+    order = {number: source.sample(range(3), 3) for number in plan_of(12, 3).stages}
+    board = anywhere(12, 3, 3, kind=Logged, order=order)
+    _, taken = commands(board, 0.002, **ALWAYS)
+    found = defaultdict(list)
+    for unit in [unit for steps in taken for unit in units_of(steps)]:
+        found[unit.stage].append(unit.segment)
+    assert found == order and max(map(len, taken)) > 1
+
+
+def test_a_stage_is_idle_again_when_all_units_of_its_chain_have_ended_or_are_taken_back():
+    board = anywhere(1, 3, 2)
+    first, second = (stage.number for stage in board.plan.path(1))
+    chain = [board.unit(first, "train", "training", s) for s in (2, 0, 1)]
+    chain.append(board.unit(second, "train", "training", 1))
+    for unit in chain:
+        board.start(unit)
+    assert board.training == {first, second} and board.visits_left(first) == 3 and board.next_visits(first) == []
+    assert board.next_visits(second) == [0, 2]
+    for unit in chain:
+        board.release(unit)
+    assert board.training == set() and board.idle == {first} and board.next_visits(first) == [0, 1, 2]
+    for unit in chain:
+        board.start(unit)
+    assert board.finish(chain[0]) == [] and board.is_running(first) and not board.idle
+    assert board.finish(chain[1]) == [] and board.finish(chain[2]) == [board.plan.stages[first]]
+    assert board.trained(first) and not board.idle, "its child runs"
+    assert board.finish(chain[3]) == [] and board.idle == {second} and board.visits_left(second) == 2

@@ -137,6 +137,17 @@ def _milliseconds(text):
 _milliseconds.wanted = "a duration such as 10s or 5min"
 
 
+def _seconds(low, high):
+    def parse(text):
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    parse.wanted = f"a number of seconds from {low} to {high}"
+    return parse
+
+
 def _names(text):
     """'w1, w2' -> list of names."""
     names = [name.strip() for name in text.split(",")]
@@ -164,6 +175,7 @@ KNOWN = {
     "replicas": (_integer(1, 2), "1"),
     "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
+    "chain_seconds": (_seconds(0, 60), "0.5"),
     "cache_mb": (_integer(0, 1 << 30), "1024"),
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
     "threads": (_integer(1, 1024), None),

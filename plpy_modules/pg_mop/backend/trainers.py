@@ -67,7 +67,19 @@ class LocalTrainer:
     def begin(self, options, unit, models, objects):
         """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
+        return self.keeps(unit)
+
+    def keeps(self, unit):
+        """True where the trainer holds or can keep the rows of a unit; it has started."""
         return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+
+    def load(self, unit, rows_sql):
+        """Send the rows of a unit that the trainer can keep, unless it holds them; return whether they were sent."""
+        if unit["dataset"] in self.holder.trainer.datasets:
+            return False
+        self.holder.begin({**unit, "kind": "load", "keeps_rows": True}, [], (), [])
+        yield Query(rows_sql % {"epochs": 1})
+        return True
 
     def states(self, run_id, versions, token, taken):
         """The states of stages, [(stage, version), ...], for `give`: pairs (stage, part), all parts of a state in order.

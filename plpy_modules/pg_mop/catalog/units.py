@@ -28,12 +28,12 @@ class Units(CatalogSession):
 
     # --- units of this server ---------------------------------------------------------------------
     def begin_units_sql(self, run_id: int, units: Sequence[Mapping[str, Any]]) -> str:
-        """SQL that notes units (dicts) as running. All are of one segment, kind and dataset. The worker session runs and
-        commits the SQL before it trains."""
+        """SQL that notes units (dicts) as running. All are of one kind and dataset. The worker session runs and commits the
+        SQL before it trains."""
         if self.connection.closed:
             self._connect()
-        common = [units[0][name] for name in ("segment", "kind", "dataset")]
-        columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "attempt", "queued_at")]
+        common = [units[0][name] for name in ("kind", "dataset")]
+        columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "segment", "attempt", "queued_at")]
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
                 f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)",

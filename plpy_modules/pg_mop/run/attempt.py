@@ -20,7 +20,7 @@ its reason into the log (column decision of mop_unit)::
                     +------------+------> GIVEN_UP       no retry is left, the configuration failed, or the run ends
 
     PREPARING, RUNNING, COPYING, UNKNOWN --> WAITING     ServerGivenUp: the unit is done on another server
-    RUNNING --> WAITING                                  the configuration of a unit in its batch failed
+    RUNNING --> WAITING                                  the configuration of a unit in its batch or chain failed
 
 The board offers the unit of a WAITING attempt again, and `Attempt.next` makes the next attempt. With one server neither
 COPYING nor UNKNOWN occurs.
@@ -64,8 +64,11 @@ class Attempt:
     server: str | None = None  # the name of its server; None: the coordinator's own
     row: dict[str, Any] = field(default_factory=dict)  # the attempt's row of the log
     released: list[int] = field(default_factory=list)  # stages whose states its commit releases
-    batch: bool = False  # it went in a unit batch
-    failures: int = 0  # of its unit on its workers so far; unit batches do not count
+    batch: bool = False  # it went with other units as one command, in a unit batch or in a chain
+    chain: bool = False  # in a chain
+    begins: bool = True  # a training unit: the first of its stage in its command
+    writes: bool = True  # a training unit: its command writes the state that it ends with
+    failures: int = 0  # of its unit on its workers so far; unit batches and chains do not count
     moved: bool = False  # a server was given up for its unit's sake
     waiting_since: float | None = None  # since when it waits for a server (time.monotonic)
     delay: float = 0.0  # seconds until the last retry that was decided on
@@ -282,7 +285,7 @@ class Action(Enum):
     COUNT = "count"
     COPY = "copy"  # the model state first, then count
     RETRY = "retry"
-    ALONE = "alone"  # retry, no longer in a unit batch
+    ALONE = "alone"  # retry, no longer in a unit batch or in a chain
     WAIT_FOR_SERVER = "wait for server"
     ON_ANOTHER_SERVER = "on another server"  # give the attempt's server up, and do its units on the others
     GIVE_UP = "give up"  # the unit; `blame` says why its configurations failed
@@ -320,9 +323,9 @@ def decide(attempt: Attempt, event: Event, policy: Policy) -> Decision:
             )
         case ConfigurationFailed():
             if attempt.batch:
-                return _decision(
-                    attempt, Action.ALONE, State.WAITING, f"retried alone: a unit of its batch failed: {event.cause}"
-                )
+                together = "chain" if attempt.chain else "batch"
+                reason = f"retried alone: a unit of its {together} failed: {event.cause}"
+                return _decision(attempt, Action.ALONE, State.WAITING, reason)
             return _decision(
                 attempt,
                 Action.GIVE_UP,
@@ -369,13 +372,14 @@ def _end(attempt: Attempt, cause: str, error: RunError) -> Decision:
 def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
     """A worker failed: the unit is retried after a delay that doubles, then once on another server, then given up.
 
-    A failure in a unit batch does not count: another unit of the batch may be to blame.
+    A failure in a unit batch or in a chain does not count: another of its units may be to blame.
     """
     # (a server that was asked in vain has answered now)
     since = None if attempt.state is State.UNKNOWN else attempt.waiting_since
     if attempt.batch:
         delay = policy.first_delay
-        reason = f"retried alone in {delay:g} s: in a unit batch, {event.cause}"
+        together = "chain" if attempt.chain else "unit batch"
+        reason = f"retried alone in {delay:g} s: in a {together}, {event.cause}"
         return _decision(attempt, Action.ALONE, State.RESTING, reason, delay=delay, waiting_since=since)
     failures = attempt.failures + 1
     if failures <= policy.retries:

@@ -27,7 +27,8 @@ from pg_mop.run.states import States
 from pg_mop.run.transfers import NotCarried, Transfers
 from pg_mop.run.workers import Workers
 from pg_mop.schedule.board import Board, Unit
-from pg_mop.schedule.unit_batches import UnitBatches
+from pg_mop.schedule.unit_batches import Steps as UnitSteps
+from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
 GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
@@ -100,6 +101,8 @@ class Executor:
             scheduler,
             lambda stage: (sharing.key(plan.stages[stage]), plan.stages[stage].parameters[1]),
             states.bytes,
+            options["chain_seconds"] if unit_specs.can_chain() else 0.0,
+            self._passes_on,
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
         self.workers = Workers(
@@ -137,6 +140,9 @@ class Executor:
             # (an idle loop must not dispatch, or random choices would depend on timing)
             if self.recovery.wake() + self._look() + self.workers.come_back() + len(answers):
                 self._dispatch()
+                if self.done >= max(GROWTH[0], GROWTH[1] * self.told):  # while the sessions work
+                    self.told = self.done
+                    self._tell_planner()
         self._bring_results_home()
 
     def _ended(self, answers: list[tuple[WorkerSession, Exception | None]]) -> list[Stage]:
@@ -199,25 +205,37 @@ class Executor:
             ]
             for worker in self.scheduler.arrange(idle):
                 session = run.sessions.by_worker.get(worker)
-                if session is not None and not session.work and (units := self.unit_batches.choose(worker)):
-                    self._start(session, units)
+                if session is not None and not session.work and (steps := self.unit_batches.choose(worker)):
+                    self._start(session, steps)
 
-    def _start(self, session: WorkerSession, units: list[Unit]) -> None:
+    def _passes_on(self, stage: Stage, child: Stage) -> bool:
+        """True where a chain may train a stage's child after it, and leave the state between them out."""
+        specs = self.run.unit_specs
+        return self.needed.passes_on(stage, child) and (
+            specs.functions_of(stage.number) == specs.functions_of(child.number)
+        )
+
+    def _start(self, session: WorkerSession, steps: UnitSteps) -> None:
         """Begin attempts at units that go as one command, or carry their states first."""
+        units = units_of(steps[:1])
         server = self.run.sessions.server(session.worker)
         moves = self.transfers.moves(units, server.name)
-        work = [self._attempt(unit, server.name, len(units) > 1) for unit in units]
+        attempts = [
+            [None if unit is None else self._attempt(unit, server.name, steps) for unit in step] for step in steps
+        ]
+        work = [attempt for step in attempts for attempt in step if attempt is not None]
         command = {
-            **self.run.unit_specs.describe(units, session.worker),
+            **self.run.unit_specs.describe(steps, session.worker),
             "run_id": server.run_id,
             "fencing_token": server.catalog.fencing_token,
             "kind": units[0].kind,
             "dataset": units[0].dataset,
             "segment": units[0].segment,
         }
-        models = [self._model(attempt) for attempt in work]
+        models = self._models(attempts)
         command["coming"] = self.transfers.read_ahead(session.worker)
-        command["models"] = [{**model, **more} for model, more in zip(models, command["models"])]
+        for step, told in zip((command, *command.get("then", ())), models, strict=True):
+            step["models"] = [more and {**model, **more} for model, more in zip(told, step["models"], strict=True)]
         session.work = work
         for attempt in work:
             attempt.begun = time.monotonic()
@@ -244,11 +262,13 @@ class Executor:
                 failure = NotCarried(message_of(error))
             self.requests.perform(self.controller.ended(self._failed(session, work, failure)))
 
-    def _attempt(self, unit: Unit, server: str | None, batch: bool) -> Attempt:
-        """The next attempt at a unit, on a server."""
+    def _attempt(self, unit: Unit, server: str | None, steps: UnitSteps) -> Attempt:
+        """The next attempt at a unit, on a server, in a command with these steps."""
         before = self.run.attempts.get(unit)
         attempt = before.next() if before else Attempt(unit, self.begun_before.get(unit, 0) + 1)
-        attempt.state, attempt.server, attempt.batch = State.PREPARING, server, batch
+        attempt.state, attempt.server = State.PREPARING, server
+        attempt.chain = len(steps) > 1
+        attempt.batch = len(units_of(steps)) > 1
         attempt.row = {
             "run_id": self.run.run_id,
             "stage": unit.stage,
@@ -262,18 +282,44 @@ class Executor:
         self.run.attempts[unit] = attempt
         return attempt
 
-    def _model(self, attempt: Attempt) -> dict[str, Any]:
-        """The part of a command that tells of an attempt's model (see run/unit.py)."""
-        unit, train = attempt.unit, attempt.unit.kind == "train"
-        attempt.released = self.needed.begin(unit) if train else []
-        return {
-            "stage": unit.stage,
-            "iteration": unit.iteration,
-            "attempt": attempt.number,
-            "version": self.needed.version(unit.stage),
-            "release": attempt.released,
-            "state_table": self.run.states.begin(unit.stage, attempt.server) if train else None,
-        }
+    def _models(self, steps: list[list[Attempt | None]]) -> list[list[dict[str, Any]]]:
+        """The parts of a command that tell of the attempts' models (see run/unit.py), for each step. Element i of each step
+        is of the same model, which only its last attempt writes."""
+        versions: dict[int, int] = {}  # stage -> its version in the chain
+        last: list[Attempt | None] = [None] * len(steps[0])
+        for step in steps:
+            for place, attempt in enumerate(step):
+                if attempt is None:
+                    continue
+                before, last[place] = last[place], attempt
+                attempt.begins = attempt.unit.stage not in versions
+                versions[attempt.unit.stage] = 0
+                attempt.released = before.released if before else []
+                if attempt.unit.kind == "train" and attempt.begins:
+                    attempt.released = attempt.released + self.needed.begin(attempt.unit, before is not None)
+        versions.clear()
+        told: list[list[dict[str, Any]]] = []
+        for step in steps:
+            told.append([])
+            for attempt in step:
+                if attempt is None:
+                    told[-1].append({})
+                    continue
+                unit = attempt.unit
+                attempt.writes = unit.kind == "train" and attempt in last
+                version = versions.get(unit.stage, self.needed.version(unit.stage))
+                versions[unit.stage] = version + 1
+                told[-1].append(
+                    {
+                        "stage": unit.stage,
+                        "iteration": unit.iteration,
+                        "attempt": attempt.number,
+                        "version": version,
+                        "release": attempt.released if attempt.writes else [],
+                        "state_table": self.run.states.begin(unit.stage, attempt.server) if attempt.writes else None,
+                    }
+                )
+        return told
 
     def _begin(self, session: WorkerSession) -> None:
         """Let the session do its work. Raises SessionLost, and psycopg2.Error where its server does not answer."""
@@ -349,15 +395,15 @@ class Executor:
         run, unit = self.run, attempt.unit
         del run.attempts[unit]
         self.done += 1
-        if self.done >= max(GROWTH[0], GROWTH[1] * self.told):
-            self.told = self.done
-            self._tell_planner()
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self.needed.trained(unit)
-            run.states.finished(unit.stage, attempt.server, attempt.released, self.transfers.is_movable, copied)
-            # (where children began side by side, each left the release to the others)
-            self.needed.need_no_parent([run.plan.stages[unit.stage]])
+            if attempt.writes:
+                run.states.finished(unit.stage, attempt.server, attempt.released, self.transfers.is_movable, copied)
+                # (of a chain, also the stages that it has passed on; where children began side by side, each left the
+                # release to the others)
+                stages = run.plan.stages
+                self.needed.need_no_parent([stages[number] for number in (*attempt.released, unit.stage)])
         ended = run.board.finish(unit)
         if unit.kind == "train" and run.board.shares_states:
             self.needed.release_replicas(unit.iteration)
@@ -370,7 +416,7 @@ class Executor:
 
     def _failed(self, session: WorkerSession, work: list[Attempt], error: Exception) -> list[Stage]:
         """A session's command has failed: the stages that have ended after all."""
-        if len(work) > 1:  # one unit of the batch may be to blame: from now on each is done alone
+        if len(work) > 1:  # one unit may be to blame: from now on each is done alone
             self.unit_batches.single |= {attempt.unit for attempt in work}
         return self.recovery.failed(session.worker, work, error)
 

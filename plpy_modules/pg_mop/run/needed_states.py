@@ -54,13 +54,14 @@ class NeededStates:
                 parents.append(stage.parent)
         self.release(parents)
 
-    def begin(self, unit: Unit) -> list[int]:
-        """A training unit begins: the stages whose states its commit releases."""
+    def begin(self, unit: Unit, chained: bool = False) -> list[int]:
+        """A training unit begins, the first of its stage in its command: the stages whose states its commit releases.
+        `chained`: the stage follows its parent in a chain."""
         parent = self.run.plan.stages[unit.stage].parent
         if parent is None or unit.stage in self.versions:
             return []
         self.reading[parent.number] += 1
-        if not self.run.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
+        if chained or not self.run.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
             return [parent.number]
         return []
 
@@ -81,6 +82,15 @@ class NeededStates:
         if instead is not None:
             self.pinned[instead] -= 1
             self.release([self.run.plan.stages[instead]])
+
+    def passes_on(self, stage: Stage, child: Stage) -> bool:
+        """True where nobody but a child will read the state that a stage ends with: a chain need not write it."""
+        return not (
+            stage.ends
+            or self.pinned[stage.number]
+            or self.waiting.get(stage.number, set()) - {child.number}
+            or self._may_be_kept(stage)
+        )
 
     # --- release ------------------------------------------------------------------------------------
     def release(self, stages: Iterable[Stage]) -> None:
@@ -128,6 +138,10 @@ class NeededStates:
         """True where the stage's state will not be read any more, except by its child `but_for`."""
         if self._is_read(stage, but_for):
             return False
+        return not self._may_be_kept(stage)
+
+    def _may_be_kept(self, stage: Stage) -> bool:
+        """True where a later run may begin with the stage's state, and there is room to keep it."""
         # a later run may branch off where paths part, or where a search may have stopped a trial
         may_begin = len(stage.children) > 1 or stage.evaluated and self.run.board.searched
-        return not (may_begin and self.run.states.live < self.kept_bytes)
+        return may_begin and self.run.states.live < self.kept_bytes

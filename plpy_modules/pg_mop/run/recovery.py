@@ -73,7 +73,8 @@ class Recovery:
         ended: list[Stage] = []
         message, code = message_of(error), getattr(error, "pgcode", None)
         if len(work) > 1 and code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
-            message = f"one unit of a batch of {len(work)} failed ({message}): each is retried alone"
+            together = "chain" if work[0].chain else "batch"
+            message = f"one unit of a {together} of {len(work)} failed ({message}): each is retried alone"
         for attempt in work:
             attempt.message = message
         if isinstance(error, SessionLost):
@@ -202,8 +203,9 @@ class Recovery:
     def _end(self, attempt: Attempt) -> None:
         """The attempt has written nothing."""
         if attempt.unit.kind == "train":
-            self.needed.end(attempt.unit)
-            if attempt.server in self.run.servers:
+            if attempt.begins:
+                self.needed.end(attempt.unit)
+            if attempt.writes and attempt.server in self.run.servers:
                 self.run.states.failed(attempt.unit.stage, attempt.server)
 
     # --- the log ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One unit, inside its worker session: read the state, run the aggregate over the segment, write the state.
+"""One command, inside its worker session: read the states, run the aggregate over the segment, write the states.
 
 The run coordinator sends the unit as JSON between BEGIN and COMMIT. If anything fails, the transaction rolls back: the
 model stays at its version and the unit is not done. The work of a unit is a coroutine of queries (backend/queries.py).
@@ -53,6 +53,10 @@ def run_unit(plpy: Any, text: str) -> None:
     A unit batch has several models. `unit["models"]` has for each of them its stage, iteration, attempt, version, epochs,
     kernel and remaining passes. They are trained one after the other, or evaluated in one pass over the rows.
 
+    A chain has `unit["then"]`, the steps that follow: a dict each, with the segment and the `models` of the step, in the order
+    of `unit["models"]`; null for a model that the step leaves out. `unit["segments"]` tells of the rows of these segments.
+    They stay in the trainer, and so do the states between two steps.
+
     Raises SQLSTATE MOP01 if the configuration is at fault, MOP02 if the trainer was lost, MOP03 if the rows have changed
     since the run began, MOP04 if a trainer takes too much memory. One failing model fails the whole batch.
     """
@@ -96,8 +100,12 @@ class _Work:
             unit.get("host_segments"),
             unit.get("object_table"),
         )
-        self.done: list[tuple[Any, ...]] = []  # (model, report, bytes of its state, seconds to read and to write)
+        # (segment, model, report, bytes of its state, seconds to read and to write)
+        self.done: list[tuple[Any, ...]] = []
         self.models: list[dict[str, Any]] = unit["models"]
+        self.steps: list[dict[str, Any]] = [unit, *unit.get("then", ())]
+        # segment -> the dict that tells of its rows
+        self.segments = {own["segment"]: own for own in (*unit.get("segments", ()), unit)}
         self.train = unit["kind"] == "train"
 
     def run(self) -> Steps:
@@ -105,8 +113,9 @@ class _Work:
         began = time.monotonic()
         # a capability token is good for the whole transaction
         self.token = (yield Query(f"SELECT token FROM {self.schema}.mop_tokens"))[0]["token"]
-        found = yield from self.found()
-        yield from self.check_rows()
+        found, *then = yield from self.found()
+        for segment in self.segments.values():
+            yield from self.check_rows(segment)
         if "predict" in unit:
             yield from self.predict(found[0])
             return
@@ -118,20 +127,21 @@ class _Work:
                     "kind",
                     "seed",
                     "same_start",
-                    "segment",
                     "dtypes",
                     "inputs",
                     "outputs",
-                    "rows",
                     "replicas",
                     "run_seconds",
                     "share_prefixes",
                     "keep",
                 )
             },
-            "nbytes": unit["bytes"],
-            "dataset": unit["dataset_key"],
+            **_rows_of(unit),
         }
+        if then:
+            yield from self.chain(header, [found, *then], objects, began)
+            yield from self.finish()
+            return
         keeps = yield from self.trainer.begin(unit["options"], header, found, objects)
         # rows that the trainer cannot keep are read again for each model
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
@@ -160,7 +170,7 @@ class _Work:
         report, sent = yield from trainer.work(unit["rows_sql"])
         reports = report["models"]
         if sent:
-            yield from self.check_rows()  # again: the rows were read by a later statement, with a later snapshot
+            yield from self.check_rows(unit)  # again: the rows were read by a later statement, with a later snapshot
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
         sizes, since = [None] * len(models), time.monotonic()
         if self.train:
@@ -172,7 +182,59 @@ class _Work:
         else:
             yield from self.score([model["stage"] for model in models], [own["sums"] for own in reports])
         written = (time.monotonic() - since) / len(models) if self.train else 0.0
-        self.done += [(model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)]
+        self.done += [
+            (unit["segment"], model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)
+        ]
+
+    def chain(
+        self,
+        header: dict[str, Any],
+        found: list[list[dict[str, Any]]],
+        objects: Sequence[dict[str, bytes]],
+        began: float,
+    ) -> Steps:
+        """Train the models of a chain. `found`: of each step, as `found` gives them; the rest as in `batch`."""
+        unit, trainer, last = self.unit, self.trainer, list(self.models)
+        for step in self.steps:
+            last = [model or before for model, before in zip(step["models"], last, strict=True)]
+        for models_of_step in found[1:]:
+            for first, model, own in zip(found[0], models_of_step, objects, strict=True):
+                if (
+                    model
+                    and model["stage"] != first["stage"]
+                    and own != _rights(self.plpy, unit["object_table"], {**first, **model})
+                ):
+                    raise_error(self.plpy, "the custom functions of a chain differ", aggregate.CONFIGURATION_FAILED)
+        yield from trainer.begin(unit["options"], header, found[0], objects)
+        for segment in self.segments.values():
+            rows = {**header, **_rows_of(segment)}
+            if not trainer.keeps(rows):
+                # (the coordinator has compared their bytes with the limit: each unit is done by itself now)
+                raise_error(self.plpy, "the trainer cannot keep the rows of a chain", aggregate.TRAINER_LOST)
+            if (yield from trainer.load(rows, segment["rows_sql"])):
+                yield from self.check_rows(segment)
+        states = yield from self.states(self.models)
+        then = [
+            {**_rows_of(self.segments[step["segment"]]), "models": told}
+            for step, told in zip(self.steps[1:], found[1:])
+        ]
+        self.holder.coming = lambda: self.read_ahead(unit["coming"])
+        yield from trainer.give({**header, "keeps_rows": True, "then": then}, found[0], states, objects)
+        report, _ = yield from trainer.work(unit["rows_sql"])
+        reports = iter(report["models"])
+        count = len(report["models"])
+        rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in report["models"])) / count
+        since = time.monotonic()
+        sizes = yield from trainer.save(
+            unit["run_id"], [(model["stage"], model["version"] + 1, model["state_table"]) for model in last], self.token
+        )
+        written = (time.monotonic() - since) / count
+        self.done += [
+            (step["segment"], model, next(reports), size, rest, written)
+            for step in self.steps
+            for model, size in zip(step["models"], sizes)
+            if model is not None
+        ]
 
     def predict(self, model: dict[str, Any]) -> Steps:
         """Write the predictions for a partition of raw rows, in parts, under stage 0 and the partition's number."""
@@ -202,6 +264,7 @@ class _Work:
                     )
             self.done = [
                 (
+                    unit["segment"],
                     self.models[0],
                     {"kernel": "plain", "rows": reader.rows, "loss": None, "seconds": time.monotonic() - began},
                     None,
@@ -217,18 +280,18 @@ class _Work:
             self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}", aggregate.CONFIGURATION_FAILED
         )
 
-    def check_rows(self) -> Steps:
-        """The segment must hold the rows of the run's beginning."""
-        unit = self.unit
-        if (yield Query(unit["fingerprint_sql"]))[0]["fingerprint"] != unit["fingerprint"]:
+    def check_rows(self, segment: dict[str, Any]) -> Steps:
+        """A segment must hold the rows of the run's beginning."""
+        if (yield Query(segment["fingerprint_sql"]))[0]["fingerprint"] != segment["fingerprint"]:
             raise_error(
                 self.plpy,
-                f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run began",
+                f"the rows of segment {segment['segment']} in {self.unit['table']} have changed since the run began",
                 aggregate.SOURCE_CHANGED,
             )
 
     def found(self) -> Steps:
-        """Read the models for the trainer, and lock those that will be trained."""
+        """Read the models of each step for the trainer, and lock those that will be trained."""
+        first = {model["stage"]: model["version"] for step in reversed(self.steps) for model in step["models"] if model}
         self.taken = rows = {
             row["stage"]: row
             for row in (
@@ -238,8 +301,8 @@ class _Work:
                     (
                         self.unit["run_id"],
                         self.unit["fencing_token"],
-                        [model["stage"] for model in self.models],
-                        [model["version"] for model in self.models],
+                        list(first),
+                        list(first.values()),
                         self.train,
                         self.token,
                     ),
@@ -247,7 +310,22 @@ class _Work:
                 )
             )
         }
-        return [self.told(model, rows[model["stage"]]) for model in self.models]
+        then = [
+            [model and self.told_next(model, rows[model["stage"]]) for model in s["models"]] for s in self.steps[1:]
+        ]
+        return [[self.told(model, rows[model["stage"]]) for model in self.models], *then]
+
+    @staticmethod
+    def told_next(model: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        """A model in a later step of a chain, as the trainer is told of it: what may differ from the step before."""
+        return {
+            **{
+                name: model[name]
+                for name in ("stage", "iteration", "epochs", "kernel", "passes_left", "run_passes_left")
+            },
+            **({"costs": model["costs"]} if "costs" in model else {}),
+            **{name: row[name] for name in ("mst_key", "compile_params", "fit_params")},
+        }
 
     @staticmethod
     def told(model: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -385,6 +463,7 @@ class _Work:
         results = [
             {
                 "stage": model["stage"],
+                "segment": segment,
                 "attempt": model["attempt"],
                 **(
                     {
@@ -405,21 +484,26 @@ class _Work:
                 "write_seconds": write_seconds,
                 "compilations": report.get("compilations"),
                 "choice": report.get("choice"),
+                "began": report.get("began"),
+                "ended": report.get("ended"),
             }
-            for model, report, size, read_seconds, write_seconds in self.done
+            for segment, model, report, size, read_seconds, write_seconds in self.done
         ]
         yield Query(
-            f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
-            ("bigint", "integer", "text", "text", "json", "text"),
-            (
-                self.unit["run_id"],
-                self.unit["segment"],
-                self.unit["kind"],
-                self.unit["dataset"],
-                json.dumps(results),
-                self.token,
-            ),
+            f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5)",
+            ("bigint", "text", "text", "json", "text"),
+            (self.unit["run_id"], self.unit["kind"], self.unit["dataset"], json.dumps(results), self.token),
         )
+
+
+def _rows_of(segment: dict[str, Any]) -> dict[str, Any]:
+    """The rows of a segment, as the trainer is told of them."""
+    return {
+        "segment": segment["segment"],
+        "rows": segment["rows"],
+        "nbytes": segment["bytes"],
+        "dataset": segment["dataset_key"],
+    }
 
 
 def _number(value: float | None) -> float | str | None:

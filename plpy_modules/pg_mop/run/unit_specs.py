@@ -13,6 +13,7 @@ from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.unit_batches import units_of
 
 MOST_STAGES = 1000  # that are looked at for the compiled models of a run
 
@@ -78,8 +79,9 @@ class UnitSpecs:
         """The digest of a stage's compiled model."""
         return self.sharing.digest(self.sharing.key(stage)[0])
 
-    def describe(self, units: Sequence[Unit], worker: int) -> dict[str, Any]:
-        """The spec of a unit, or of a unit batch on one segment."""
+    def describe(self, steps: Sequence[Sequence[Unit | None]], worker: int) -> dict[str, Any]:
+        """The spec of a unit, of a unit batch on one segment, or of a chain of them (see UnitBatches.choose)."""
+        units = units_of(steps[:1])
         unit = units[0]
         server, packed = self.server(worker), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
@@ -100,34 +102,78 @@ class UnitSpecs:
             "same_start": self.options["same_start"] or self.replicas is not None,
             "replicas": self.replicas_of(unit),
             "table": packed.text,
-            "fingerprint": segment.fingerprint,
-            "fingerprint_sql": segment.fingerprint_sql,
-            "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
+            **self._rows(packed, segment, aggregate, unit),
             "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs),
             "outputs": self.outputs,
             "finite": self.finite,
-            "rows": segment.rows,
-            "bytes": segment.bytes,
             "run_seconds": time.monotonic() - self.began,
             "share_prefixes": self.options["share_prefixes"],
             "models": [
-                {
-                    **self._passes_left(u),
-                    "epochs": self._passes(u),
-                    "kernel": self.kernels.get(u, self.options["kernel"]),
-                    "functions": self.digests(self.plan.stages[u.stage].mst_key),
-                    "net": self.net(self.plan.stages[u.stage]),
-                    "costs": self._costs(u),
-                }
-                for u in units
+                {**self._model(u), "functions": self.functions_of(u.stage), "costs": self._costs(u)} for u in units
             ],
-            "dataset_key": self._dataset_key(unit.dataset, segment),
+            **self._then(steps, server, aggregate),
             "keep": [
                 self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items() for one in (s, *s.copies)
             ],
             "object_table": self.functions,
         }
+
+    def _rows(self, packed: Any, segment: Any, aggregate: str, unit: Unit) -> dict[str, Any]:
+        """The part of a spec that tells of the rows of one segment."""
+        return {
+            "fingerprint": segment.fingerprint,
+            "fingerprint_sql": segment.fingerprint_sql,
+            "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
+            "rows": segment.rows,
+            "bytes": segment.bytes,
+            "dataset_key": self._dataset_key(unit.dataset, segment),
+        }
+
+    def _model(self, unit: Unit) -> dict[str, Any]:
+        """The part of a spec that tells of one unit of a step."""
+        return {
+            **self._passes_left(unit),
+            "epochs": self._passes(unit),
+            "kernel": self.kernels.get(unit, self.options["kernel"]),
+            "net": self.net(self.plan.stages[unit.stage]),
+        }
+
+    def _then(self, steps: Sequence[Sequence[Unit | None]], server: Any, aggregate: str) -> dict[str, Any]:
+        """The part of a spec that tells of the further steps of a chain, and of the rows of all its segments."""
+        if len(steps) == 1:
+            return {}
+        then: list[dict[str, Any]] = []
+        rows: dict[int, dict[str, Any]] = {}
+        stages = {unit.stage for unit in units_of(steps[:1])}
+        for step in steps[1:]:
+            unit = units_of([step])[0]
+            if unit.segment not in rows:
+                segment = self.segments[unit.dataset, unit.segment].on(server.name)
+                rows[unit.segment] = self._rows(self.packed[unit.dataset], segment, aggregate, unit)
+            models = [
+                # (costs: where they may differ from those in the steps before)
+                unit and {**self._model(unit), **({} if unit.stage in stages else {"costs": self._costs(unit)})}
+                for unit in step
+            ]
+            stages.update(unit.stage for unit in units_of([step]))
+            then.append({"segment": unit.segment, "models": models})
+        return {"then": then, "segments": [{"segment": segment, **own} for segment, own in rows.items()]}
+
+    def functions_of(self, stage: int) -> Any:
+        """The digests of a stage's custom functions, see object_table.digests."""
+        return self.digests(self.plan.stages[stage].mst_key)
+
+    def can_chain(self) -> bool:
+        """True where the rows of all segments are on the coordinator's server and one trainer can keep them, so that
+        units may form chains."""
+        size = sum(segment.bytes for segment in self.segments.values())
+        return (
+            self.replicas is None
+            and not self.options["trainers"]
+            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
+            and size <= self.options["cache_mb"] << 20
+        )
 
     def _costs(self, unit: Unit) -> Any:
         """The costs of the unit's net in earlier runs, for the trainer's kernel autotuner; None if it needs none."""

@@ -26,7 +26,7 @@ class StageWork:
     def __init__(self, stage: Stage, todo: set[SegmentNumber]) -> None:
         self.stage = stage
         self.todo = todo  # segments that the stage has not visited
-        self.training: Unit | None = None  # the training unit that runs
+        self.training: list[Unit] = []  # the training units that run: one, or those of a chain in their order
         self.due: set[DatasetSegment] | None = None  # evaluations to begin; None until the stage is trained
         self.evaluating: Counter[Dataset] = Counter()  # evaluations that run
         self.open: Kind | None = None  # the kind of units that may start now
@@ -214,18 +214,18 @@ class Board(Assignment):
             work = self._works[number]
             if work.open == "train":
                 watcher.may_train(work.stage, self._visits_now(work))
-                if work.training is None:
+                if not work.training:
                     watcher.idle(work.stage)
             elif work.open == "evaluate":
                 watcher.may_evaluate(work.stage, [key for key in self.datasets if key in (work.due or ())])
 
     # --- units that run -------------------------------------------------------------------------------------------
     def start(self, unit: Unit) -> None:
-        """Mark a unit as running."""
-        work = self._works[unit.stage]
+        """Mark a unit as running; in a chain, as running after the units that were marked before it."""
+        work = self._work(self.plan.stages[unit.stage])
         if unit.kind == "train":
             work.todo.remove(unit.segment)
-            work.training = unit
+            work.training.append(unit)
             self.idle.discard(unit.stage)
             self.training.add(unit.stage)
             self._unreserve(unit.stage)
@@ -251,7 +251,8 @@ class Board(Assignment):
             work.todo.add(unit.segment)
             if work.open:
                 self._offer(work, [unit.segment])
-                self._free(work)
+                if not work.training:
+                    self._free(work)
         else:
             assert work.due is not None
             work.due.add((unit.dataset, unit.segment))
@@ -271,6 +272,8 @@ class Board(Assignment):
         stage = work.stage
         if unit.kind == "train":
             self._passes.finished(stage, unit.segment)
+            if work.training:  # the next unit of its chain
+                return ended
             if work.todo:
                 if work.open:
                     self._visited(work)
@@ -308,23 +311,22 @@ class Board(Assignment):
         """The work of a unit's stage, with the unit not running any more; None where the stage has failed meanwhile."""
         work = self._works.get(unit.stage)
         if unit.kind == "train":
-            self.training.discard(unit.stage)
-            if work is not None:
-                work.training = None
+            if work is not None and unit in work.training:
+                work.training.remove(unit)
+            if work is None or not work.training:
+                self.training.discard(unit.stage)
         return work
 
     # --- questions ------------------------------------------------------------------------------------------------
     def is_running(self, stage_number: StageNumber) -> bool:
         """True while a unit of the stage runs."""
         work = self._works.get(stage_number)
-        return work is not None and (work.training is not None or work.evaluating.total() > 0)
+        return work is not None and (len(work.training) > 0 or work.evaluating.total() > 0)
 
     def has_begun(self, stage_number: StageNumber) -> bool:
         """True once the stage has been trained on a segment: it has a state of its own."""
         stage, work = self.plan.stages[stage_number], self._works.get(stage_number)
-        return stage.trained or (
-            work is not None and len(work.todo) + (work.training is not None) < len(self._visits(stage))
-        )
+        return stage.trained or (work is not None and len(work.todo) + len(work.training) < len(self._visits(stage)))
 
     def trained(self, stage_number: StageNumber) -> bool:
         """True once the stage has been trained on all segments."""
@@ -342,8 +344,14 @@ class Board(Assignment):
         if work is None:
             return len(self._visits(stage)) if segment is None else int(segment in self._visits(stage))
         if segment is None:
-            return len(work.todo) + (work.training is not None)
-        return int(segment in work.todo or (work.training is not None and work.training.segment == segment))
+            return len(work.todo) + len(work.training)
+        return int(segment in work.todo or any(unit.segment == segment for unit in work.training))
+
+    def next_visits(self, stage_number: StageNumber) -> list[SegmentNumber]:
+        """The segments that a stage may visit after the units that run, in whichever order the board allows. Of a stage
+        that may not be trained yet: those that it may visit first."""
+        stage = self.plan.stages[stage_number]
+        return [] if stage.trained or stage.failed or not stage.trials else self._visits_now(self._work(stage))
 
     def visits(self, stage: Stage) -> int:
         """How many training units a stage has in all."""
@@ -355,6 +363,10 @@ class Board(Assignment):
         See `count_by` for keys and passes. O(1).
         """
         return self._passes.left(key, segment)
+
+    def passes(self, stage_number: StageNumber) -> int:
+        """How many passes over a segment a visit of a wanted stage makes; see `count_by`."""
+        return self._passes.passes_of(self.plan.stages[stage_number])
 
     @property
     def key_of(self) -> Callable[[Stage], Hashable]:
@@ -393,7 +405,7 @@ class Board(Assignment):
         work = self._works.get(stage.number)
         if work is None:
             return () if stage.trained else self._visits(stage)
-        return work.todo if work.training is None else {*work.todo, work.training.segment}
+        return work.todo if not work.training else {*work.todo, *(unit.segment for unit in work.training)}
 
     def _work(self, stage: Stage) -> StageWork:
         work = self._works.get(stage.number)
@@ -409,7 +421,7 @@ class Board(Assignment):
         elif work.open is None:
             work.open = "train"
             self._offer(work, self._visits_now(work))
-            if work.training is None:
+            if not work.training:
                 self._free(work)
 
     def _open_evaluation(self, work: StageWork) -> None:

@@ -47,7 +47,8 @@ class CriticalPathScheduler(PriorityScheduler):
     def finished(self, unit: Unit, seconds: float) -> None:
         super().finished(unit, seconds)
         if unit.kind == "train":
-            self.urgent_running.discard(unit.stage)  # its last visit, or `idle` would have removed it
+            if not self.board.is_running(unit.stage):  # (else more units of its chain follow)
+                self.urgent_running.discard(unit.stage)  # its last visit, or `idle` would have removed it
             if self.costs.finished(unit, seconds):
                 self.wait(self.board.plan.stages[unit.stage])
             if self.costs.news and self.costs.settle(self.settle_size()):

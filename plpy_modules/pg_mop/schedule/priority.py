@@ -236,8 +236,12 @@ class PriorityScheduler(Scheduler):
         return self._least_with_affinity(worker, segments, (None, worker)) or (
             None
             if self.strict or not self.affinity
-            else self._least_with_affinity(worker, segments, sorted(set(self.affinity.values()) - {worker}))
+            else self._least_with_affinity(worker, segments, self._others(worker))
         )
+
+    def _others(self, worker: Worker) -> list[Worker]:
+        """The other workers that models have affinity for."""
+        return sorted(set(self.affinity.values()) - {worker})
 
     def _least_with_affinity(
         self, worker: Worker, segments: Sequence[SegmentNumber], owners: Sequence[Worker | None]
@@ -258,7 +262,8 @@ class PriorityScheduler(Scheduler):
             and not (self.urgent_visit(worker) or self.reserved_visit(worker))
         ):
             # of the units of equal rank, prefer one on the batch's segment
-            local = self._least_with_affinity(worker, [segment], (None, worker))
+            owners = (None, worker) if self.may_do(best.stage, worker) else self._others(worker)
+            local = self._least_with_affinity(worker, [segment], owners)
             if (
                 local is not None
                 and self._rank_of(local) <= self._rank_of(best)

@@ -1,6 +1,7 @@
 """How long a schedule takes: runs a scheduler on given unit times, without opening anything."""
 
 import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -8,12 +9,13 @@ from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import Unit, Worker
-from pg_mop.schedule.unit_batches import UnitBatches
+from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A unit that ran on `worker` from `start` to `end` (seconds of simulated time); of a unit batch, the batch's times."""
+    """A unit that ran on `worker` from `start` to `end` (seconds of simulated time). Units of a unit batch have the batch's
+    times; those of a chain, the times of their step."""
 
     unit: Unit
     worker: Worker
@@ -74,7 +76,7 @@ def simulate(
 
     `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
-    every unit runs alone. `around`: fixed seconds of a command, which does a unit or a unit batch.
+    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -90,38 +92,44 @@ def simulate(
     """
     now = 0.0
     idle = set(board.workers)
-    events: list[tuple[float, Worker, float, list[Unit]]] = []
+    # (end, worker, start, [(end of a step, its units)])
+    events: list[tuple[float, Worker, float, list[tuple[float, list[Unit]]]]] = []
     visits: list[Visit] = []
     while not board.done:
         for worker in scheduler.arrange(idle):
             if worker not in idle:
                 continue
             if batches is not None:
-                units = batches.choose(worker)
+                steps = [units_of([step]) for step in batches.choose(worker)]
             else:
-                units = [unit] if (unit := scheduler.choose(worker)) is not None else []
-                for unit in units:
+                steps = [[unit]] if (unit := scheduler.choose(worker)) is not None else []
+                for (unit,) in steps:
                     board.start(unit)
-            if units:
+            if steps:
                 coming = scheduler.coming(worker) if ahead else None
                 board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
-                end = now + around + sum(map(seconds, units))
+                ends = list(itertools.accumulate((sum(map(seconds, units)) for units in steps), initial=now + around))[
+                    1:
+                ]
                 if transport is not None:
-                    (unit,) = units
+                    ((unit,),) = steps
                     parent = board.plan.stages[unit.stage].parent
                     begun = transport.begins(unit, worker, now, None if parent is None else parent.number)
-                    end = transport.ends(unit, begun + seconds(unit))
-                heapq.heappush(events, (end, worker, now, units))
+                    ends = [transport.ends(unit, begun + seconds(unit))]
+                heapq.heappush(events, (ends[-1], worker, now, list(zip(ends, steps))))
         if not events:
             raise RuntimeError("the scheduler leaves every worker idle although units remain")
         now = events[0][0]
         while events and events[0][0] == now:
-            end, worker, start, units = heapq.heappop(events)
-            for unit in units:
-                board.finish(unit)
-                (batches or scheduler).finished(unit, (end - start) / len(units))
-                visits.append(Visit(unit, worker, start, end))
+            end, worker, start, done = heapq.heappop(events)
+            mean = (end - start) / sum(len(units) for _, units in done)
+            for ended, units in done:
+                for unit in units:
+                    board.finish(unit)
+                    (batches or scheduler).finished(unit, mean)
+                    visits.append(Visit(unit, worker, start, ended))
+                start = ended
             idle.add(worker)
     return visits
 

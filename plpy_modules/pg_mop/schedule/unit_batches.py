@@ -1,11 +1,15 @@
-"""Unit batches: several units on one segment that a worker does as one command and one transaction."""
+"""Unit batches and chains: units that a worker does as one command and one transaction."""
 
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 
-from pg_mop.plan.stages import StageNumber
+from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT, Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
+
+Step = list[Unit | None]
+Steps = list[Step]  # see UnitBatches.choose
 
 SECONDS = SHORT  # of a training batch, about: fixed costs hardly matter beside it, and no stage waits long for others
 MOST = 16  # units of a training batch
@@ -13,10 +17,16 @@ MOST_UNMEASURED = 4  # units of a training batch whose seconds are unknown or es
 LEAST = 0.02  # seconds that a training batch may always take; units at most this long favor one unit more
 TRAINED_BYTES = 16 << 20  # of the model states of a training batch, which the trainer keeps until they are written
 EVALUATED_BYTES = 256 << 20  # of the model states of an evaluation batch
+MOST_CHAINED = 256  # training units of a chain
+
+
+def units_of(steps: Sequence[Sequence[Unit | None]]) -> list[Unit]:
+    """The units of a command, step by step."""
+    return [unit for step in steps for unit in step if unit is not None]
 
 
 class UnitBatches:
-    """Chooses the next unit batch of a worker with a scheduler; a batch may be one unit.
+    """Chooses the next command of a worker with a scheduler: a unit, a unit batch, or a chain of them.
 
     Evaluations on the same rows form a batch, so that the rows are read once. Training units form a batch where the
     fixed costs of a command, some milliseconds, would matter: where units are short by measurement or by earlier runs.
@@ -26,6 +36,12 @@ class UnitBatches:
     share shrinks with the work that is left, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans.
     Comput. C-36(12), 1987). A batch also takes at most about as long as that many average units, so that a batch of
     long units does not delay the other stages.
+
+    A chain trains the stages of its first batch further, with the same worker: on other segments, drawn at random, and in
+    the next iteration, where nobody reads the state in between. It takes at most about `chain_seconds`. Where stages
+    outnumber workers it also has at most half of an equal share of the passes that are left, so that chains become short
+    towards the end of a run and no worker is left with a long one; this is factoring (Hummel, Schonberg and Flynn, Comm.
+    ACM 35(8), 1992).
     """
 
     def __init__(
@@ -34,18 +50,26 @@ class UnitBatches:
         scheduler: Scheduler,
         key_of: Callable[[StageNumber], Hashable],
         bytes_of: Callable[[StageNumber], int],
+        chain_seconds: float = 0.0,
+        passes_on: Callable[[Stage, Stage], bool] | None = None,
     ) -> None:
         """`key_of`: equal for stages whose units take about equally long. `bytes_of`: size of a stage's model state, or
-        of the state that it begins with."""
+        of the state that it begins with. `chain_seconds`: of a chain, at most; 0: no chains. `passes_on(stage, child)`:
+        True where only the child reads the state of its parent; None: never."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
+        self.chain_seconds, self.passes_on = chain_seconds, passes_on or (lambda stage, child: False)
         self.single: set[Unit] = set()  # units that run alone, because a unit of their batch was at fault
         self.seconds: dict[tuple[Hashable, SegmentNumber], float] = {}  # estimate of a training unit
-        self.shares: dict[Unit, float] = {}  # running training unit -> its expected share of its batch, 1 for the mean
+        self.shares: dict[Unit, float] = {}  # running training unit -> its share of its command, 1 for the mean
         self.ended, self.total = 0, 0.0  # training units, and the sum of their seconds
         self.slowdown: float | None = None  # least ratio of measured seconds to those expected from earlier runs
 
-    def choose(self, worker: Worker) -> list[Unit]:
-        """The units to do now on an idle worker, by stage, marked as running on the board; []: leave the worker idle."""
+    def choose(self, worker: Worker) -> Steps:
+        """The units to do now on an idle worker, marked as running on the board; []: leave the worker idle.
+
+        The steps of the command, each on one segment: the units of a batch, by stage, and the units of a chain's further
+        steps. Element i of each step trains the same model further; None: the step leaves that model out.
+        """
         unit = self.scheduler.choose(worker)
         if unit is None:
             return []
@@ -53,12 +77,17 @@ class UnitBatches:
             units = self._evaluations(worker, unit)
             for each in units:
                 self.board.start(each)
-        else:
-            units = self._trainings(worker, unit)
-        return sorted(units, key=lambda u: u.stage)  # all sessions lock models in one order
+            return [[*sorted(units, key=lambda u: u.stage)]]
+        units = sorted(self._trainings(worker, unit), key=lambda u: u.stage)
+        steps: Steps = [[*units], *self._chain(worker, units)]
+        all_units = units_of(steps)
+        seconds = [self._estimate(unit) for unit in all_units]
+        mean = sum(seconds) / len(seconds)
+        self.shares.update({each: estimate / mean for each, estimate in zip(all_units, seconds)})
+        return steps
 
     def finished(self, unit: Unit, seconds: float) -> None:
-        """Take the seconds of a unit, after the board has marked it as finished: the mean of its batch."""
+        """Take the seconds of a unit, after the board has marked it as finished: the mean of its command."""
         # (the mean is split by expected shares, so that a long unit is not recorded as short; 0 means unknown)
         seconds = max(1e-6, seconds * self.shares.pop(unit, 1.0))
         self.scheduler.finished(unit, seconds)
@@ -122,18 +151,98 @@ class UnitBatches:
             ):
                 break
             unit = following
-        mean = sum(seconds) / len(seconds)
-        self.shares.update({each: estimate / mean for each, estimate in zip(units, seconds)})
         return units
+
+    # --- chains ---------------------------------------------------------------------------------------------------
+    def _chain(self, worker: Worker, first: list[Unit]) -> Steps:
+        """The further steps of a chain that begins with a unit batch, marked as running on the board."""
+        steps: Steps = []
+        if not self.chain_seconds or not self.scheduler.BATCHES or any(unit in self.single for unit in first):
+            return steps
+        left, workers = self._passes_left(), len(self.board.workers)
+        # (a stage is trained by one worker at a time: with a worker for each, a chain keeps no other worker waiting)
+        most_passes = left if self._trainable() <= workers or workers == 1 else left / (2 * workers)
+        last, count = [*first], len(first)  # the last unit of each model
+        seconds, passes = sum(map(self._estimate, first)), self._passes(first)
+        while self._is_measured(last):
+            step = self._next_step(worker, last)
+            units = units_of([step])
+            count, seconds, passes = (
+                count + len(units),
+                seconds + sum(map(self._estimate, units)),
+                passes + self._passes(units),
+            )
+            if (
+                not units
+                or count > MOST_CHAINED
+                or seconds > self.chain_seconds
+                or passes > most_passes
+                or not self._is_measured(units)
+            ):
+                return steps
+            for unit in units:
+                self.board.start(unit)
+            steps.append(step)
+            last = [unit or before for unit, before in zip(step, last)]
+        return steps
+
+    def _next_step(self, worker: Worker, last: Sequence[Unit]) -> Step:
+        """The step that may follow in a chain, after the `last` unit of each model: on the segment that most of them may
+        visit next, of equal ones a random one."""
+        stages = [self._trained_next(unit) for unit in last]
+        visits: Counter[SegmentNumber] = Counter()
+        for stage in stages:
+            visits.update(self.board.next_visits(stage.number) if stage is not None else ())
+        served = self.board.served_segments(worker, "training")
+        most = max((visits[segment] for segment in served), default=0)
+        if not most:
+            return [None] * len(last)
+        segments = [segment for segment in served if visits[segment] == most]
+        segment = segments[0] if len(segments) == 1 else self.scheduler.random.choice(segments)
+        step: Step = []
+        for stage in stages:
+            unit = None
+            if stage is not None and segment in self.board.next_visits(stage.number):
+                unit = self.board.unit(stage.number, "train", "training", segment)
+                if unit in self.single or len(last) > 1 and self.scheduler.is_urgent(stage.number):
+                    unit = None
+            step.append(unit)
+        return step
+
+    def _trained_next(self, unit: Unit) -> Stage | None:
+        """The stage whose training may follow a running unit in a chain: its own, or its child."""
+        stage = self.board.plan.stages[unit.stage]
+        if self.board.next_visits(unit.stage):
+            return stage
+        if len(stage.children) != 1 or stage.evaluated or stage.ends:
+            return None
+        (child,) = stage.children
+        return child if child.number in self.board.left and self.passes_on(stage, child) else None
+
+    def _is_measured(self, units: Sequence[Unit]) -> bool:
+        """True where the seconds of training units are known from this run, or from earlier runs as this run confirms."""
+        return all(self._known(u) is not None or (self.slowdown and self._expected_before(u)) for u in units)
+
+    def _passes(self, units: Sequence[Unit]) -> int:
+        return sum(self.board.passes(unit.stage) for unit in units)
+
+    def _passes_left(self) -> int:
+        return sum(self.board.passes_left(None, segment) for segment in self.board.segments)
+
+    # --- estimates ------------------------------------------------------------------------------------------------
 
     def _limits(self) -> tuple[int, float]:
         """How many training units a batch may have, and about how many seconds of them."""
-        trainable, workers = len(self.board.idle) + len(self.board.training), len(self.board.workers)
+        trainable, workers = self._trainable(), len(self.board.workers)
         if workers == 1:
             return min(MOST, trainable), SECONDS
         share, mean = trainable / (workers + 1), self.total / self.ended if self.ended else None
         most = max(1, min(MOST, round(share) if mean is not None and mean <= LEAST else int(share)))
         return most, SECONDS if mean is None else min(SECONDS, max(LEAST, (most + 0.5) * mean))
+
+    def _trainable(self) -> int:
+        """How many stages are trained or could be."""
+        return len(self.board.idle) + len(self.board.training)
 
     def _may_wait(self, unit: Unit) -> bool:
         """True where a training unit may wait for the others of its batch."""
