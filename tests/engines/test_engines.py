@@ -3,13 +3,14 @@
 import base64
 import os
 import signal
+import types
 
 import greenplum
 import numpy as np
 import pytest
 
 from citus_nodes import Nodes
-from cluster import Cluster
+from cluster import Cluster, fork_servers
 from conftest import Calling, Client, add_server, eventually, of_backend, trainers
 from workload import (
     ADAM,
@@ -18,7 +19,6 @@ from workload import (
     buffers,
     dense,
     fit,
-    last_run,
     load,
     make_data,
     pickled,
@@ -193,32 +193,34 @@ def nothing_is_left(engine):
 
 
 class Halted:
-    """A client's call that predicts for `rawp` into the table `output`, and waits for trainers that do nothing.
+    """A client's call that predicts for `rawp` into the table `output`, and waits for trainers: the fork server is stopped.
 
-    `place`: a client of a server whose worker sessions, `stopped` (process ids), do so; `run_id`: the call's."""
+    `place`: a client of a server whose worker sessions, `stopped` (process ids), wait; `run_id`: the call's."""
 
     def __init__(self, engine, output):
         engine.needs("predictions by worker sessions")
         self.place, self.client = engine.raw_rows()[0], engine.db.another()
         fit(self.client, "flowers_packed", "warm", "mst", iterations=1)
-        self.stopped = [
-            row["pid"]
-            for row in self.place.run(
-                "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name = %s",
-                [f"pg_mop run {last_run(engine.db)}"],
-            )
-        ]
-        of_these = [trainer for trainer in trainers() if of_backend(trainer) in self.stopped]
-        assert len(of_these) == len(self.stopped) > 0
-        for trainer in of_these:
-            os.kill(trainer, signal.SIGSTOP)
+        self.pools = fork_servers(types.SimpleNamespace(data=self.place.value("SHOW data_directory")))
+        assert self.pools
+        for pid in self.pools:
+            os.kill(pid, signal.SIGSTOP)
         self.call = Calling(
             self.client,
             f"DROP TABLE IF EXISTS {output}; SELECT madlib.madlib_keras_predict('models', "
             f"'rawp', 'id', 'x', '{output}', 'prob', FALSE, 1)",
         )
-        assert eventually(self.works, 60)
-        self.run_id = engine.db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
+        running = "SELECT run_id FROM madlib.mop_runs WHERE status = 'running'"
+        self.run_id = eventually(lambda: engine.db.value(running), 60)
+        active = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND application_name = %s"
+        name = [f"pg_mop run {self.run_id}"]
+        self.stopped = eventually(lambda: [row["pid"] for row in self.place.run(active, name)], 60)
+        assert self.stopped and eventually(self.works, 60)
+
+    def go_on(self):
+        """Let the fork server go on."""
+        for pid in self.pools:
+            os.kill(pid, signal.SIGCONT)
 
     def works(self):
         """True while one of these sessions does."""
@@ -361,6 +363,7 @@ class TestConformance:
         wanted, halted = predicted(db, "flowers", "'prob'"), Halted(engine, "out")
         for pid in halted.stopped:
             halted.place.run("SELECT pg_terminate_backend(%s)", [pid])
+        halted.go_on()
         assert halted.call.end() is None
         assert ordered(db.run("SELECT * FROM out")) == alike(wanted)
         nothing_is_left(engine)
@@ -371,6 +374,7 @@ class TestConformance:
         assert "trains nothing" in str(db.error("SELECT madlib.mop_add_trial(%s, 1, 'x', 'y')", [halted.run_id]))
         db.run("SELECT pg_cancel_backend(%s)", [halted.client.connection.info.backend_pid])
         assert halted.call.end(3).pgcode == "57014"
+        halted.go_on()
         assert db.value("SELECT to_regclass('never')") is None
         assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
@@ -387,6 +391,7 @@ class TestConformance:
             error = db.error(f"SELECT madlib.mop_{call}", [halted.run_id])
             assert "trains nothing" in str(error) and "Make that call once more" in str(error)
         assert eventually(lambda: not halted.works(), 20)
+        halted.go_on()
         assert predicted(db, "rawp", "'prob'") == alike(predicted(db, "flowers", "'prob'"))
         assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
