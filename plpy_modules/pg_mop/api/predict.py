@@ -178,8 +178,8 @@ class PredictionSpecs(UnitSpecs):
 
     request: dict | None = None
 
-    def describe(self, units, worker):
-        (unit,) = units
+    def describe(self, steps, worker):
+        ((unit,),) = steps
         part = self.segments[unit.dataset, unit.segment]
         return {
             "options": self.trainer(worker),
