@@ -10,7 +10,8 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
 # `make install` puts the packages with their dependencies into one directory per version. WITH=search adds Optuna,
-# WITH=jax JAX, WITH=torch PyTorch. FRAMEWORK=cuda installs TensorFlow for NVIDIA's GPUs instead of the build for processors.
+# WITH=jax JAX, WITH=torch PyTorch. FRAMEWORK=cuda installs TensorFlow for NVIDIA's GPUs instead of the build for processors,
+# FRAMEWORK=jax or torch that framework alone, without TensorFlow.
 ifeq ($(origin PG_CONFIG),undefined)
 PG_CONFIG := $(shell tools/postgres.sh pg_config)
 endif
@@ -179,12 +180,14 @@ include $(PGXS)
 install: install-packages
 .PHONY: install-packages
 install-packages:
-	$(if $(filter tensorflow cuda,$(FRAMEWORK)),,$(error FRAMEWORK must be tensorflow or cuda, not $(FRAMEWORK)))
+	$(if $(filter tensorflow cuda jax torch,$(FRAMEWORK)),,\
+	  $(error FRAMEWORK must be tensorflow, cuda, jax or torch, not $(FRAMEWORK)))
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
 	@# two packages with the same modules: one installed over the other leaves neither complete
 	@cd / && packages=$(DESTDIR)$(HOME_DIR)/$(LIB_PYTHON); \
-	  if ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
+	  if [ -n "$(filter tensorflow cuda,$(FRAMEWORK))" ] \
+	    && ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
 	    $(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
 	tools/packages.sh $(DESTDIR)$(HOME_DIR)/bin/python '.[$(FRAMEWORK)$(WITH:%=,%)]'
 	@# the scripts will run from their final directory

@@ -65,11 +65,11 @@ def configure(cursor, workload, weights=True):
         )
 
 
-def train(cursor, iterations, validation=None):
+def train(cursor, iterations, validation=None, use_gpus=False):
     """Train on the tables of `pack` and `configure`; with a validation table, evaluate at the end. Returns the run_id."""
     cursor.execute(
-        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
-        [iterations, validation, iterations if validation else None],
+        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, %s, %s, %s)",
+        [iterations, use_gpus, validation, iterations if validation else None],
     )
     return last_run(cursor)
 

@@ -21,6 +21,7 @@ from mop_udf.child_process import environment
 from mop_udf.server_folder import own_folder, version
 
 ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
+LOOK_SECONDS = 2  # that a look into the pool takes at most
 RELAYS = "relays"  # in place of a framework: the fork server that starts relays
 MOST_BYTES = 1 << 16  # size limit of a request
 
@@ -168,7 +169,7 @@ def _answers(home, keras_backend, request):
         connection = _Endpoint(home, keras_backend).connect()
         if connection is not None:
             with connection:
-                connection.settimeout(ANSWER_SECONDS)
+                connection.settimeout(LOOK_SECONDS)
                 connection.send(json.dumps(request).encode())
                 while answer := connection.recv(MOST_BYTES):
                     yield json.loads(answer)

@@ -1,6 +1,7 @@
 """Real servers for the tests: one cluster for the session, and a separate database for each module."""
 
-import subprocess
+import os
+import re
 import threading
 
 import psycopg2
@@ -137,8 +138,16 @@ def db(server, request):
 
 def all_trainers():
     """Process IDs of the trainers of this checkout's servers."""
-    found = subprocess.run(["pgrep", "-f", f"{HOME}/.*mop_udf.trainer"], capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", errors="replace") as file:
+                command = file.read().replace("\0", " ")
+        except OSError:  # the process has ended
+            continue
+        if re.search(f"{re.escape(str(HOME))}/.*mop_udf\\.trainer ", command):
+            found.append(int(pid))
+    return found
 
 
 def trainers():

@@ -135,11 +135,11 @@ ADAM = "loss='categorical_crossentropy', optimizer='Adam(learning_rate={})', met
 NAN = "loss='mse', optimizer='SGD(learning_rate=1e38, weight_decay=1e38)'"
 
 
-def fit(db, packed, output, mst, iterations=2, validation=None, frequency=None):
+def fit(db, packed, output, mst, iterations=2, validation=None, frequency=None, use_gpus=False):
     db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary")
     db.run(
-        "SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, %s, FALSE, %s, %s)",
-        [packed, output, mst, iterations, validation, frequency],
+        "SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, %s, %s, %s, %s)",
+        [packed, output, mst, iterations, use_gpus, validation, frequency],
     )
     return last_run(db)
 
@@ -225,23 +225,26 @@ def assert_invariants(db, run_id):
     return run
 
 
-def replayed(jobs, *arguments, backend="tensorflow"):
+def replayed(jobs, *arguments, backend="tensorflow", use_gpus=False):
     """The result of plain Keras for the jobs, in a separate process with the framework `backend` (replay.py)."""
     done = subprocess.run(
         [sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
         input=json.dumps(jobs),
         capture_output=True,
         text=True,
-        env={**os.environ, "KERAS_BACKEND": backend},
+        env={**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "0" if use_gpus else "-1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
-def alike(rows):
+def alike(rows, tolerance=1e-5):
     """Rows of predictions (dicts, in order) to compare with: a processor may round a row differently in other batches."""
     return [
-        {name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value for name, value in row.items()}
+        {
+            name: pytest.approx(value, rel=tolerance) if isinstance(value, float) else value
+            for name, value in row.items()
+        }
         for row in rows
     ]
 

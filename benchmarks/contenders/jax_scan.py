@@ -31,16 +31,13 @@ class Scan:
         net = workload.nets[configuration.architecture]
         self.data, self.size = (jnp.asarray(x), jnp.asarray(y)), configuration.batch_size
         self.full, self.short = divmod(len(x), self.size)
-        self.step = functools.partial(
-            _step, tuple(activation for _, _, activation in net), configuration.optimizer, configuration.momentum
-        )
+        loss = functools.partial(_loss, tuple(activation for _, _, activation in net))
+        self.step = functools.partial(update, loss, configuration.optimizer, configuration.momentum)
         self.loop, self.last = jax.jit(self._loop), jax.jit(self.step)
 
     def begin(self, weights, rate):
         """Start from weights in the order of Keras, with a learning rate."""
-        weights = [jnp.asarray(w) for w in weights]
-        self.rate = jnp.float32(rate)
-        self.state = weights, [jnp.zeros_like(w) for w in weights], [jnp.zeros_like(w) for w in weights], jnp.float32(0)
+        self.rate, self.state = jnp.float32(rate), fresh(weights)
 
     def train(self, most=None):
         """Train one pass over the rows, or its first `most` batches."""
@@ -73,10 +70,16 @@ def _loss(activations, weights, x, y):
     return -(x * y).sum(axis=-1).mean()
 
 
-def _step(activations, optimizer, momentum, rate, state, x, y):
-    """One update, with the formulas of Keras' optimizers: (weights, two lists of moments, updates so far)."""
+def fresh(weights):
+    """The state of a training before its first update: (weights, two lists of moments, updates so far)."""
+    weights = [jnp.asarray(w) for w in weights]
+    return weights, [jnp.zeros_like(w) for w in weights], [jnp.zeros_like(w) for w in weights], jnp.float32(0)
+
+
+def update(loss, optimizer, momentum, rate, state, x, y):
+    """The state after one update, with the formulas of Keras' optimizers. `loss`: a function of weights, x and y."""
     weights, first, second, updates = state
-    gradients = jax.grad(functools.partial(_loss, activations))(weights, x, y)
+    gradients = jax.grad(loss)(weights, x, y)
     updates = updates + 1
     if optimizer == "SGD":
         first = [momentum * m - rate * g for m, g in zip(first, gradients)]

@@ -58,23 +58,29 @@ def order(*places):
     return Layer()
 
 
-def train(workload, key, x, y):
-    """One configuration on rows `x` with one-hot `y`: its final loss and the number of its updates."""
+def train(workload, key, x, y, device="cpu", most=None):
+    """One configuration on rows `x` with one-hot `y`: its final loss and the number of its updates.
+
+    `most`: at most so many updates, without the final loss.
+    """
     import torch
 
     torch.set_num_threads(1)
     c = workload.configurations[key]
     net, trained = net_of(workload, c.architecture)
+    net.to(device)
     constants = {"Adam": {"eps": ADAM_EPSILON}, "SGD": {"momentum": c.momentum}}[c.optimizer]
     optimizer = getattr(torch.optim, c.optimizer)(trained, lr=c.learning_rate, **constants)
     measure = torch.nn.CrossEntropyLoss()
-    x, y, updates = torch.from_numpy(x), torch.from_numpy(y), 0
+    x, y, updates = torch.as_tensor(x, device=device), torch.as_tensor(y, device=device), 0
     for _ in range(workload.iterations):
         for rows, truth in zip(x.split(c.batch_size), y.split(c.batch_size)):
             optimizer.zero_grad()
             measure(net(rows), truth).backward()
             optimizer.step()
             updates += 1
+            if updates == most:
+                return None, updates
     with torch.no_grad():
         total = sum(
             float(measure(net(rows), truth)) * len(rows) for rows, truth in zip(x.split(EVALUATED), y.split(EVALUATED))

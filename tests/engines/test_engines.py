@@ -3,14 +3,13 @@
 import base64
 import os
 import signal
-import types
 
 import greenplum
 import numpy as np
 import pytest
 
 from citus_nodes import Nodes
-from cluster import Cluster, fork_servers
+from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually, of_backend, trainers
 from workload import (
     ADAM,
@@ -35,17 +34,41 @@ class OneServer:
     """All segments on the coordinator's own server.
 
     `db`: a session of the coordinator's; `workers`: {name of another server: a session there}, where the extension is
-    in `schema`; `distribute`: SQL for what is done with a table of raw rows; `keys`: the segments' `__dist_key__`."""
+    in `schema`; `distribute`: SQL for what is done with a table of raw rows; `keys`: the segments' `__dist_key__`;
+    `backend`: Keras' framework; `use_gpus`: whether calls train on a GPU."""
 
     servers, schema, distribute, keys = None, "mop", "SELECT", [0, 1, 2]
     lacks = ()  # what does not work there yet
+    backend, use_gpus = "tensorflow", False
+    tolerance, averaged = 1e-5, 1e-6  # relative: of predictions in other batches, and of averaged weights
 
     def __init__(self, server):
         self.maker = Client(server, "postgres")
         self.maker.run("DROP DATABASE IF EXISTS engine WITH (FORCE)")
         self.maker.run("CREATE DATABASE engine")
+        self.maker.run(f"ALTER DATABASE engine SET pg_mop.keras_backend = '{self.backend}'")
         self.db, self.workers = Client(server, "engine"), {}
         self.db.run(EXTENSION)
+
+    def fit(self, *arguments, db=None, **named):
+        """Train as workload.fit does, where this engine trains: the run_id."""
+        return fit(db or self.db, *arguments, **named, use_gpus=self.use_gpus)
+
+    def same(self, ours, other):
+        """True if two results of the same training (bytes of float32) agree: on processors, in every bit."""
+        return ours == other
+
+    def again(self, numbers):
+        """Losses and metrics to compare with, from the same training: equal ones, on processors."""
+        return numbers
+
+    def as_keras(self, ours, theirs):
+        """True if weights (bytes) are those that plain Keras has trained: in every bit, in this framework."""
+        return ours == theirs
+
+    def close_to(self, value):
+        """A loss or metric to compare with, from the same weights and rows."""
+        return pytest.approx(value, rel=1e-6, abs=1e-6)
 
     def trainers(self, place, pid):
         """Process ids of the trainers of a session with a server (a client there, the session's process id)."""
@@ -175,14 +198,19 @@ class GreenplumCluster(OneServer):
 )
 def engine(server, request):
     made = request.param(server)
+    prepare(made)
+    yield made
+    made.close()
+
+
+def prepare(made):
+    """Settings, packed rows and an architecture for TestConformance."""
     if made.servers:
         made.db.run(f"SET pg_mop.servers = '{made.servers}'")
     made.db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(made.db, rows=101, segments=3, buffer_size=9, seed=SEED, then=made.distribute)
     made.db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(made.db, "arch", dense())
-    yield made
-    made.close()
 
 
 def nothing_is_left(engine):
@@ -193,34 +221,34 @@ def nothing_is_left(engine):
 
 
 class Halted:
-    """A client's call that predicts for `rawp` into the table `output`, and waits for trainers: the fork server is stopped.
+    """A client's call that predicts for `rawp` into the table `output`, and waits for trainers that are stopped.
 
     `place`: a client of a server whose worker sessions, `stopped` (process ids), wait; `run_id`: the call's."""
 
     def __init__(self, engine, output):
         engine.needs("predictions by worker sessions")
         self.place, self.client = engine.raw_rows()[0], engine.db.another()
-        fit(self.client, "flowers_packed", "warm", "mst", iterations=1)
-        self.pools = fork_servers(types.SimpleNamespace(data=self.place.value("SHOW data_directory")))
-        assert self.pools
-        for pid in self.pools:
-            os.kill(pid, signal.SIGSTOP)
+        engine.fit("flowers_packed", "warm", "mst", iterations=1, db=self.client)
         self.call = Calling(
             self.client,
             f"DROP TABLE IF EXISTS {output}; SELECT madlib.madlib_keras_predict('models', "
-            f"'rawp', 'id', 'x', '{output}', 'prob', FALSE, 1)",
+            f"'rawp', 'id', 'x', '{output}', 'prob', {engine.use_gpus}, 1)",
         )
-        running = "SELECT run_id FROM madlib.mop_runs WHERE status = 'running'"
-        self.run_id = eventually(lambda: engine.db.value(running), 60)
-        active = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND application_name = %s"
-        name = [f"pg_mop run {self.run_id}"]
-        self.stopped = eventually(lambda: [row["pid"] for row in self.place.run(active, name)], 60)
+        self.stopped = [of_backend(pid) for pid in self._stop()]
         assert self.stopped and eventually(self.works, 60)
+        self.run_id = engine.db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
 
-    def go_on(self):
-        """Let the fork server go on."""
-        for pid in self.pools:
-            os.kill(pid, signal.SIGCONT)
+    def _stop(self):
+        """Stop the trainers of the call's worker sessions as soon as they are leased: their process IDs."""
+        sessions = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'"
+        while self.call.thread.is_alive():
+            if leased := trainers():
+                ours = {row["pid"] for row in self.place.run(sessions)}
+                if found := [pid for pid in leased if of_backend(pid) in ours]:
+                    for pid in found:
+                        os.kill(pid, signal.SIGSTOP)
+                    return found
+        return []
 
     def works(self):
         """True while one of these sessions does."""
@@ -234,9 +262,10 @@ def ordered(rows):
     return sorted(rows, key=lambda row: (row["id"], row["class_value"]))
 
 
-def predicted(db, table, kind):
+def predicted(engine, table, kind):
+    db = engine.db
     db.run("DROP TABLE IF EXISTS out")
-    db.run(f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', {kind}, FALSE, 1)")
+    db.run(f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', {kind}, {engine.use_gpus}, 1)")
     return ordered(db.run("SELECT * FROM out"))
 
 
@@ -253,9 +282,9 @@ class TestConformance:
         selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.02, 0.03)])
         db.run("SET pg_mop.reuse = on")
         try:
-            first = fit(db, "flowers_packed", "models", "mst", iterations=2, frequency=1)
-            again = fit(db, "flowers_packed", "same", "mst", iterations=2, frequency=1)
-            longer = fit(db, "flowers_packed", "longer", "mst", iterations=3, frequency=1)
+            first = engine.fit("flowers_packed", "models", "mst", iterations=2, frequency=1)
+            again = engine.fit("flowers_packed", "same", "mst", iterations=2, frequency=1)
+            longer = engine.fit("flowers_packed", "longer", "mst", iterations=3, frequency=1)
             assert [db.value(trained, [run_id]) for run_id in (first, again, longer)] == [12, 0, 6]
             for run_id, evaluated in ((first, 12), (again, 0), (longer, 6)):
                 assert db.run(
@@ -265,21 +294,21 @@ class TestConformance:
             db.run("SET pg_mop.reuse = off; DROP TABLE IF EXISTS whole, whole_info, whole_summary")
             db.run("SELECT madlib.mop_replay(%s, 'whole')", [longer])
             for one, other in (("models", "same"), ("longer", "whole")):
-                assert (
-                    db.value(
-                        f"SELECT count(*) FROM {one} a JOIN {other} b USING (mst_key) "
-                        "WHERE a.model_weights = b.model_weights"
-                    )
-                    == 2
+                pairs = db.run(
+                    f"SELECT a.model_weights AS a, b.model_weights AS b FROM {one} a JOIN {other} b USING (mst_key)"
                 )
-                info = "SELECT mst_key, training_loss, training_metrics FROM {}_info ORDER BY 1"
-                assert db.run(info.format(one)) == db.run(info.format(other))
+                assert [engine.same(bytes(row["a"]), bytes(row["b"])) for row in pairs] == [True, True]
+                info = "SELECT training_loss || training_metrics AS found FROM {}_info ORDER BY mst_key"
+                for row, again in zip(db.run(info.format(one)), db.run(info.format(other)), strict=True):
+                    assert row["found"] == engine.again(again["found"])
             db.run("SET pg_mop.reuse = on; SELECT madlib.mop_more(%s, 2, 1)", [first])
             more = db.value("SELECT max(run_id) FROM madlib.mop_runs")
             assert db.value(trained, [more]) == 0, "the longer run has trained it"
-            assert db.value(
-                "SELECT a.model_weights = b.model_weights FROM models a JOIN longer b USING (mst_key) WHERE mst_key = 2"
+            (pair,) = db.run(
+                "SELECT a.model_weights AS a, b.model_weights AS b FROM models a JOIN longer b USING (mst_key) "
+                "WHERE mst_key = 2"
             )
+            assert engine.same(bytes(pair["a"]), bytes(pair["b"]))
             db.run("SELECT madlib.mop_drop_checkpoints()")
             assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
         finally:
@@ -293,7 +322,7 @@ class TestConformance:
             "arch",
             [(1, ADAM.format(rate), f"batch_size={size}") for rate, size in ((0.02, 8), (0.05, 13), (0.01, 8))],
         )
-        run_id = fit(db, "flowers_packed", "models", "mst", iterations=2, validation="flowers_val", frequency=1)
+        run_id = engine.fit("flowers_packed", "models", "mst", iterations=2, validation="flowers_val", frequency=1)
         assert_invariants(db, run_id)
         jobs = []
         for key, (rate, size) in enumerate(((0.02, 8), (0.05, 13), (0.01, 8)), 1):
@@ -315,9 +344,9 @@ class TestConformance:
                     "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits],
                 }
             )
-        for key, job in enumerate(replayed(jobs), 1):
+        for key, job in enumerate(replayed(jobs, backend=engine.backend, use_gpus=engine.use_gpus), 1):
             ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
-            assert ours == base64.b64decode(job["plain"])
+            assert engine.as_keras(ours, base64.b64decode(job["plain"]))
         nothing_is_left(engine)
 
     def test_metrics_are_those_of_all_rows(self, engine):
@@ -326,10 +355,10 @@ class TestConformance:
         assert len(row["validation_loss"]) == len(row["training_loss"]) == 2
         db.run(
             "DROP TABLE IF EXISTS scores; "
-            "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)"
+            f"SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', {engine.use_gpus}, 2)"
         )
-        assert db.value("SELECT loss FROM scores") == pytest.approx(row["validation_loss_final"], abs=1e-6)
-        assert db.value("SELECT metric FROM scores") == pytest.approx(row["validation_metrics_final"], abs=1e-6)
+        assert db.value("SELECT loss FROM scores") == engine.close_to(row["validation_loss_final"])
+        assert db.value("SELECT metric FROM scores") == engine.close_to(row["validation_metrics_final"])
 
     def test_evaluation_on_all_segments_leaves_nothing(self, engine):
         db = engine.db
@@ -338,34 +367,32 @@ class TestConformance:
             "CREATE TEMP TABLE copy_summary AS TABLE flowers_val_summary"
         )
         runs = db.value("SELECT count(*) FROM madlib.mop_runs")
-        call = "SELECT madlib.madlib_keras_evaluate('models', '{}', '{}', FALSE, 1)"
+        call = f"SELECT madlib.madlib_keras_evaluate('models', '{{}}', '{{}}', {engine.use_gpus}, 1)"
         assert runs_made(db, lambda: db.run(call.format("copy", "alone")))[1] == 0
         assert runs_made(db, lambda: db.run(call.format("flowers_val", "scores")))[1] == 1
         assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
         mine, theirs = db.run("SELECT * FROM scores")[0], db.run("SELECT * FROM alone")[0]
-        assert mine.pop("all_metrics") == pytest.approx(theirs.pop("all_metrics"), rel=1e-6)
+        assert mine.pop("all_metrics") == engine.close_to(theirs.pop("all_metrics"))
         assert (
-            mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
-            and mine["metric"] == pytest.approx(theirs["metric"])
+            mine["loss"] == engine.close_to(theirs["loss"])
+            and mine["metric"] == engine.close_to(theirs["metric"])
             and mine["metrics_type"] == theirs["metrics_type"]
         )
         nothing_is_left(engine)
 
     @pytest.mark.parametrize("kind", ["'prob'", "'response'", "2", "0.3::float8"])
     def test_predictions_for_partitions_are_those_of_one_session(self, engine, kind):
-        db = engine.db
         engine.raw_rows()
-        assert predicted(db, "rawp", kind) == alike(predicted(db, "flowers", kind))
+        assert predicted(engine, "rawp", kind) == alike(predicted(engine, "flowers", kind), engine.tolerance)
         nothing_is_left(engine)
 
     def test_a_session_that_dies_while_it_predicts_is_replaced(self, engine):
         db = engine.db
-        wanted, halted = predicted(db, "flowers", "'prob'"), Halted(engine, "out")
+        wanted, halted = predicted(engine, "flowers", "'prob'"), Halted(engine, "out")
         for pid in halted.stopped:
             halted.place.run("SELECT pg_terminate_backend(%s)", [pid])
-        halted.go_on()
         assert halted.call.end() is None
-        assert ordered(db.run("SELECT * FROM out")) == alike(wanted)
+        assert ordered(db.run("SELECT * FROM out")) == alike(wanted, engine.tolerance)
         nothing_is_left(engine)
         halted.client.close()
 
@@ -374,7 +401,6 @@ class TestConformance:
         assert "trains nothing" in str(db.error("SELECT madlib.mop_add_trial(%s, 1, 'x', 'y')", [halted.run_id]))
         db.run("SELECT pg_cancel_backend(%s)", [halted.client.connection.info.backend_pid])
         assert halted.call.end(3).pgcode == "57014"
-        halted.go_on()
         assert db.value("SELECT to_regclass('never')") is None
         assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
@@ -391,8 +417,7 @@ class TestConformance:
             error = db.error(f"SELECT madlib.mop_{call}", [halted.run_id])
             assert "trains nothing" in str(error) and "Make that call once more" in str(error)
         assert eventually(lambda: not halted.works(), 20)
-        halted.go_on()
-        assert predicted(db, "rawp", "'prob'") == alike(predicted(db, "flowers", "'prob'"))
+        assert predicted(engine, "rawp", "'prob'") == alike(predicted(engine, "flowers", "'prob'"), engine.tolerance)
         assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
 
@@ -401,7 +426,7 @@ class TestConformance:
         db.run("DROP TABLE IF EXISTS one, one_summary")
         db.run(
             "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8, epochs=2', 3, "
-            "FALSE, 'flowers_val', 1)",
+            f"{engine.use_gpus}, 'flowers_val', 1)",
             [ADAM.format(0.05)],
         )
         (theirs,) = replayed(
@@ -420,15 +445,20 @@ class TestConformance:
                 }
             ],
             "average",
+            backend=engine.backend,
+            use_gpus=engine.use_gpus,
         )
         a = np.frombuffer(bytes(db.value("SELECT model_weights FROM one")), "<f4")
         b = np.frombuffer(base64.b64decode(theirs), "<f4")
-        assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
+        assert np.abs(a - b).max() <= engine.averaged * np.abs(b).max()
         row = db.run("SELECT * FROM one_summary")[0]
         assert len(row["training_loss"]) == len(row["validation_loss"]) == 3
         for table, loss in (("flowers_val", "validation_loss_final"), ("flowers_packed", "training_loss_final")):
-            db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('one', %s, 'scores')", [table])
-            assert db.value("SELECT loss FROM scores") == pytest.approx(row[loss], abs=1e-6)
+            db.run(
+                "DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('one', %s, 'scores', %s)",
+                [table, engine.use_gpus],
+            )
+            assert db.value("SELECT loss FROM scores") == engine.close_to(row[loss])
         nothing_is_left(engine)
 
     def test_custom_functions(self, engine):
@@ -440,7 +470,7 @@ class TestConformance:
             worker.run(f"SELECT {engine.schema}.load_custom_function('functions', %s, 'three')", [three])
         compiled = ADAM.format(0.01).replace("accuracy", "three")
         selection(db, "custom", "arch", [(1, compiled, "batch_size=8")], "functions")
-        run_id = fit(db, "flowers_packed", "customs", "custom", iterations=1)
+        run_id = engine.fit("flowers_packed", "customs", "custom", iterations=1)
         assert_invariants(db, run_id)
         assert db.value("SELECT training_metrics_final FROM customs_info") == 3
         nothing_is_left(engine)
@@ -448,9 +478,9 @@ class TestConformance:
     def test_a_search_is_trained_there_too(self, engine):
         db = engine.db
         db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
-        db.run("""SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${'loss': ['categorical_crossentropy'],
-            'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}$$,
-            'asha', 'iterations=3, trials=4, least=1', validation_table := 'flowers_val')""")
+        db.run(f"""SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${{'loss': ['categorical_crossentropy'],
+            'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}}], 'batch_size': [8, 16]}}$$,
+            'asha', 'iterations=3, trials=4, least=1', validation_table := 'flowers_val', use_gpus := {engine.use_gpus})""")
         assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 4
         nothing_is_left(engine)
 
@@ -461,7 +491,8 @@ class TestConformance:
         selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10")] * 2)
         db.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary")
         call = Calling(
-            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'halted', 'slow', 2, FALSE)"
+            other,
+            f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'halted', 'slow', 2, {engine.use_gpus})",
         )
         running = (
             "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted' "
@@ -485,7 +516,8 @@ class TestConformance:
         other = db.another()
         db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
         call = Calling(
-            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, FALSE)"
+            other,
+            f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, {engine.use_gpus})",
         )
         for place in engine.workers.values() or [db]:
             find = (

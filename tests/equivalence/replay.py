@@ -14,7 +14,8 @@ import json
 import os
 import sys
 
-os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", NPROC="1")
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", NPROC="1", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from workload import needs_torch
+from workload import needs_jax, needs_torch
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # 130 rows in batches of 25, so that the last is short
@@ -55,6 +55,22 @@ for workload in (TINY, *(Workload("pictures", 60, (12, 12, 1), 2, nets, pictures
     found.append([in_processes(train, workload, x, y, 2) for train in (train_whole, torch_loop.train)])
 json.dump(found, sys.stdout)
 """
+
+# likewise by JAX's loop, of the same workloads
+JAX = (
+    TORCH.replace("torch_loop", "jax_loop")
+    .replace("frozen=n) for n in (0, len(CONVOLUTIONS))", "frozen=0) for _ in (0,)")
+    .replace("jax_loop.train)", "in_jax)")
+    .replace(
+        "found = []",
+        """
+def in_jax(workload, key, x, y):
+    loop = jax_loop.Loop(workload, x, y)
+    loop.warm(key)
+    return loop.train(key)
+found = []""",
+    )
+)
 
 
 @pytest.fixture
@@ -216,3 +232,33 @@ def test_the_loop_in_pytorch_trains_as_keras_does(module):
     for keras, torch in figures_of(TORCH, module("contenders.common").THREADS):
         assert torch[1] == keras[1]
         assert torch[0] == pytest.approx(keras[0], rel=1e-4)
+
+
+@needs_jax
+@pytest.mark.thorough
+def test_the_loop_in_jax_trains_as_keras_does(module):
+    for keras, jax in figures_of(JAX, module("contenders.common").THREADS):
+        assert jax[1] == keras[1]
+        assert jax[0] == pytest.approx(keras[0], rel=1e-4)
+
+
+def test_a_share_of_a_workload_has_full_batches_in_two_segments(module):
+    on_gpu = module("on_gpu")
+    for name in ("dense-wide", "cnn", "vmap"):
+        whole, part = on_gpu.workload_of(name, 1), on_gpu.workload_of(name, 0.1)
+        assert 0.05 * whole.rows < part.rows < 0.15 * whole.rows
+        assert all(part.rows % (2 * c.batch_size) == 0 for c in part.configurations)
+    rates = {c.learning_rate for c in on_gpu.workload_of("vmap", 1).configurations}
+    assert len(rates) == 16, "they differ in nothing else"
+
+
+def test_other_updates_and_losses_that_are_not_finite_are_errors(module):
+    errors_in = module("on_gpu").errors_in
+    good = {"updates": 100, "losses": [0.5, 0.25]}
+    assert errors_in({"a": good, "b": good}) == []
+    assert errors_in({"a": good, "b": {**good, "updates": 90}}) == ["b: 90 updates, others 100"]
+    bad = {**good, "losses": [float("nan"), None]}
+    assert errors_in({"a": good, "b": bad}) == [
+        "b: the loss of configuration 0 is nan",
+        "b: the loss of configuration 1 is None",
+    ]

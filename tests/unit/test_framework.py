@@ -39,6 +39,25 @@ def test_a_framework_is_imported_in_its_own_package_alone():
         assert {f"on_{name}" for name in found} == {(HOME / path).relative_to(own).parts[0]}, path
 
 
+def test_every_framework_has_the_names_that_the_kernels_use():
+    """As their sources have them: a framework may not be installed here."""
+    exported = {}
+    for backend in FRAMEWORKS:
+        names, exported[backend] = set(), None
+        for node in ast.parse((HOME / "kernels" / f"on_{backend}" / "__init__.py").read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                names.update(alias.asname or alias.name for alias in node.names)
+            elif isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign):
+                targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+                names |= targets
+                if "__all__" in targets:
+                    exported[backend] = set(ast.literal_eval(node.value))
+        assert exported[backend] <= names, (backend, exported[backend] - names)
+    assert exported["jax"] == exported["torch"] == exported["tensorflow"]
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
 def test_a_trainer_imports_its_framework_and_no_other(backend):
     program = (

@@ -31,16 +31,46 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     assert "is for CPUs only" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 
-@pytest.mark.parametrize("backend,name", [("jax", "JAX"), ("torch", "PyTorch")])
-def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(tmp_path, monkeypatch, backend, name):
+@pytest.mark.parametrize(
+    "backend,name,install,package",
+    [
+        ("tensorflow", "TensorFlow", "FRAMEWORK=tensorflow", "tensorflow-cpu"),
+        ("jax", "JAX", "WITH=jax", "jax"),
+        ("torch", "PyTorch", "WITH=torch", "torch"),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(
+    tmp_path, monkeypatch, backend, name, install, package
+):
+    packages = pathlib.Path(mop_udf.packages(tmp_path))
     monkeypatch.setattr(mop_udf, "home", str(tmp_path))
-    settings.check_installed("tensorflow")
     with pytest.raises(MopError, match=f"{name} is not installed on this server") as refused:
         settings.check_installed(backend)
-    assert f"make install WITH={backend}" in refused.value.hint
-    assert f"{tmp_path}/bin/pip install {backend}" in refused.value.hint
-    pathlib.Path(mop_udf.packages(tmp_path), f"{backend}-1.2.3.dist-info").mkdir(parents=True)
+    assert f"make install {install}" in refused.value.hint
+    assert f"{tmp_path}/bin/pip install {package}" in refused.value.hint
+    assert "SET pg_mop.keras_backend" not in refused.value.hint, "no framework is installed"
+    other = "torch" if backend == "jax" else "jax"
+    (packages / other).mkdir(parents=True)
+    with pytest.raises(MopError) as refused:
+        settings.check_installed(backend)
+    assert f"SET pg_mop.keras_backend = '{other}'" in refused.value.hint
+    (packages / backend).mkdir()
     settings.check_installed(backend)
+
+
+def test_a_framework_counts_where_a_pth_file_names_its_directory(tmp_path, monkeypatch):
+    packages, elsewhere = pathlib.Path(mop_udf.packages(tmp_path)), tmp_path / "elsewhere"
+    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
+    monkeypatch.setattr(settings, "DEVICES", str(tmp_path / "dev"))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    for folder in (packages, elsewhere / "jax", elsewhere / "jax_cuda13_plugin-0.11.2.dist-info"):
+        folder.mkdir(parents=True)
+    assert settings.gpus("jax") == 0
+    (packages / "frameworks.pth").write_text(f"# frameworks\nimport sys\n{tmp_path / 'missing'}\n{elsewhere}\n")
+    assert mop_udf.folders(tmp_path) == [str(packages), str(elsewhere)]
+    settings.check_installed("jax")
+    assert settings.gpus("jax") == 1
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ __all__ = [
     "make_variable",
 ]
 
+VERSION = torch.__version__
 Group = None
 NO_LOOP = "PyTorch runs every operation at once: there is no loop to compile"
 

@@ -25,7 +25,15 @@ def gpu_configuration(db, output_table, source):
 def descriptions(source):
     """A line for each GPU of this machine that `source` reports. Raises MopError."""
     if source == "tensorflow":
-        lines = program.run("mop_udf.gpus", what="TensorFlow cannot be asked for GPUs").decode().splitlines()
+        lines = (
+            program.run(
+                "mop_udf.gpus",
+                what="TensorFlow cannot be asked for GPUs",
+                hint="Pass 'nvidia' as the second argument: nvidia-smi lists them.",
+            )
+            .decode()
+            .splitlines()
+        )
     else:
         try:
             lines = subprocess.run(

@@ -13,7 +13,6 @@ KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name -> the framework's own name
-OPTIONAL = ("jax", "torch")  # frameworks in an extra of the packages
 DEVICES = "/dev"
 
 
@@ -45,13 +44,17 @@ def no_gpu(backend="tensorflow"):
 
 def check_installed(backend):
     """Raises MopError if a framework is not installed on this server."""
-    if backend in OPTIONAL and not _distributions(backend):
-        raise MopError(
-            f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
-            hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
-            f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';",
-            sqlstate="58000",
-        )
+    if _is_installed(backend):
+        return
+    install = "FRAMEWORK=tensorflow" if backend == "tensorflow" else f"WITH={backend}"
+    package = "tensorflow-cpu" if backend == "tensorflow" else backend
+    other = next((name for name in BACKENDS if _is_installed(name)), None)
+    raise MopError(
+        f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
+        hint=f"On this server: sudo make install {install}, or sudo {_home()}/bin/pip install {package}"
+        + (f"; or SET pg_mop.keras_backend = '{other}';" if other else "."),
+        sqlstate="58000",
+    )
 
 
 def check_kernel(options):
@@ -79,7 +82,13 @@ def _home():
 
 def _distributions(name):
     """The installed packages of a name; the name may contain *."""
-    return glob.glob(f"{glob.escape(mop_udf.packages(_home()))}/{name}-[0-9]*.dist-info")
+    folders = mop_udf.folders(_home())
+    return [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/{name}-[0-9]*.dist-info")]
+
+
+def _is_installed(backend):
+    """True if a framework is installed, under whatever name of a distribution."""
+    return any(os.path.isdir(f"{folder}/{backend}") for folder in mop_udf.folders(_home()))
 
 
 def _is_for_processors(backend):
