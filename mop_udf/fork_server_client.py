@@ -42,10 +42,6 @@ class ForkedTrainer:
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
 
-    def __del__(self):
-        if getattr(self, "_file", None) is not None:
-            os.close(self._file)
-
     def listen(self, seconds: float) -> None:
         """Wait until a running fork server has answered: the trainer comes from the pool, or will be forked."""
         if not self._heard:
@@ -67,6 +63,7 @@ class ForkedTrainer:
     def leave(self) -> None:
         """End the lease of a trainer that waits for a request, and whose pipes have been closed."""
         self._close()
+        self._forget()
 
     def kill(self) -> None:
         """Kill the trainer, unless it has left by itself: then it may have another lease. To be called before the pipe
@@ -85,6 +82,12 @@ class ForkedTrainer:
         while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
             self._read_reports(0.1)
         self._close()
+        self._forget()
+
+    def _forget(self):
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _read_reports(self, seconds):
         """Read the fork server's next report, waiting up to `seconds`."""

@@ -28,8 +28,11 @@ def results(backend):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# (the other frameworks compile each case anew, which takes minutes)
-@pytest.mark.parametrize("backend", ["tensorflow", *(pytest.param(o, marks=pytest.mark.thorough) for o in OTHERS)])
+# the other frameworks compile each case anew, which takes minutes
+THOROUGH = [pytest.param(*other.values, marks=[*other.marks, pytest.mark.thorough]) for other in OTHERS]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", *THOROUGH])
 @pytest.mark.parametrize("case", NAMES)
 def test_training_and_evaluation_are_keras(backend, case):
     found = results(backend)[case]
