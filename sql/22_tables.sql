@@ -6,7 +6,7 @@ CREATE FUNCTION @extschema@.mop_pack(
     output text,
     target text DEFAULT NULL,
     id text DEFAULT NULL,
-    exclude text DEFAULT NULL,
+    "exclude" text DEFAULT NULL,
     kind text DEFAULT NULL,
     transform text DEFAULT NULL,
     fitted_on text DEFAULT NULL,

@@ -6,7 +6,7 @@ CREATE FUNCTION @extschema@.mop_train(
     name text,
     target text DEFAULT NULL,
     id text DEFAULT NULL,
-    exclude text DEFAULT NULL,
+    "exclude" text DEFAULT NULL,
     kind text DEFAULT NULL,
     transform text DEFAULT NULL,
     weight text DEFAULT NULL,
