@@ -27,7 +27,8 @@ class Session:
         self.plpy, self.home = plpy, home
         self.trainer = None
         self.wanted = None  # the options that the caller requested for it
-        self.units = 0  # units begun by this trainer, and one more if it has had other leases
+        self.caller = None  # the role that requested it
+        self.units = 0  # units begun by this session's trainer
         self.needs_fresh = False  # the next trainer must not have had another lease
         self.unit = None
         self.expects_states = False  # more parts of the unit's states follow
@@ -55,12 +56,15 @@ class Session:
     def start_trainer(self, options, limits, look_again=False, wants=None):
         """Lease or start a trainer with `options`, without waiting for a new one, unless the session has such a trainer.
 
-        `limits.allowed(options)` gives the permitted options. `limits.admit(trainer)` raises an error where the trainer
-        is one too many. Both are called for a new trainer and, if `look_again` is true, for a running trainer. `wants`:
+        A role does not get the trainer that another role has left in the session, as after SET ROLE. `limits.caller()` is the
+        role, `limits.allowed(options)` gives the permitted options. `limits.admit(trainer)` raises an error where the trainer
+        is one too many. These two are called for a new trainer and, if `look_again` is true, for a running trainer. `wants`:
         see process.Trainer.
         """
+        caller = limits.caller()
         if self.trainer is not None and (
             self.wanted != options
+            or self.caller != caller
             or not self.trainer.alive()
             or look_again
             and limits.allowed(options) != self.trainer.options
@@ -68,8 +72,8 @@ class Session:
             self.give_back()
         if self.trainer is None:
             self.trainer = Trainer(self.home, limits.allowed(options), self.check_interrupts, wants, self.needs_fresh)
-            self.wanted, self.needs_fresh = options, False
-            self.units = int(self.trainer.was_leased)
+            self.wanted, self.caller, self.needs_fresh = options, caller, False
+            self.units = 0
             look_again = True
         if look_again:
             try:
@@ -223,7 +227,8 @@ def failures_as_sql(plpy, holder):
         message, state = str(error), CONFIGURATION_FAILED if error.configuration else TRAINER_LOST
         if isinstance(error, MemoryExceeded):
             # earlier units may have filled the memory: only a new trainer can tell
-            state = MEMORY_EXCEEDED if holder.units <= 1 else TRAINER_LOST
+            earlier = holder.units - 1 + (holder.trainer is not None and holder.trainer.was_leased)
+            state = TRAINER_LOST if earlier > 0 else MEMORY_EXCEEDED
             holder.stop_trainer()
             holder.needs_fresh = True
     except TrainerLost as error:

@@ -16,7 +16,7 @@ Backends connect to a socket in the server's folder (server_folder.py). A reques
         the lease.
     expect -> no answer; only restarts the idle time
     list   -> a message for each trainer, then {}
-    end    -> {"ended": number of idle trainers that were ended}
+    end    -> {"ended": number of trainers that were ended: idle, or on the way back from a lease}
 """
 
 import json
@@ -155,6 +155,8 @@ class ForkServer:
                 self._events.register(connection, selectors.EVENT_READ, self._stops_waiting)
                 return
             _try_send(connection, {"forking": True})
+            for member in self._pool.surplus((request.get("about") or {}).get("role"), request.get("most"), 1):
+                self._end(member)
             member = self._fork_for(backend, request, files, connection)
             answer = {"pid": member.pid}
         _try_send(connection, answer)  # (if the backend has gone, the lease ends with its connection)
@@ -194,7 +196,7 @@ class ForkServer:
         except OSError:
             return False
         member.state, member.backend, member.since = "leased", backend, since
-        member.keep_seconds = _seconds(request)
+        member.keep_seconds, member.most = _seconds(request), request.get("most")
         return True
 
     def _fork_for(self, backend, request, files, connection):
@@ -236,6 +238,7 @@ class ForkServer:
             backend,
             since,
             _seconds(request),
+            most=request.get("most"),
         )
         self._pool.members[file] = member
         self._events.register(file, selectors.EVENT_READ, self._ended)
@@ -294,6 +297,8 @@ class ForkServer:
         member.state, member.since, self._last_use = "idle", boot_microseconds(), time.monotonic()
         for waiting in [w for w in self._pool.waiting if w.request["key"] == member.key][:1]:
             self._end_wait(waiting)
+        for surplus in self._pool.surplus(member.about.get("role"), member.most):
+            self._end(surplus)
 
     def _left(self, connection):
         """A backend has ended its connection, and with it its lease."""

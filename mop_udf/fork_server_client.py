@@ -128,6 +128,7 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     - trainer_idle_ms: the time without requests after which the trainer leaves (0: no limit)
     - idle_ms: the idle time after which the fork server ends
     - key, about, keep_ms: for the pool (pool.Member); without a key, the trainer ends with its lease
+    - most: how many trainers, leased or idle, the role may have: idle ones end for a new one (None: any number)
     - wants: {"datasets": [...], "nets": [...]}, what the trainer should hold if possible
 
     `files`: the trainer's standard input, output and error, and the reading end of the pipe `life`; this process keeps

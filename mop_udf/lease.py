@@ -88,6 +88,7 @@ class Lease:
 
     def release(self) -> None:
         """The lease has ended: let go of the backend's pipes and of its log."""
+        sys.stdout.flush()  # what is still held back belongs into this lease's log
         null = os.open(os.devnull, os.O_RDWR)
         for number in (self.read_fd, self.write_fd, self._life):
             os.dup2(null, number, inheritable=False)

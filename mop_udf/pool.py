@@ -45,6 +45,7 @@ class Member:
     keep_seconds: float | None
     state: str = "leased"  # or "returning" (the lease has ended) or "idle"
     returning: float = 0.0  # when the state began (time.monotonic)
+    most: int | None = None  # how many members its role may have, as of its last lease; None: any number
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -136,12 +137,21 @@ class Pool:
                 waits.append(member.keep_seconds - (since - member.since) / 1e6)
         return max(0.01, min(waits)) if waits else None
 
+    def surplus(self, role: int | None, most: int | None, coming: int = 0) -> list[Member]:
+        """The idle members that end so that a role (an OID) has at most `most` members, leased or idle, besides those that are
+        `coming`; None: any number."""
+        if role is None or most is None:
+            return []
+        own = sum(m.about.get("role") == role and m.key is not None for m in self.members.values())
+        return [m for m in self.idle() if m.about.get("role") == role][: max(0, own + coming - most)]
+
     def of(self, roles: Collection[int] | None, databases: Collection[int] | None) -> list[Member]:
-        """The idle members of these roles and databases (OIDs); None: of all."""
+        """The members of these roles and databases (OIDs; None: of all) that are idle or on the way back."""
         return [
             m
-            for m in self.idle()
-            if (roles is None or m.about.get("role") in roles)
+            for m in self.members.values()
+            if (m.state == "idle" or m.state == "returning" and m.key is not None)
+            and (roles is None or m.about.get("role") in roles)
             and (databases is None or m.about.get("database") in databases)
         ]
 
@@ -156,8 +166,8 @@ def memory_short() -> bool:
                 found[name] = int(rest.split()[0]) << 10
     if is_short(found["MemTotal"], found["MemAvailable"]):
         return True
-    limit, used = (_bytes_of_group(name) for name in ("memory.max", "memory.current"))
-    return limit is not None and used is not None and is_short(limit, limit - used)
+    group = memory_of_group()
+    return group is not None and is_short(*group)
 
 
 def is_short(total: int, available: int) -> bool:
@@ -165,15 +175,25 @@ def is_short(total: int, available: int) -> bool:
     return available < min(total // 4, max(FREE_BYTES, int(FREE_SHARE * total)))
 
 
-def _bytes_of_group(name: str) -> int | None:
-    """A number of this process's control group (version 2); None where there is none."""
+def memory_of_group(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> tuple[int, int] | None:
+    """(limit, available bytes) of this process's control group (version 2); None without a limit.
+
+    The kernel gives up cached pages of files before the limit is reached. They count as available, as in MemAvailable: a
+    database server soon fills its group with them. `groups`, `own`: where the kernel describes the groups and names ours.
+    """
     try:
-        with open("/proc/self/cgroup") as file:
-            path = next(line.strip()[3:] for line in file if line.startswith("0::"))
-        with open(f"/sys/fs/cgroup{path}/{name}") as file:
-            return int(file.read())
+        with open(own) as file:
+            path = groups + next(line.strip()[3:] for line in file if line.startswith("0::"))
+        with open(f"{path}/memory.max") as file:
+            limit = int(file.read())  # ("max": no limit)
+        with open(f"{path}/memory.current") as file:
+            used = int(file.read())
+        with open(f"{path}/memory.stat") as file:
+            held = dict(line.split() for line in file)
+        cached = sum(int(held.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
     except (OSError, StopIteration, ValueError):
         return None
+    return limit, limit - used + cached
 
 
 def names(found: Iterable[str]) -> list[str]:

@@ -120,6 +120,7 @@ class Trainer:
         - model_mb: limit of a model's weights and optimizer variables (None: no limit)
         - role, compile_cache_mb: OID of the role whose compile cache the trainer shares, and the size of that cache
         - database: its OID; with it and `role`, the trainer comes from the pool and returns there
+        - most: how many trainers the role may have in the pool (None: any number)
 
         `wants`: {"datasets": keys, "nets": digests}, what the trainer should hold if possible; `fresh`: it must not have
         had another lease.
@@ -164,7 +165,6 @@ class Trainer:
         self._begin(self._request["idle_ms"] and self._fork)
         self._process.listen(LISTEN_SECONDS)
         held = self._process.held or {}
-        self.was_leased = self._process.held is not None  # it has had other leases
         self.nets = list(held.get("nets", ()))  # digests of the compiled models that it held at first
         self.datasets = set(held.get("datasets", ()))  # keys of the segments in the trainer's cache
 
@@ -202,6 +202,11 @@ class Trainer:
     def _close(self, files):
         while files:
             os.close(files.pop())
+
+    @property
+    def was_leased(self) -> bool:
+        """True if the trainer has had other leases. It may turn out only when the trainer answers."""
+        return self._process is not None and self._process.held is not None
 
     @property
     def pid(self) -> int:
@@ -326,6 +331,7 @@ def _for_pool(options, request, wants, fresh):
         "key": hashlib.sha256(equal.encode()).hexdigest(),
         "fresh": fresh,
         "keep_ms": keep,
+        "most": options.get("most"),
         "wants": wants or {},
         "about": {
             "role": role,

@@ -41,7 +41,7 @@ EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where 
 class TrainerServer:
     """Answers the requests of one backend, and after `reset` those of the next.
 
-    `may_be_leased_again`: false once the trainer has run a user's code, such as a custom function or a callback.
+    `may_be_leased_again`: false once the trainer has run a user's code, a custom function, or has read a .keras file.
     """
 
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):

@@ -167,6 +167,41 @@ def test_the_last_trainer_of_a_role_goes_to_one_of_two_sessions(db):
         db.run("DELETE FROM madlib.mop_limit")
 
 
+def test_idle_trainers_end_for_a_new_one_beyond_the_limit(db):
+    """A role cannot fill the memory with idle trainers of different settings."""
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 2)")
+    try:
+        ana = db.another("ana")
+        for cache_mb in range(64, 69):
+            pid = lease(ana, cache_mb=cache_mb)
+            assert eventually(lambda: db.value("SELECT count(*) <= 2 FROM madlib.mop_trainers"), 5)
+        assert {row["pid"] for row in leased(db)} == {pid}
+        ana.close()
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_a_role_does_not_get_what_another_has_left_in_the_session(db):
+    db.run(
+        "CREATE FUNCTION public.begin_trainer() RETURNS integer LANGUAGE plpython3u AS $$\nfrom mop_udf import aggregate\n"
+        "from pg_mop.backend.limits import Limits\n"
+        f"return aggregate.session(plpy).start_trainer({OPTIONS!r}, Limits(plpy, 'madlib')).pid\n$$; "
+        "CREATE FUNCTION public.begin_as_ben() RETURNS integer LANGUAGE sql SECURITY DEFINER "
+        "AS 'SELECT public.begin_trainer()'; "
+        "ALTER FUNCTION public.begin_as_ben() OWNER TO ben"
+    )
+    ana = db.another("ana")
+    ana.run("SELECT * FROM madlib.mop_trainers")  # (this makes Python find the modules)
+    role_of = "SELECT role FROM madlib.mop_trainers WHERE pid = %s"
+    of_ben = ana.value("SELECT begin_as_ben()")
+    roles, again = [db.value(role_of, [of_ben])], ana.value("SELECT begin_as_ben()")
+    of_ana = ana.value("SELECT begin_trainer()")
+    roles.append(db.value(role_of, [of_ana]))
+    ana.close()
+    assert of_ben == again != of_ana and roles == ["ben", "ana"]
+    db.run("DROP FUNCTION public.begin_trainer(), public.begin_as_ben()")
+
+
 def test_a_lower_limit_holds_for_the_next_lease(db):
     pid = returned(db, db.another("ana"))
     db.run("INSERT INTO madlib.mop_limit (role, trainer_memory_mb) VALUES ('ana', 3000)")
@@ -338,6 +373,39 @@ def test_a_trainer_that_still_starts_ends_with_its_session(own, db):
     assert idle(db) == {pid}
 
 
+def test_a_trainer_that_hangs_as_it_is_reset_is_ended(db):
+    client = db.another()
+    pid = lease(client)
+    os.kill(pid, signal.SIGSTOP)
+    client.close()
+    assert eventually(
+        lambda: [row["state"] for row in db.run("SELECT state FROM madlib.mop_trainers")] == ["returning"], 5
+    )
+    other = db.another()
+    assert lease(other) != pid, "the request does not wait for it for long"
+    other.close()
+    assert eventually(lambda: pid not in all_trainers(), 15)
+
+
+def test_trainers_on_the_way_back_are_ended_on_request(db):
+    client = db.another()
+    pid = lease(client)
+    os.kill(pid, signal.SIGSTOP)
+    client.close()
+    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning", 5)
+    assert db.value("SELECT madlib.mop_end_trainers()") == 1
+    assert pid not in all_trainers()
+
+
+def test_an_idle_trainer_that_hangs_is_replaced(db):
+    pid = returned(db, db.another())
+    os.kill(pid, signal.SIGSTOP)
+    client = db.another()
+    assert lease(client) != pid
+    assert eventually(lambda: pid not in all_trainers(), 5)
+    client.close()
+
+
 def test_a_trainer_at_work_is_killed_with_its_session(db):
     selection(db, "slow", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
     client = db.another()
@@ -363,7 +431,7 @@ def test_a_run_goes_on_when_the_pool_is_killed(own, db):
         client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)"
     )
     in_work(db, call)
-    before = set(all_trainers())
+    before = {row["pid"] for row in leased(db)}
     (pool,) = fork_servers(own)
     os.kill(pool, signal.SIGKILL)
     assert call.end() is None

@@ -22,7 +22,7 @@ class Raised(Exception):
 class Unlimited:
     """What no administrator limits."""
 
-    allowed, admit = dict, id
+    allowed, admit, caller = dict, id, str
 
 
 class Interrupts:

@@ -1,6 +1,6 @@
 """The pool's decisions: which idle trainer a lease gets, and which trainers end."""
 
-from mop_udf.pool import RETURN_SECONDS, WAIT_SECONDS, Member, Pool, Waiting, is_short, memory_short
+from mop_udf.pool import RETURN_SECONDS, WAIT_SECONDS, Member, Pool, Waiting, is_short, memory_of_group, memory_short
 
 GIB = 1 << 30
 
@@ -87,3 +87,38 @@ def test_memory_is_short_below_a_tenth_but_not_on_a_small_machine_at_once():
     assert is_short(4 * GIB, GIB // 3) and not is_short(4 * GIB, GIB)
     assert not is_short(GIB, GIB // 3), "half a gigabyte of one would be too much to ask for"
     assert memory_short() in (True, False)
+
+
+def test_cached_files_of_a_control_group_count_as_available(tmp_path):
+    own = tmp_path / "cgroup"
+    own.write_text("9:name=systemd:/\n0::/server\n")
+    group = tmp_path / "server"
+    assert memory_of_group(str(tmp_path), str(own)) is None
+    group.mkdir()
+    (group / "memory.current").write_text(f"{4 * GIB - 1}\n")
+    (group / "memory.stat").write_text(f"anon {GIB}\nactive_file {GIB}\ninactive_file {2 * GIB}\nslab_reclaimable 5\n")
+    (group / "memory.max").write_text("max\n")
+    assert memory_of_group(str(tmp_path), str(own)) is None
+    (group / "memory.max").write_text(f"{4 * GIB}\n")
+    assert memory_of_group(str(tmp_path), str(own)) == (4 * GIB, 3 * GIB + 6)
+
+
+def test_a_new_trainer_replaces_idle_ones_beyond_the_limit_of_its_role():
+    pool = Pool()
+    for pid, state in enumerate(["idle", "leased", "idle", "idle"], start=1):
+        member(pool, pid, state=state, since=10 - pid, role=7)
+    member(pool, 9, role=8)
+    assert pool.surplus(7, None) == pool.surplus(None, 1) == pool.surplus(7, 5, 1) == pool.surplus(7, 4) == []
+    assert pids(pool.surplus(7, 4, 1)) == [4], "the one that has been idle longest"
+    assert pids(pool.surplus(7, 3, 1)) == [4, 3] and pids(pool.surplus(7, 1, 1)) == [4, 3, 1]
+    assert pids(pool.surplus(7, 3)) == [4]
+
+
+def test_trainers_on_the_way_back_are_ended_as_idle_ones():
+    pool = Pool()
+    member(pool, 1, role=7)
+    member(pool, 2, state="leased", role=7)
+    member(pool, 3, state="returning", role=7)
+    member(pool, 4, key=None, state="returning", role=7)
+    member(pool, 5, state="returning", role=8)
+    assert pids(pool.of({7}, None)) == [1, 3] and pids(pool.of(None, None)) == [1, 3, 5]

@@ -27,6 +27,10 @@ class Limits:
         """Process ids of the role's sessions."""
         return {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
 
+    def caller(self):
+        """The role whose rights are in force."""
+        return self.plpy.execute("SELECT current_user AS role")[0]["role"]
+
     def allowed(self, options):
         """A trainer's options, reduced to the limits. Raises MopError for invalid options."""
         for name, least in (
@@ -63,6 +67,7 @@ class Limits:
             within["ray"] = cluster(self.plpy, options["trainers"])
             within["ray"]["gpus"] *= bool(options.get("use_gpus"))
             within["threads"] = max(1, int(within["ray"]["cpus"]))
+        within["most"] = limits["sessions"]
         for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
             values = [v for v in (options.get(name), limits[limit]) if v is not None]
             within[name] = min(values, default=None)
