@@ -21,6 +21,7 @@ from typing import Any
 from mop_udf.child_process import die_with_pipe, take_stdio
 
 PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the next lease
+LOOK_SECONDS = 0.2  # between two looks for a free core
 MOST_BYTES = 1 << 16  # size limit of a message
 
 
@@ -34,14 +35,18 @@ def title(module: str, backend: int, life: int, *arguments: Any) -> str:
 def _in_background(work: Callable[[], bool]) -> Iterator[None]:
     """A context in which a thread calls `work` until that returns false, the context ends or PREPARE_SECONDS are over.
 
-    The context ends when the last call has returned.
+    Each call begins when a core is free. (At a lower priority it would not have to. But the frameworks make their threads at
+    the first use, threads inherit the priority for life, and no lease could raise it again.) The context ends when the last
+    call has returned.
     """
     stop, until = threading.Event(), time.monotonic() + PREPARE_SECONDS
 
     def go() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        while not stop.is_set() and time.monotonic() < until and work():
-            pass
+        while not stop.is_set() and time.monotonic() < until:
+            if not has_free_core():
+                stop.wait(LOOK_SECONDS)
+            elif not work():
+                break
 
     thread = threading.Thread(target=go, daemon=True)
     thread.start()
@@ -50,6 +55,13 @@ def _in_background(work: Callable[[], bool]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def has_free_core() -> bool:
+    """True where this machine has no more runnable threads, the calling one included, than this process may use cores."""
+    with open("/proc/loadavg") as file:
+        running = int(file.read().split()[3].partition("/")[0])
+    return running <= len(os.sched_getaffinity(0))
 
 
 class Lease:
@@ -99,7 +111,7 @@ class Lease:
     def renew(self, held: dict[str, Any], prepare: Callable[[], bool] = lambda: False) -> None:
         """Offer this trainer to the pool, and wait for the next lease; `held`: see pool.Member.
 
-        Meanwhile another thread calls `prepare` again and again, at the lowest priority, for as long as it returns true.
+        Meanwhile another thread calls `prepare` again and again, while a core is free, for as long as it returns true.
         Ends this process if the pool ends this trainer, or is gone.
         """
         with _in_background(prepare):
