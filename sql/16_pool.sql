@@ -27,13 +27,18 @@ from pg_mop.api import trainers
 return trainers.mop_end_trainers(plpy)
 $$;
 
--- The event trigger calls this before DROP EXTENSION, so that no process of the pool remains idle.
+-- The event trigger calls this before DROP EXTENSION, so that no process of the pool remains idle. Where the packages are gone
+-- already, the extension can be dropped all the same.
 CREATE FUNCTION @extschema@.mop_end_trainers_at_drop() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT (SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
         RETURN;  -- the user may not drop the extension
     END IF;
-    PERFORM @extschema@.mop_end_trainers();
+    BEGIN
+        PERFORM @extschema@.mop_end_trainers();
+    EXCEPTION WHEN OTHERS THEN
+        RAISE WARNING 'pg_mop: the idle trainers were not ended: %', SQLERRM;
+    END;
 END
 $$;

@@ -458,6 +458,19 @@ def test_the_pool_ends_with_the_extension(db):
     client.close()
 
 
+def test_the_extension_can_be_dropped_without_its_packages(db):
+    db.run("CREATE DATABASE bare")
+    other = Client(db.server, "bare")
+    other.run(
+        "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
+        "CREATE OR REPLACE FUNCTION madlib.mop_end_trainers() RETURNS integer LANGUAGE plpython3u AS "
+        "'import no_such_package'; DROP EXTENSION pg_mop CASCADE"
+    )
+    assert any("no_such_package" in notice for notice in other.connection.notices)
+    other.close()
+    db.run("DROP DATABASE bare WITH (FORCE)")
+
+
 def test_the_pool_ends_with_the_server(own, db):
     waiting, client = db.another(), db.another()
     idle_one, working = lease(waiting), lease(client)
