@@ -149,36 +149,37 @@ def expect(home: str, keras_backend: str, idle_ms: int) -> None:
 
 
 def trainers(home: str, keras_backend: str) -> list[dict[str, Any]]:
-    """The trainers in the pool of a fork server (see pool.Member), leased or idle; [] where no fork server is running."""
-    found: list[dict[str, Any]] = []
-    for message in _answers(home, keras_backend, {"op": "list"}):
-        if not message:
-            break
-        found.append(message)
-    return found
+    """The trainers in the pools of the fork servers for a framework (see pool.Member), leased or idle."""
+    return [message for message in _answers(home, keras_backend, {"op": "list"}) if message]
 
 
 def end_trainers(
     home: str, keras_backend: str, roles: Sequence[int] | None = None, databases: Sequence[int] | None = None
 ) -> int:
     """End the idle trainers of these roles and databases (OIDs; None: of all). Returns their number."""
-    for message in _answers(home, keras_backend, {"op": "end", "roles": roles, "databases": databases}):
-        return message["ended"]
-    return 0
+    request = {"op": "end", "roles": roles, "databases": databases}
+    return sum(message["ended"] for message in _answers(home, keras_backend, request))
 
 
 def _answers(home, keras_backend, request):
-    """Yield the answers (dicts) of a running fork server to a request without files."""
+    """Yield the answers (dicts) of the running fork servers for a framework to a request without files: that of this version
+    of the packages, and those of others, which older sessions have started."""
     try:
-        connection = _Endpoint(home, keras_backend).connect()
-        if connection is not None:
-            with connection:
-                connection.settimeout(LOOK_SECONDS)
-                connection.send(json.dumps(request).encode())
-                while answer := connection.recv(MOST_BYTES):
-                    yield json.loads(answer)
+        name = _Endpoint(home, keras_backend)
+        paths = name.of_all_versions()
     except (OSError, ValueError):
-        pass
+        return
+    for path in paths:
+        try:
+            connection = name.connect(path)
+            if connection is not None:
+                with connection:
+                    connection.settimeout(LOOK_SECONDS)
+                    connection.send(json.dumps(request).encode())
+                    while answer := connection.recv(MOST_BYTES):
+                        yield json.loads(answer)
+        except (OSError, ValueError):
+            pass
 
 
 def _send(home, keras_backend, request, files=()):
@@ -213,12 +214,17 @@ class _Endpoint:
         if hasattr(self, "_folder"):
             os.close(self._folder)
 
-    def connect(self):
-        """A connection, or None where no fork server is running. Raises OSError."""
+    def of_all_versions(self):
+        """The paths of the sockets for this framework."""
+        found = glob.glob(f"{os.path.dirname(self.path)}/fork-server-{self.keras_backend}-*.lock")
+        return [path[: -len(".lock")] for path in sorted(found)]
+
+    def connect(self, path=None):
+        """A connection, or None where no fork server is running; `path`: of its socket. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(1)
         try:
-            connection.connect(self.path)
+            connection.connect(path or self.path)
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
             return None

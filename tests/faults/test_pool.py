@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import threading
 
@@ -395,6 +396,23 @@ def test_trainers_on_the_way_back_are_ended_on_request(db):
     assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning", 5)
     assert db.value("SELECT madlib.mop_end_trainers()") == 1
     assert pid not in all_trainers()
+
+
+def test_the_pool_of_another_version_is_shown_and_ended(db):
+    """After an upgrade the fork server of the older version has idle trainers that nobody leases any more."""
+    pid = returned(db, db.another())
+    folder = pathlib.Path(db.value("SHOW data_directory")) / "pgsql_tmp.pg_mop"
+    older = {path: path.with_name(re.sub("[0-9a-f]{16}", "0" * 16, path.name)) for path in folder.glob("fork-server-*")}
+    for path, name in older.items():
+        path.rename(name)
+    client = db.another()
+    other = lease(client)
+    assert other != pid
+    client.close()
+    assert idle(db) == {pid, other}
+    assert db.value("SELECT madlib.mop_end_trainers()") == 2
+    (lock,) = folder.glob(f"*-{'0' * 16}.lock")
+    os.kill(int(lock.read_text()), signal.SIGKILL)
 
 
 def test_an_idle_trainer_that_hangs_is_replaced(db):
