@@ -35,7 +35,7 @@ STEPS = {
 
 
 class Calls:
-    """The session that makes all calls. It is one connection, so worker sessions and trainers stay warm between calls.
+    """The session that makes all calls. It is one connection, so settings last from call to call.
 
     `last_run`: the number of the run of the last training call. `messages`: what the server said during the last call of
     mop_train or mop_retrain: texts that begin with NOTICE or WARNING.

@@ -248,7 +248,7 @@ class Model:
             return self._call(function, model=self.name, source=source, version=self.version, **more)
 
     def _call(self, function: str, **values: Any) -> pandas.DataFrame:
-        """The rows of a function, in the session of all calls, whose trainer stays warm."""
+        """The rows of a function, in the session of all calls."""
         listed = ", ".join(f"{quote(name)} => :{name}" for name in values)
         return self._frame(f"SELECT * FROM {self._schema}.{function}({listed})", **values)
 

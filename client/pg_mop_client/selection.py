@@ -89,7 +89,7 @@ class Selection:
         return f"<pg_mop in schema {self.schema}: {driver.info.dbname}>"
 
     def close(self) -> None:
-        """End the session that makes the calls, with its idle worker sessions, and all connections of an own engine.
+        """End the session that makes the calls, and all connections of an own engine.
 
         The pool of an engine that was passed as `where` stays open.
         """

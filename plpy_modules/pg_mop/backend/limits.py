@@ -91,6 +91,7 @@ class Limits:
             raise MopError(
                 f"the role's sessions have {before} trainers, as many as it may have at once",
                 detail="The table mop_limit sets the number. A session gives its trainer back when its call ends.",
+                hint=f"SELECT * FROM {self.schema}.mop_trainers WHERE state <> 'idle'; shows the sessions.",
                 sqlstate=TOO_MANY_TRAINERS,
             )
 

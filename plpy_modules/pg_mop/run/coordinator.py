@@ -497,8 +497,8 @@ class Coordinator:
 
     # --- the end --------------------------------------------------------------------------------------
     def _finish(self, sessions: Sessions, executor: Executor, started: str) -> None:
-        """All units are done: read the results on other servers, drop the remote runs, keep the costs and the
-        warm sessions. Raises MopError if nothing could be trained."""
+        """All units are done: read the results on other servers, drop the remote runs, keep the costs, and
+        end the sessions. Raises MopError if nothing could be trained."""
         spec, planner = self.spec, self.planner
         if spec.application is not None and spec.application.gather is not None:
             spec.application.gather(self.servers, self.segments)
