@@ -203,6 +203,25 @@ def test_a_role_does_not_get_what_another_has_left_in_the_session(db):
     db.run("DROP FUNCTION public.begin_trainer(), public.begin_as_ben()")
 
 
+def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
+    """mop_predict keeps its trainer for the next row, while mop_train works in other sessions."""
+    db.run(
+        "CREATE TABLE houses AS SELECT i AS id, (i % 7)::float AS a, (i % 7) * 2.0 AS price FROM generate_series(1, 200) i; "
+        "GRANT SELECT ON houses TO ana; INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)"
+    )
+    train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 2, baselines => FALSE)"
+    try:
+        ana = db.another("ana")
+        ana.run("SET pg_mop.threads = 1; SET pg_mop.sessions = 1")
+        ana.run(train, ["first"])
+        ana.run("SELECT madlib.mop_predict('first', h) FROM houses h LIMIT 1")
+        assert [row["session_pid"] for row in leased(db)] == [ana.connection.info.backend_pid]
+        ana.run(train, ["second"])
+        ana.close()
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+
+
 def test_a_lower_limit_holds_for_the_next_lease(db):
     pid = returned(db, db.another("ana"))
     db.run("INSERT INTO madlib.mop_limit (role, trainer_memory_mb) VALUES ('ana', 3000)")

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg2
 
+from mop_udf import aggregate
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -31,6 +32,7 @@ class Steps:
     def __init__(self, db: Database, name: str) -> None:
         """Open the session; `name`: its application_name. Raises MopError."""
         self.db = db
+        aggregate.session(db.plpy).give_back()  # a step may need the trainer of the calling session
         self.session = sessions.open_session(targets.local(db), None, name, db.check_interrupts)
         given = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
         given.update({f"pg_mop.{setting}": text for setting, text in settings.given(db).items()})
