@@ -168,7 +168,7 @@ class ForkServer:
         try:
             request = {**waiting.request, "fresh": True} if fork else waiting.request
             self._lease_for(waiting.backend, request, waiting.files, waiting.connection)
-        except OSError:
+        except Exception:
             traceback.print_exc()
             waiting.connection.close()  # the backend will start a trainer itself
         finally:
