@@ -344,9 +344,9 @@ def test_a_lease_does_not_depend_on_the_one_before(db):
     run_id = fit(client, "flowers_packed", "first", "shaken_mst")
     trained = idle(db)
     fit(client, "flowers_packed", "between", "mst")
-    client.run("SELECT madlib.mop_replay(%s, 'second')", [run_id])
+    client.run("SELECT madlib.mop_replay(%s, 'once_more')", [run_id])
     assert idle(db) == trained
-    found = [client.run(f"SELECT model_weights::text FROM {output}") for output in ("first", "second")]
+    found = [client.run(f"SELECT model_weights::text FROM {output}") for output in ("first", "once_more")]
     assert found[0] == found[1]
     client.close()
 
