@@ -20,6 +20,7 @@ from typing import Any
 
 from mop_udf.child_process import die_with_pipe, take_stdio
 
+REST_SECONDS = 5  # that an idle trainer waits before it works ahead
 PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the next lease
 LOOK_SECONDS = 0.2  # between two looks for a free core
 MOST_BYTES = 1 << 16  # size limit of a message
@@ -35,13 +36,15 @@ def title(module: str, backend: int, life: int, *arguments: Any) -> str:
 def _in_background(work: Callable[[], bool]) -> Iterator[None]:
     """A context in which a thread calls `work` until that returns false, the context ends or PREPARE_SECONDS are over.
 
-    Each call begins when a core is free. (At a lower priority it would not have to. But the frameworks make their threads at
+    The first call begins after REST_SECONDS: a lease that follows at once must not wait for the end of a call. Each call
+    begins when a core is free. (At a lower priority it would not have to. But the frameworks make their threads at
     the first use, threads inherit the priority for life, and no lease could raise it again.) The context ends when the last
     call has returned.
     """
-    stop, until = threading.Event(), time.monotonic() + PREPARE_SECONDS
+    stop, until = threading.Event(), time.monotonic() + REST_SECONDS + PREPARE_SECONDS
 
     def go() -> None:
+        stop.wait(REST_SECONDS)
         while not stop.is_set() and time.monotonic() < until:
             if not has_free_core():
                 stop.wait(LOOK_SECONDS)

@@ -9,6 +9,7 @@ from mop_udf import lease
 def test_work_ahead_goes_on_until_nothing_is_left_and_keeps_the_priority(monkeypatch):
     """Threads inherit the priority: a framework's threads, made in the work, serve all later leases."""
     monkeypatch.setattr(lease, "has_free_core", lambda: True)
+    monkeypatch.setattr(lease, "REST_SECONDS", 0)
     found, done = [], threading.Event()
 
     def work():
@@ -30,10 +31,18 @@ def test_work_ahead_waits_for_a_free_core(monkeypatch):
         return free[0]
 
     monkeypatch.setattr(lease, "has_free_core", has_free_core)
+    monkeypatch.setattr(lease, "REST_SECONDS", 0)
     with lease._in_background(lambda: done.set()):
         assert looked.wait(5) and not done.wait(3 * lease.LOOK_SECONDS)
         free[0] = True
         assert done.wait(5)
+
+
+def test_a_lease_that_follows_at_once_finds_no_work_under_way():
+    worked = []
+    with lease._in_background(lambda: worked.append(True)):
+        pass
+    assert not worked
 
 
 def test_a_core_is_free_or_not():
