@@ -158,17 +158,19 @@ def test_strange_stored_values_are_left_out(guests):
 
 
 def test_the_report_is_read_with_the_rights_of_the_caller(guests):
-    guests.run("CREATE ROLE reader LOGIN IN ROLE mop_user; GRANT USAGE ON SCHEMA public TO reader")
-    reader = guests.another(user="reader")
+    guests.run("CREATE ROLE report_reader LOGIN IN ROLE mop_user; GRANT USAGE ON SCHEMA public TO report_reader")
+    report_reader = guests.another(user="report_reader")
     try:
-        reader.run("SET search_path = public, madlib")
-        assert "permission denied" in str(reader.error("SELECT mop_model_report('drinks')"))
-        guests.run("SELECT mop_share('drinks', 'reader')")
-        assert report(reader, "drinks")[0]["versions"] == [1, 2]
-        assert 'denied for source table "guests"' in str(reader.error("SELECT mop_model_report('drinks', 'guests')"))
+        report_reader.run("SET search_path = public, madlib")
+        assert "permission denied" in str(report_reader.error("SELECT mop_model_report('drinks')"))
+        guests.run("SELECT mop_share('drinks', 'report_reader')")
+        assert report(report_reader, "drinks")[0]["versions"] == [1, 2]
+        assert 'denied for source table "guests"' in str(
+            report_reader.error("SELECT mop_model_report('drinks', 'guests')")
+        )
     finally:
-        reader.close()
-        guests.run("DROP OWNED BY reader; DROP ROLE reader")
+        report_reader.close()
+        guests.run("DROP OWNED BY report_reader; DROP ROLE report_reader")
 
 
 def test_what_is_wrong_is_said(guests):
