@@ -46,7 +46,8 @@ def smaller(workload, share):
 
 
 def in_database(dsn, workload, segments, backend, kernel="auto"):
-    """pg_mop's figures: `whole`: seconds of a cold client; `warm-up`: what its training took longer than the same again."""
+    """pg_mop's figures. `whole`: the seconds of a cold client. `warm-up`: the seconds by which its training exceeds a second
+    training of the same."""
     forget(dsn)
     began = time.monotonic()
     connection, cursor = connect(dsn)
@@ -151,7 +152,7 @@ def contenders_of(name, share, dsn):
 
 
 def errors_in(figures):
-    """What is wrong with a workload's {contender: figures}: other numbers of updates, and losses that are not finite."""
+    """The faults in a workload's {contender: figures}: numbers of updates that differ, and losses that are not finite."""
     wanted = next(iter(figures.values()))["updates"]
     return [
         f"{name}: {made['updates']:,} updates, others {wanted:,}"
@@ -178,7 +179,7 @@ def measure(name, share, dsn, output):
             f"{made['train']:.2f} s, {made['updates']:,} updates, {made['note']}",
             flush=True,
         )
-        # written each time, so that a run that is ended has left what it measured
+        # (the file is written after each contender: an interrupted run keeps its figures)
         known = json.loads(output.read_text()) if output.exists() else {}
         known[name] = {"about": workload.about, "rows": workload.rows, "figures": figures}
         output.write_text(json.dumps(known))

@@ -1,4 +1,4 @@
-"""Training of a chain in a trainer: steps, each of which trains models of the steps before further."""
+"""Training of a chain in a trainer. A chain has steps. Each step trains the models of the step before further."""
 
 import time
 

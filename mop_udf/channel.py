@@ -127,7 +127,7 @@ class Channel:
         return not self._ahead
 
     def begin_anew(self) -> None:
-        """Forget what an earlier user of the same descriptors has left."""
+        """Drop the data that a lease has left in the buffers; the next lease has other pipes under the same descriptors."""
         self.pending, self._held, self._ahead = 0, bytearray(), memoryview(b"")
 
     def _write(self, view):

@@ -23,7 +23,7 @@ from mop_udf.server_folder import own_folder, version
 ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
 LOOK_SECONDS = 2  # that a look into the pool takes at most
 RELAYS = "relays"  # in place of a framework: the fork server that starts relays
-MOST_BYTES = 1 << 16  # size limit of a request
+MOST_BYTES = 1 << 16  # size limit of a message
 
 
 class ForkedTrainer:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mop_udf.child_process import die_with_pipe, take_stdio
+from mop_udf.fork_server_client import MOST_BYTES
 
 REST_SECONDS = 5  # that an idle trainer waits before it works ahead
 PREPARE_SECONDS = 30  # that an idle trainer spends at most on work ahead of the next lease
 LOOK_SECONDS = 0.2  # between two looks for a free core
-MOST_BYTES = 1 << 16  # size limit of a message
 
 
 def title(module: str, backend: int, life: int, *arguments: Any) -> str:
@@ -72,8 +72,8 @@ class Lease:
 
     `life`: the reading end of a pipe whose other end the backend holds; `control`: the descriptor of the socket to the
     pool, or None; `since`: when the lease began, for the process list; `idle_ms`: the time without requests after which
-    the trainer leaves, 0 for no limit; `arguments`: what the process list shows after these; `module`: the module that
-    this process runs.
+    the trainer leaves, 0 for no limit; `arguments`: further arguments of the command line that the process list shows;
+    `module`: the module that this process runs.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class Loop:
     def __init__(self, workload, x, y):
         """Rows `x` with one-hot `y`, arrays of NumPy."""
         self.workload, self.rows = workload, (x, y)
-        self.steps, self.batches, self.losses = {}, {}, {}  # what several configurations share
+        self.steps, self.batches, self.losses = {}, {}, {}  # configurations share these
 
     def train(self, key, most=None):
         """One configuration: its final loss and the number of its updates. `most`: see torch_loop.train."""
@@ -38,7 +38,7 @@ class Loop:
         return total / len(self.rows[0]), updates
 
     def warm(self, key):
-        """Compile what the configuration needs: the step for its full and its short batches, and the loss."""
+        """Compile the step, for full batches and for the short batch, and the loss."""
         c = self.workload.configurations[key]
         self.train(key, most=len(self._cut(c.batch_size)))
         for x, y in self._cut(EVALUATED)[-2:]:

@@ -9,8 +9,6 @@ import dataclasses
 
 import psycopg2
 
-import mop_udf
-from mop_udf import fork_server_client
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.engines.postgresql import PostgreSQL
@@ -121,14 +119,11 @@ def _is_worthwhile(db, table):
 
 def _idle_trainers(db):
     """How many trainers in the pool are idle for the caller's role in this database."""
-    framework = settings.load(db, check_names=False)["keras_backend"]
-    mine = db.execute(
-        "SELECT r.oid::bigint AS role, d.oid::bigint AS database FROM pg_roles r, pg_database d "
-        "WHERE r.rolname = current_user AND d.datname = current_database()"
-    )[0]
-    return sum(
-        one["state"] == "idle" and (one["role"], one["database"]) == (int(mine["role"]), int(mine["database"]))
-        for one in fork_server_client.trainers(mop_udf.home, framework)
+    return db.value(
+        f"SELECT count(*) FROM {db.extension}.mop_trainers WHERE state = 'idle' AND role = current_user "
+        "AND database = current_database() AND framework = $1",
+        ["text"],
+        [settings.load(db, check_names=False)["keras_backend"]],
     )
 
 

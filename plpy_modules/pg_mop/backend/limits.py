@@ -83,7 +83,7 @@ class Limits:
         if most is None:
             return
         try:
-            began = _began(trainer.pid)
+            began = _began(trainer.pid, _state_of(trainer.pid)[0], _words_of(trainer.pid))
         except OSError:  # the trainer has ended; the channel reports it
             return
         before = sum(other < began for _, other in _trainers(self._backends()))
@@ -109,13 +109,12 @@ def _words_of(pid):
         return file.read().replace(b" ", b"\0").split(b"\0")
 
 
-def _began(pid):
+def _began(pid, started, words):
     """(microseconds since the machine's start, PID), which orders trainers by the beginning of their leases.
 
-    Raises OSError.
+    `started`: as of _state_of; `words`: the command line.
     """
-    started, _, _ = _state_of(pid)
-    _, since = _lease_in(_words_of(pid))
+    _, since = _lease_in(words)
     # a trainer that no pool has leased: the end of the clock tick in which the process started
     return since or (started + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(pid)
 
@@ -136,13 +135,13 @@ def _trainers(backends):
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                _, parent, state = _state_of(entry)
+                started, parent, state = _state_of(entry)
                 if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
                     continue
                 words = _words_of(entry)
                 # until its exec, a child has its backend's command line or none
                 backend = parent if words[0] in (b"", b"postgres:") else _lease_in(words)[0]
                 if backend in backends:
-                    yield backend, _began(entry)
+                    yield backend, _began(entry, started, words)
             except OSError:  # ended
                 continue

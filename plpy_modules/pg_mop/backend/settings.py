@@ -1,5 +1,6 @@
 """The `pg_mop.*` settings: defaults, ranges, and errors for bad values and unknown names."""
 
+import functools
 import glob
 import os
 import re
@@ -100,15 +101,19 @@ def _is_for_processors(backend):
     return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
 
 
-def _integer(low, high):
+def _number(read, what, low, high):
     def parse(text):
-        value = int(text)
+        value = read(text)
         if not low <= value <= high:
             raise ValueError
         return value
 
-    parse.wanted = f"an integer from {low} to {high}"
+    parse.wanted = f"{what} from {low} to {high}"
     return parse
+
+
+_integer = functools.partial(_number, int, "an integer")
+_seconds = functools.partial(_number, float, "a number of seconds")
 
 
 def _choice(*names):
@@ -144,17 +149,6 @@ def _milliseconds(text):
 
 
 _milliseconds.wanted = "a duration such as 10s or 5min"
-
-
-def _seconds(low, high):
-    def parse(text):
-        value = float(text)
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    parse.wanted = f"a number of seconds from {low} to {high}"
-    return parse
 
 
 def _names(text):

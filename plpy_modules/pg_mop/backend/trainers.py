@@ -37,13 +37,14 @@ def trainer_at(holder, schema, host_segment, keys=None, functions=None):
     )
 
 
-def expect(db):
+def expect(db, options=None):
     """Have the fork server import Keras while the user prepares a call that trains; without effect where it has.
 
     Called where data or architectures are being prepared. The later call meets any problem again and reports it.
+    `options`: from settings.load, if the caller has them.
     """
     try:
-        options = settings.load(db, check_names=False)
+        options = options or settings.load(db, check_names=False)
     except MopError:
         return
     if options["fork_server_idle_timeout"] and not options["trainers"] and not db.has_segments:

@@ -12,9 +12,8 @@ from typing import Any
 
 import psycopg2
 
-import mop_udf
-from mop_udf import aggregate, fork_server_client
-from pg_mop.backend import object_table
+from mop_udf import aggregate
+from pg_mop.backend import object_table, trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
@@ -120,8 +119,8 @@ class Coordinator:
         self.catalog = Catalog(self.db, target)
         stack.callback(self.catalog.close)
         local = any(s.server is None and s.host_segment is None for s in self.segments.values())
-        if options["fork_server_idle_timeout"] and not options["trainers"] and local:
-            fork_server_client.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
+        if local:
+            trainers.expect(self.db, options)
         info = self.engine.info(options["keras_backend"])
         self.servers[None] = Server(None, target, self.catalog, None, self.db.extension, info)
         self.remote_runs = RemoteRuns(self.spec, self.segments, self.servers, self._open_remote_run)

@@ -205,7 +205,7 @@ class _Work:
                     and own != _rights(self.plpy, unit["object_table"], {**first, **model})
                 ):
                     raise_error(self.plpy, "the custom functions of a chain differ", aggregate.CONFIGURATION_FAILED)
-        yield from trainer.begin(unit["options"], header, found[0], objects)
+        yield from trainer.start(unit["options"])
         for segment in self.segments.values():
             rows = {**header, **_rows_of(segment)}
             if not trainer.keeps(rows):
@@ -321,7 +321,7 @@ class _Work:
         return {
             **{
                 name: model[name]
-                for name in ("stage", "iteration", "epochs", "kernel", "passes_left", "run_passes_left")
+                for name in ("stage", "iteration", "epochs", "kernel", "net", "passes_left", "run_passes_left")
             },
             **({"costs": model["costs"]} if "costs" in model else {}),
             **{name: row[name] for name in ("mst_key", "compile_params", "fit_params")},
