@@ -183,7 +183,7 @@ class Trainer:
                 except OSError:  # the user's limit of pipe memory is reached: a small pipe is only slower
                     pass
             files = [requests, answers, self._log.fileno(), life]
-            self._process = fork and fork(files)
+            self._process = fork(files) if fork else None
             if not self._process:
                 self._process = ExecutedTrainer(self._home, self._request, files)
                 self._close(self._child_ends)
@@ -327,9 +327,8 @@ def _for_pool(options, request, wants, fresh):
     if gpu is not None:  # other processes need its memory
         keep = min(keep or GPU_KEEP_MS, GPU_KEEP_MS)
     return {
-        # (a trainer of its own, which no other lease has used, still returns to the pool)
         "key": hashlib.sha256(equal.encode()).hexdigest(),
-        "fresh": fresh,
+        "fresh": fresh,  # (a new trainer; it returns to the pool, too)
         "keep_ms": keep,
         "most": options.get("most"),
         "wants": wants or {},

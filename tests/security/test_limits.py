@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from cluster import programs
 from conftest import HOME, all_trainers
 from mop_udf import process
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
@@ -42,6 +43,7 @@ def options(**more):
 @pytest.fixture
 def holder():
     """The backend's side of a unit, with real trainers."""
+    programs()  # makes HOME
     session = Session(Interrupts(), str(HOME))
     yield session
     session.stop_trainer()
