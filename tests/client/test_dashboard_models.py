@@ -106,19 +106,19 @@ def test_one_model_at_a_time_is_measured_and_it_can_be_cancelled(guests, page):
 
 
 def test_models_and_rows_are_read_with_the_rights_of_the_role(guests):
-    guests.run("CREATE ROLE reader LOGIN IN ROLE mop_user; GRANT USAGE ON SCHEMA public TO reader")
-    served = Served(guests.uri("reader"))
+    guests.run("CREATE ROLE looker LOGIN IN ROLE mop_user; GRANT USAGE ON SCHEMA public TO looker")
+    served = Served(guests.uri("looker"))
     try:
         assert served.json("/api/models")["models"] == []
         assert "permission denied" in served.call("/api/model?name=drinks")[2]
-        guests.run("SELECT madlib.mop_share('drinks', 'reader')")
+        guests.run("SELECT madlib.mop_share('drinks', 'looker')")
         assert eventually(lambda: len(served.json("/api/models")["models"]) == 1, 60)
         assert eventually(lambda: served.call("/api/model?name=drinks")[0] == 200, 60)
         status, told = served.post("/api/model/evaluate", name="drinks", source="guests")
         assert status == 400 and 'permission denied for source table "guests"' in told["error"]
     finally:
         served.end()
-        guests.run("DROP OWNED BY reader; DROP ROLE reader")
+        guests.run("DROP OWNED BY looker; DROP ROLE looker")
 
 
 # --- in a browser --------------------------------------------------------------------------------------------

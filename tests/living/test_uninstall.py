@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import all_trainers, eventually, of_backend
+from conftest import all_trainers, eventually
 from places import DEFAULTS, job, outcome, prepare
 
 
@@ -59,7 +59,7 @@ def test_no_idle_trainer_outlives_the_extension(data, db):
     job(client, "lodger")
     try:
         assert eventually(lambda: not sessions(db)), "the run's sessions have ended"
-        idle = [pid for pid in all_trainers() if of_backend(pid) == 0]
+        idle = [row["pid"] for row in db.run("SELECT pid FROM madlib.mop_trainers WHERE database = current_database()")]
         assert idle, "its trainers wait in the pool"
         db.run("DROP EXTENSION pg_mop")
         assert eventually(lambda: not set(idle) & set(all_trainers()), 5), "no trainer is left"

@@ -20,6 +20,7 @@ def data(db):
 def train(db, settings="", iterations=2):
     """A call in a session of its own: (the run's number, mop_kernel_choices in the order of the units)."""
     db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    db.run("SELECT madlib.mop_end_trainers()")  # they have measured the nets that they keep
     other = db.another()
     other.run(f"SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0; {settings}")
     other.run(CALL.format(iterations))

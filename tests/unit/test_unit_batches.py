@@ -184,16 +184,17 @@ def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_hav
 
 @pytest.mark.parametrize("searched", [False, True])
 def test_evaluations_that_nobody_waits_for_come_when_their_iteration_has_been_trained(searched):
-    board = Board(plan_of(12, 2, [2]), range(3))
-    board.searched = searched
-    visits, _ = run(12, 3, 2, 0.002, board=board, alike=lambda number: 0)
-    trained = max(v.end for v in visits if v.unit.kind == "train")
-    begun = min(v.start for v in visits if v.unit.kind == "evaluate")
-    batches = {(v.worker, v.start) for v in visits if v.unit.kind == "evaluate"}
-    if searched:
-        assert begun < 0.9 * trained
-    else:
-        assert begun > 0.8 * trained and len(batches) <= 9
+    late = 0
+    for seed in range(10):
+        board = Board(plan_of(12, 2, [2]), range(3))
+        board.searched = searched
+        visits, _ = run(12, 3, 2, 0.002, seed=seed, board=board, alike=lambda number: 0)
+        trained = max(v.end for v in visits if v.unit.kind == "train")
+        begun = min(v.start for v in visits if v.unit.kind == "evaluate")
+        batches = {(v.worker, v.start) for v in visits if v.unit.kind == "evaluate"}
+        late += begun > 0.7 * trained
+        assert searched or len(batches) <= 9
+    assert late == 0 if searched else late >= 9  # (a random order may leave a worker without other work)
 
 
 def test_evaluations_do_not_wait_where_that_saves_little_or_another_server_waits_for_it():

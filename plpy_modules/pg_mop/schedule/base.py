@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
+from hashlib import blake2b
 from random import Random
 
 from pg_mop.plan.stages import Stage, StageNumber
@@ -45,9 +46,18 @@ class Scheduler(ABC):
     ) -> None:
         """`model_of`: the compiled model of a stage, equal for stages that share it; None: unknown. `expected`: seconds
         that a unit of the stage should take by earlier runs, or 0."""
-        self.board, self.random = board, Random(seed)
+        self.board, self.seed, self.random = board, seed, Random(seed)
         self.model_of: Callable[[StageNumber], CompiledModel] = model_of or (lambda number: None)
         self.expected: Callable[[Stage], float] = expected or (lambda stage: 0.0)
+
+    def tie(self, number: StageNumber, segment: SegmentNumber) -> float:
+        """A random number in [0, 1) that only the seed, the stage and the segment decide.
+
+        A stage visits the segments in the order of these numbers where nothing else decides. So the order of a run with
+        one configuration does not depend on the time that its units take.
+        """
+        digest = blake2b(f"{self.seed} {number} {segment}".encode(), digest_size=6).digest()
+        return int.from_bytes(digest, "big") / (1 << 48)
 
     @abstractmethod
     def choose(self, worker: Worker) -> Unit | None:

@@ -76,7 +76,7 @@ class PriorityScheduler(Scheduler):
         rank = self.rank(stage)
         model = self.model_of(stage.number) if self.QUEUES_BY_MODEL or self.affinity else None
         for segment in segments:
-            entry = (rank, self.random.random(), stage.number)
+            entry = (rank, self.tie(stage.number, segment), stage.number)
             heappush(self.queues.setdefault((segment, "affinity", self.affinity.get(model)), []), entry)
             if self.QUEUES_BY_MODEL and model is not None:
                 heappush(self.queues.setdefault((segment, "model", model), []), entry)
@@ -226,9 +226,11 @@ class PriorityScheduler(Scheduler):
         return None if number is None or self.board.is_running(number) else self.visit(number, worker)
 
     def visit(self, number: StageNumber, worker: Worker) -> Unit | None:
-        """A random training unit of a stage among those that a worker can do; None if there is none."""
+        """The first training unit of a stage, in its random order, that a worker can do; None if there is none."""
         segments = [s for s in self.board.served_segments(worker, "training") if self.board.may_train(number, s)]
-        return self.board.unit(number, "train", "training", self.random.choice(segments)) if segments else None
+        if not segments:
+            return None
+        return self.board.unit(number, "train", "training", min(segments, key=lambda s: self.tie(number, s)))
 
     def train(self, worker: Worker) -> Unit | None:
         """The training unit of least rank. Stages with affinity for other workers come last."""

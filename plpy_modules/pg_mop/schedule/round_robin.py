@@ -28,7 +28,6 @@ class RoundRobin(Scheduler):
         expected: Callable[[Stage], float] | None = None,
     ) -> None:
         super().__init__(board, seed, model_of, expected)
-        self.seed = seed
         self.sort_keys: dict[StageNumber, tuple[float, ...]] = {}
 
     def choose(self, worker: Worker) -> Unit | None:

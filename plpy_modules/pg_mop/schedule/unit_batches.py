@@ -188,7 +188,7 @@ class UnitBatches:
 
     def _next_step(self, worker: Worker, last: Sequence[Unit]) -> Step:
         """The step that may follow in a chain, after the `last` unit of each model: on the segment that most of them may
-        visit next, of equal ones a random one."""
+        visit next; of equal ones, the first in the random order of the first stage."""
         stages = [self._trained_next(unit) for unit in last]
         visits: Counter[SegmentNumber] = Counter()
         for stage in stages:
@@ -197,8 +197,11 @@ class UnitBatches:
         most = max((visits[segment] for segment in served), default=0)
         if not most:
             return [None] * len(last)
-        segments = [segment for segment in served if visits[segment] == most]
-        segment = segments[0] if len(segments) == 1 else self.scheduler.random.choice(segments)
+        first = next(stage for stage in stages if stage is not None)
+        segment = min(
+            (segment for segment in served if visits[segment] == most),
+            key=lambda segment: self.scheduler.tie(first.number, segment),
+        )
         step: Step = []
         for stage in stages:
             unit = None
