@@ -38,6 +38,8 @@ class Session:
         self.steps = None  # Greenplum: the coroutine of the unit; the caller runs its SQL
         self.coming = None  # called while the trainer works on the unit
         self.ahead = {}  # (run_id, stage, version) -> parts of a model state that was read ahead
+        self.host_segment = None  # Greenplum: that whose process has this session's trainer (its dist_key)
+        self.host_segments = set()  # Greenplum: those that know the fork server of their host
         self.lent = {}  # Greenplum: pickles of custom functions for the next unit, by name
 
     def query(self, sql, types=(), values=(), cursor=False):
@@ -131,6 +133,7 @@ class Session:
             "epochs_sent": epochs,
             "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)],
         }
+        trainer.has_run_code = trainer.has_run_code or any(objects)
         trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
         self.expects_states, self.last_sent = True, None
         if states is not None:

@@ -141,6 +141,7 @@ class ForkServer:
     def _lease_for(self, backend, request, files, connection):
         """Lease an idle trainer to a backend, or fork a new one for it."""
         key = None if request.get("fresh") else request.get("key")
+        self._look_at((request.get("wants") or {}).get("trainer"))
         for member in self._pool.free(key, request.get("wants") or {}):
             if self._lease(member, backend, request, files):
                 self._events.register(connection, selectors.EVENT_READ, self._left)
@@ -295,8 +296,10 @@ class ForkServer:
             return
         self._let_go(member)
         member.state, member.since, self._last_use = "idle", boot_microseconds(), time.monotonic()
-        for waiting in [w for w in self._pool.waiting if w.request["key"] == member.key][:1]:
-            self._end_wait(waiting)
+        for waiting in self._pool.waiting:
+            if self._pool.free(waiting.request["key"], waiting.request.get("wants") or {}):
+                self._end_wait(waiting)
+                break
         for surplus in self._pool.surplus(member.about.get("role"), member.most):
             self._end(surplus)
 
@@ -304,6 +307,12 @@ class ForkServer:
         """A backend has ended its connection, and with it its lease."""
         for member in self._pool:
             if member.connection is connection:
+                self._let_go(member)
+
+    def _look_at(self, pid):
+        """Note the end of a trainer's lease whose event has not come yet: another process of the same session asks for it."""
+        for member in self._pool:
+            if member.pid == pid and member.connection and select.select([member.connection], [], [], 0)[0]:
                 self._let_go(member)
 
     def _let_go(self, member):

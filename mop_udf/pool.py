@@ -78,10 +78,17 @@ class Pool:
         return sorted((m for m in self.members.values() if m.state == "idle"), key=lambda member: member.since)
 
     def free(self, key: str | None, wants: dict[str, Any]) -> list[Member]:
-        """The idle members that a lease with this key may have, the best first: those that hold the most of the rows and
-        then of the compiled models that it `wants` ({"datasets": [...], "nets": [...]})."""
+        """The idle members that a lease with this key may have, the best first.
+
+        Those that hold the most of the rows and then of the compiled models that it `wants` come first: {"datasets":
+        [...], "nets": [...]}. With {"trainer": process ID}, only this member is free if it is idle, and none while it is on
+        its way back.
+        """
         if key is None:
             return []
+        for member in self.members.values():
+            if member.pid == wants.get("trainer") and member.key == key and member.state != "leased":
+                return [member] if member.state == "idle" else []
         datasets, nets = set(wants.get("datasets") or ()), set(wants.get("nets") or ())
 
         def worth(member: Member) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mop_udf import child_process, compile_cache, fork_server_client
 from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
+from mop_udf.fork_server_client import ForkedTrainer
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031  # Linux; Python's fcntl defines it from 3.10 on
@@ -122,13 +123,15 @@ class Trainer:
         - database: its OID; with it and `role`, the trainer comes from the pool and returns there
         - most: how many trainers the role may have in the pool (None: any number)
 
-        `wants`: {"datasets": keys, "nets": digests}, what the trainer should hold if possible; `fresh`: it must not have
-        had another lease.
+        `wants`: {"datasets": keys, "nets": digests}, what the trainer should hold if possible, and optionally
+        {"trainer": the process ID of the trainer that this session has just given back}; `fresh`: it must not have had
+        another lease.
         """
         self.options, self._last_use = options, time.monotonic()
         # an answer is pending (Greenplum may interrupt Python between a request and its answer)
         self._answer_pending = False
         self.lent: Any = None  # the model that the trainer predicts with
+        self.has_run_code = False  # a user's: custom functions
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
@@ -207,6 +210,10 @@ class Trainer:
     def was_leased(self) -> bool:
         """True if the trainer has had other leases. It may turn out only when the trainer answers."""
         return self._process is not None and self._process.held is not None
+
+    def is_pooled(self) -> bool:
+        """True if the trainer returns to the pool at the end of its lease, as one that has run custom functions does not."""
+        return "key" in self._request and not self.has_run_code and isinstance(self._process, ForkedTrainer)
 
     @property
     def pid(self) -> int:

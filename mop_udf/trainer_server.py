@@ -53,6 +53,7 @@ class TrainerServer:
         self.compiled_models = model_cache.ModelCache(model_cache.cache_bytes(memory_mb, threads))
         self.device = device.described(threads)
         self.may_be_leased_again = device_error is None
+        self._has_garbage = False
         self._forget()
 
     def _forget(self):
@@ -83,8 +84,8 @@ class TrainerServer:
         optimizer variables and random states before they use a model.
         """
         self._forget()
+        self._has_garbage = True
         keras.utils.set_random_seed(0)
-        gc.collect()
         return {
             "nets": pool.names(self.compiled_models.nets),
             "datasets": pool.names(map(str, self.cache.segments)),
@@ -92,7 +93,11 @@ class TrainerServer:
         }
 
     def prepare(self) -> bool:
-        """Compile something ahead, between two leases. False if nothing is left to do."""
+        """Free memory, or compile something ahead, between two leases. False if nothing is left to do."""
+        if self._has_garbage:  # (not as part of `reset`: the next lease may begin at once)
+            self._has_garbage = False
+            gc.collect()
+            return True
         return self.compiled_models.prepare()
 
     def on_reset(self, header, payloads):

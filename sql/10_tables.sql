@@ -119,7 +119,8 @@ CREATE TABLE @extschema@.mop_stage_state (
     version integer NOT NULL,           -- units trained since the start of the path; first the parent's version
     state_table integer,                -- NULL: drawn from the seed, the parent's state, or no longer needed
     bytes bigint,                       -- size of the state
-    made_on integer,                    -- the segment of its last unit; NULL: no unit, or a unit on another server
+    made_on integer,                    -- the segment of its last unit (of a chain: of its first); NULL: no unit, or a
+                                        -- unit on another server
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 ) WITH (fillfactor = 50);

@@ -60,9 +60,9 @@ BEGIN
         SELECT array_agg(g.stage) AS stage, array_agg(g.before) AS before, array_agg(g.version) AS version,
             array_agg(g.segment) AS segment, array_agg(g.state_table) AS state_table, array_agg(g.bytes) AS bytes INTO moved
         FROM (SELECT r.stage, CASE WHEN max(r.version) - min(r.version) + 1 = count(*) THEN min(r.version) - 1 END AS before,
-                     max(r.version) AS version, (array_agg(r.segment ORDER BY r.version DESC))[1] AS segment,
+                     max(r.version) AS version, max(r.made_on) AS segment,
                      max(r.state_table) AS state_table, max(r.bytes) AS bytes
-              FROM json_to_recordset(results) AS r(stage integer, segment integer, version integer, state_table integer,
+              FROM json_to_recordset(results) AS r(stage integer, made_on integer, version integer, state_table integer,
                   bytes bigint) GROUP BY r.stage) AS g;
         UPDATE @extschema@.mop_stage_state m SET
             version = moved.version[@extschema@.mop_position(m.stage, moved.stage)],

@@ -37,10 +37,24 @@ $$;
 
 -- A worker session starts its segment trainer with this.
 CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
-RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
+RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import trainers
 return trainers.at_start(plpy, *args)
+$$;
+
+-- A worker session gives its trainer back with this, before its next unit is on another segment.
+CREATE FUNCTION @extschema@.mop_at_leave() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.backend import trainers
+return trainers.at_leave(plpy)
+$$;
+
+-- A chain asks with this whether the trainer holds, or can keep, the rows of its segments.
+CREATE FUNCTION @extschema@.mop_at_keep(segments text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.backend import trainers
+return trainers.at_keep(plpy, segments)
 $$;
 
 -- mop_give_objects calls this: the process keeps custom functions for the next unit.
@@ -49,6 +63,20 @@ LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.backend import trainers
 return trainers.at_objects(plpy, names, pickles)
+$$;
+
+-- mop_pool reads the pool of a host with this: a row of it is a JSON array.
+CREATE FUNCTION @extschema@.mop_at_pool() RETURNS SETOF text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import trainers
+return trainers.mop_at_pool(plpy)
+$$;
+
+-- mop_end_trainers ends the idle trainers in the pool of a host with this.
+CREATE FUNCTION @extschema@.mop_at_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import trainers
+return trainers.mop_at_end_trainers(plpy)
 $$;
 
 -- A unit sends its specification to the trainer with this.

@@ -770,6 +770,33 @@ def test_segments_on_a_host_have_one_fork_server_and_one_place_for_what_is_compi
     assert ann.error("SELECT madlib.mop_at_host('/tmp')").pgcode == "42501"
 
 
+def test_a_session_trains_all_segments_of_a_host_with_one_trainer(trained):
+    """Chains and single units give the same weights, and the second call finds its nets in the pool of the host."""
+    if trained.value("SELECT count(DISTINCT hostname) FROM gp_segment_configuration WHERE content >= 0") > 1:
+        pytest.skip("one trainer for all segments was NOT RUN: they are on several hosts")
+    trained.run("SELECT madlib.mop_end_trainers()")
+    weights, runs = [], []
+    for seconds in (0, 0.5, 0.5):
+        trained.run(f"SET pg_mop.chain_seconds = {seconds}")
+        runs.append(fit(trained, "flowers_packed", "chained", "mst", 4))
+        assert_invariants(trained, runs[-1])
+        weights.append(trained.run("SELECT mst_key, model_weights::text FROM chained ORDER BY 1"))
+    trained.run("RESET pg_mop.chain_seconds")
+    assert weights[0] == weights[1] == weights[2]
+    units = (
+        "SELECT backend_pid, count(*) AS units, count(DISTINCT segment) AS segments, count(DISTINCT queued_at) AS commands, "
+        "sum(compilations) AS compilations FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' GROUP BY 1"
+    )
+    single, _, second = ([dict(row) for row in trained.run(units, [run])] for run in runs)
+    assert max(own["segments"] for own in single) == 3, "one session trains on all segments"
+    assert sum(own["commands"] for own in second) < sum(own["units"] for own in second), "there are chains"
+    assert sum(own["compilations"] for own in second) == 0
+    pool = trained.run("SELECT state, nets FROM madlib.mop_trainers WHERE nets > 0")
+    assert pool and {row["state"] for row in pool} == {"idle"}
+    assert trained.value("SELECT madlib.mop_end_trainers()") >= len(pool)
+    assert trained.run("SELECT FROM madlib.mop_trainers WHERE state = 'idle'") == []
+
+
 START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_host_segment WHERE dist_key = %s"
 
 
@@ -862,8 +889,10 @@ def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting)
     there = set(greenplum.processes(client, session))
     assert session not in map(of_backend, trainers()), "the segments have done it"
     assert len({of for of in map(of_backend, trainers()) if of in there}) >= 3
+    of_coordinator = "SELECT count(*) FROM madlib.mop_trainers"  # (in its own pool)
+    before = client.value(of_coordinator)
     alone = predicted(client, "of_catalog")
-    assert session in map(of_backend, trainers()), "the coordinator has done it"
+    assert client.value(of_coordinator) == before + 1, "the coordinator has done it"
     assert len(alone) == 303
     for form, rows in expected.items():
         assert rows == alone, form

@@ -407,6 +407,23 @@ def test_a_trainer_that_hangs_as_it_is_reset_is_ended(db):
     assert eventually(lambda: pid not in all_trainers(), 15)
 
 
+def test_a_session_that_waits_for_a_trainer_on_the_way_back_may_be_killed(db):
+    first, waiting = db.another(), db.another()
+    pid = lease(first)
+    os.kill(pid, signal.SIGSTOP)
+    first.close()
+    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning", 5)
+    start(waiting)  # (this returns before the request is answered)
+    os.kill(waiting.connection.info.backend_pid, signal.SIGTERM)
+    gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
+    assert eventually(lambda: db.value(gone, [waiting.connection.info.backend_pid]), 5)
+    os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: idle(db) == {pid}), "nobody has it, and no other was forked"
+    other = db.another()
+    assert lease(other) == pid
+    other.close()
+
+
 def test_trainers_on_the_way_back_are_ended_on_request(db):
     client = db.another()
     pid = lease(client)

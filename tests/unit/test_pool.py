@@ -29,6 +29,21 @@ def test_a_lease_gets_the_trainer_that_holds_most_of_what_it_wants():
     assert pool.free("nobody's", {}) == [] and pool.free(None, {}) == []
 
 
+def test_a_session_gets_back_the_trainer_that_it_has_just_given_back():
+    pool = Pool()
+    own = member(pool, 1, state="leased")
+    member(pool, 2, nets=["a"])
+    member(pool, 3, key="other")
+    wants = {"nets": ["a"], "trainer": 1}
+    assert pids(pool.free("k", wants)) == [2], "another session has it"
+    pool.leave(own, 10.0)
+    assert pool.free("k", wants) == [] and pool.is_expected("k"), "it will be back"
+    own.state = "idle"
+    assert pids(pool.free("k", wants)) == [1]
+    assert pids(pool.free("k", {"nets": ["a"], "trainer": 9})) == [2, 1], "it has ended"
+    assert {*pids(pool.free("k", {"trainer": 3}))} == {1, 2}, "its key is another"
+
+
 def test_trainers_end_that_are_idle_for_too_long_or_not_back_in_time():
     pool = Pool()
     member(pool, 1, since=0, keep=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import time
 from typing import Any
@@ -12,13 +13,25 @@ from mop_udf import fork_server_client
 from pg_mop.backend.database import Database
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.settings import BACKENDS
+from pg_mop.engines.greenplum import on_hosts
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @sql_function
 def mop_pool(db: Database) -> list[tuple[Any, ...]]:
-    """The trainers in the pool that the caller may see: the rows of the SQL function."""
+    """The trainers in the pool that the caller may see: the rows of the SQL function. Those of Greenplum's hosts, too."""
+    there = (json.loads(text) for texts in on_hosts(db, "mop_at_pool()") for text in texts)
+    return [*_pool(db), *map(tuple, there)]
+
+
+@sql_function
+def mop_at_pool(db: Database) -> list[str]:
+    """The trainers in the pool of this segment's host that the caller may see, as JSON."""
+    return [json.dumps(row) for row in _pool(db)]
+
+
+def _pool(db: Database) -> list[tuple[Any, ...]]:
     roles = _roles(db, "pg_read_all_stats")
     now, booted = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     return [
@@ -44,7 +57,17 @@ def mop_pool(db: Database) -> list[tuple[Any, ...]]:
 
 @sql_function
 def mop_end_trainers(db: Database) -> int:
-    """End the idle trainers of the roles that the caller may act as. Returns their number."""
+    """End the idle trainers of the roles that the caller may act as, on Greenplum's hosts, too. Returns their number."""
+    return _end(db) + sum(sum(ended) for ended in on_hosts(db, "mop_at_end_trainers()"))
+
+
+@sql_function
+def mop_at_end_trainers(db: Database) -> int:
+    """As mop_end_trainers, for the pool of this segment's host."""
+    return _end(db)
+
+
+def _end(db: Database) -> int:
     roles = _roles(db)
     return sum(
         fork_server_client.end_trainers(mop_udf.home, framework, None if roles is None else sorted(roles))

@@ -11,6 +11,7 @@ import mop_udf
 from mop_udf import aggregate, fork_server_client, params
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
+from mop_udf.process import TrainerLost
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database
@@ -57,30 +58,38 @@ class LocalTrainer:
     def __init__(self, holder, schema):
         """`holder`: the mop_udf.aggregate.Session."""
         self.holder, self.schema = holder, schema
+        self.nets = []  # digests of the compiled models that the trainer held when its lease began
 
     def start(self, options, look_again=False, wants=None):
         """Lease or start the trainer, unless the session has it, within the limits of the calling role; `wants`: see
         process.Trainer."""
         limits = Limits(self.holder.plpy, self.schema)
-        raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again, wants)
+        self.nets = raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again, wants).nets
         yield from ()
 
     def begin(self, options, unit, models, objects):
         """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
-        return self.keeps(unit)
+        return self._keeps(unit)
 
-    def keeps(self, unit):
-        """True where the trainer holds or can keep the rows of a unit; it has started."""
+    def begin_chain(self, options, segments):
+        """Start the trainer, unless it runs, and have it keep the rows of `segments`: dicts as of `give`, with `rows_sql`.
+
+        Returns the segments whose rows were sent; None where the trainer cannot keep the rows of all.
+        """
+        yield from self.start(options)
+        loaded = []
+        for segment in segments:
+            if not self._keeps(segment):
+                return None
+            if segment["dataset"] not in self.holder.trainer.datasets:
+                self.holder.begin(_loading(segment), [], (), [])
+                yield Query(segment["rows_sql"] % {"epochs": 1})
+                loaded.append(segment["segment"])
+        return loaded
+
+    def _keeps(self, unit):
         return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
-
-    def load(self, unit, rows_sql):
-        """Send the rows of a unit that the trainer can keep, unless it holds them; return whether they were sent."""
-        if unit["dataset"] in self.holder.trainer.datasets:
-            return False
-        self.holder.begin({**unit, "kind": "load", "keeps_rows": True}, [], (), [])
-        yield Query(rows_sql % {"epochs": 1})
-        return True
 
     def states(self, run_id, versions, token, taken):
         """The states of stages, [(stage, version), ...], for `give`: pairs (stage, part), all parts of a state in order.
@@ -142,36 +151,84 @@ class LocalTrainer:
 
 
 class SegmentTrainer:
-    """The trainer of this session's process on a host segment."""
+    """The trainer of this session's process on a host segment.
+
+    A session has one trainer at a time. Where a unit is on another segment than the unit before, the session's process
+    there leases the trainer that the process on the former segment gives back.
+    """
 
     def __init__(self, holder, schema, host_segment, keys, functions):
         self.holder, self.schema, self.host_segment, self.keys = holder, schema, int(host_segment), keys
         self.functions = functions
         self.sent = None  # the answer of at_begin to the current unit
+        self.nets = []  # as of process.Trainer, once this object has started the trainer
 
-    def _at(self, call, types=(), values=()):
-        """The result of one of our functions on the host segment."""
+    def _at(self, call, types=(), values=(), host_segment=None):
+        """The result of one of our functions on a host segment, by default on this trainer's."""
+        key = self.host_segment if host_segment is None else host_segment
         rows = yield Query(
-            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_host_segment "
-            f"WHERE dist_key = {self.host_segment}",
+            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_host_segment WHERE dist_key = {key}",
             types,
             values,
         )
         if not rows:
-            raise_error(self.holder.plpy, f"there is no host segment {self.host_segment}", "22023")
+            raise_error(self.holder.plpy, f"there is no host segment {key}", "22023")
         return rows[0]["answer"]
 
     def start(self, options, look_again=False, wants=None):
-        yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.host_segment,))
-        yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (json.dumps(options), look_again))
+        if self.host_segment not in self.holder.host_segments:
+            yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.host_segment,))
+            self.holder.host_segments.add(self.host_segment)
+        left = yield from self._leave()
+        text = json.dumps({**options, "wants": {**(wants or {}), "trainer": left}})
+        answer = yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (text, look_again))
+        self.holder.host_segment, self.nets = self.host_segment, json.loads(answer)["nets"]
+
+    def _leave(self):
+        """Give the session's trainer back if it is on another host segment; return its process ID, or None."""
+        before, self.holder.host_segment = self.holder.host_segment, None
+        if before in (None, self.host_segment):
+            return None
+        return (yield from self._at("mop_at_leave()", host_segment=before))
 
     def begin(self, options, unit, models, objects):
         yield from self._lend(models, objects)
-        self.sent = yield from self._hand(unit, models, objects, options)
+        self.sent = None
+        if self.holder.host_segment == self.host_segment:
+            self.sent = yield from self._hand(unit, models, objects, options)
         if self.sent is None:
-            yield from self.start(options)
+            yield from self.start(options, wants=_wants(models, [unit]))
             self.sent = yield from self._hand(unit, models, objects, options)
         return self.sent["keeps_rows"]
+
+    def begin_chain(self, options, segments):
+        if (
+            self.holder.host_segment != self.host_segment
+            or (keeps := (yield from self._keep(options, segments))) is None
+        ):
+            yield from self.start(options, wants=_wants((), segments))
+            keeps = yield from self._keep(options, segments)
+        if keeps is None or None in keeps:
+            return None
+        loaded = []
+        for segment, is_held in zip(segments, keeps, strict=True):
+            if not is_held:
+                there = SegmentTrainer(
+                    self.holder, self.schema, self.keys[str(segment["segment"])], self.keys, self.functions
+                )
+                yield from there.begin(options, _loading(segment), (), ())
+                yield from there.work(segment["rows_sql"])
+                loaded.append(segment["segment"])
+        if self.holder.host_segment != self.host_segment:
+            yield from self.start(options)
+        return loaded
+
+    def _keep(self, options, segments):
+        """For each of `segments`: True if the trainer holds its rows, False if it can keep them, None if it cannot; None if no
+        trainer runs."""
+        told = [{name: segment[name] for name in ("dataset", "nbytes", "keep")} for segment in segments]
+        text = json.dumps({"options": options, "segments": told})
+        return json.loads((yield from self._at("mop_at_keep($1)", ("text",), (text,))) or "null")
 
     def _lend(self, models, objects):
         """Send the models' custom functions to the host segment."""
@@ -196,7 +253,7 @@ class SegmentTrainer:
         return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
 
     def give(self, unit, models, states, objects):
-        if self.sent["begun"]:
+        if self.sent is not None and self.sent["begun"]:
             self.sent["begun"] = False  # (further models of the unit are sent separately)
         else:
             yield from self._lend(models, objects)
@@ -310,6 +367,20 @@ class SegmentTrainer:
         """The transaction ended on the segment, too; the next unit stops a trainer that still works."""
 
 
+def _wants(models, segments):
+    """What a trainer should hold for these models and segments: see process.Trainer."""
+    return {
+        "nets": list({model["net"] for model in models if model.get("net")}),
+        "datasets": [segment["dataset"] for segment in segments],
+    }
+
+
+def _loading(segment):
+    """The unit that has a trainer keep the rows of a segment."""
+    told = {name: value for name, value in segment.items() if name != "rows_sql"}
+    return {**told, "kind": "load", "keeps_rows": True}
+
+
 def put_state(schema, run_id, stage, version, state_table, number, part, token):
     """The Query that writes a part (bytes) of a stage's state at a version into a state table."""
     return Query(
@@ -322,13 +393,51 @@ def put_state(schema, run_id, stage, version, state_table, number, part, token):
 # --- on a host segment --------------------------------------------------------------------------------
 
 
-def at_start(plpy, options, look_again):
-    """Start the trainer of this process, unless it runs, within the limits of the calling role."""
-    holder = aggregate.session(plpy)
+def at_start(plpy, text, look_again):
+    """Lease or start the trainer of this process, unless it runs, within the limits of the calling role.
+
+    `text`: options as JSON, and `wants` (see process.Trainer). Returns JSON: the digests of its compiled models, `nets`.
+    """
+    holder, options = aggregate.session(plpy), json.loads(text)
+    wants = options.pop("wants", None)
     limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
     with aggregate.failures_as_sql(plpy, holder):
-        raising(plpy, holder.start_trainer, _on_own_gpu(plpy, json.loads(options)), limits, look_again)
-    return True
+        trainer = raising(plpy, holder.start_trainer, _on_own_gpu(plpy, options), limits, look_again, wants)
+    return json.dumps({"nets": trainer.nets})
+
+
+def at_leave(plpy):
+    """Give this process's trainer back to the pool, and return its process ID. Returns None, and keeps the trainer, where
+    there is no pool to return to."""
+    holder = aggregate.session(plpy)
+    if holder.trainer is None or not holder.trainer.is_pooled():
+        return None
+    try:
+        pid = holder.trainer.pid
+    except TrainerLost:
+        pid = None
+    holder.give_back()
+    return pid
+
+
+def at_keep(plpy, text):
+    """See SegmentTrainer._keep, as JSON; None if no trainer runs that was started with the options."""
+    holder, asked = aggregate.session(plpy), json.loads(text)
+    if not _is_there(plpy, holder, asked["options"]):
+        return None
+    keeps = []
+    with aggregate.failures_as_sql(plpy, holder):
+        for unit in asked["segments"]:
+            kept = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+            keeps.append(unit["dataset"] in holder.trainer.datasets if kept else None)
+    return json.dumps(keeps)
+
+
+def _is_there(plpy, holder, options):
+    """True where this process has a trainer that was started with these options and waits for a unit."""
+    if holder.unit is not None:  # the trainer still works on a failed unit
+        holder.stop_trainer()
+    return holder.trainer is not None and holder.trainer.alive() and holder.wanted == _on_own_gpu(plpy, options)
 
 
 def content(plpy):
@@ -394,9 +503,7 @@ def at_begin(plpy, text):
             plpy, f"the custom function {missing[0]!r} has not arrived at its segment", aggregate.CONFIGURATION_FAILED
         )
     if options is not None:
-        if holder.unit is not None:  # the trainer still works on a failed unit
-            holder.stop_trainer()
-        if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, options):
+        if not _is_there(plpy, holder, options):
             return None
         with aggregate.failures_as_sql(plpy, holder):
             unit["keeps_rows"] = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])

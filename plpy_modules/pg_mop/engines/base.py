@@ -36,6 +36,7 @@ class Segment:
     fingerprint_sql: str  # selects the present fingerprint on that server, as column `fingerprint`
     copies: tuple = ()  # of the same rows on other servers, as Segments
     host_segment: int | None = None  # Greenplum: the row of mop_host_segment whose segment has the trainer
+    host: str | None = None  # Greenplum: the host of that segment
 
     def on(self, server):
         """This segment or its copy on a server (name)."""

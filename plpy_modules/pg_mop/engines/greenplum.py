@@ -75,6 +75,20 @@ def gpus(db, source):
     }
 
 
+def on_hosts(db, call):
+    """Yield what one of our functions returns on each segment host: a list of its rows. Nothing on PostgreSQL."""
+    if db.has_segments:
+        known = keys(db)
+        for content in {segment.host: segment.content for segment in reversed(hosts(db))}.values():
+            yield [
+                row["answer"]
+                for row in db.execute(
+                    f"SELECT {db.extension}.{call} AS answer FROM {db.extension}.mop_host_segment "
+                    f"WHERE dist_key = {known[content]}"
+                )
+            ]
+
+
 def _on_host(db, host, call):
     """The result of one of our functions on a segment host. Raises MopError if our packages are missing there."""
     content = next(segment.content for segment in hosts(db) if segment.host == host)
@@ -136,6 +150,7 @@ class Greenplum(PostgreSQL):
 
     def segments(self, packed):
         db, host_segments, found = self.db, keys(self.db), []
+        host_of = {segment.content: segment.host for segment in hosts(self.db)}
         for row in db.execute(
             f"SELECT __dist_key__ AS key, gp_segment_id AS content, {sizes(packed)} "
             f"FROM {packed.table} GROUP BY 1, 2 ORDER BY 1"
@@ -153,6 +168,7 @@ class Greenplum(PostgreSQL):
                     str(packed.table),
                     sql,
                     host_segment=host_segments[row["content"]],
+                    host=host_of[row["content"]],
                 )
             )
         return found

@@ -36,8 +36,9 @@ def start_trainer(plpy: Any, options: str) -> str:
     """
     holder, chosen = aggregate.session(plpy), json.loads(options)
     wants = chosen.pop("wants", None)
-    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment")).start(chosen, True, wants))
-    return json.dumps(holder.trainer.nets if holder.trainer is not None else [])
+    trainer = trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment"))
+    by_spi(holder, trainer.start(chosen, True, wants))
+    return json.dumps(trainer.nets)
 
 
 def _schema(plpy: Any, holder: Any) -> str:
@@ -205,14 +206,13 @@ class _Work:
                     and own != _rights(self.plpy, unit["object_table"], {**first, **model})
                 ):
                     raise_error(self.plpy, "the custom functions of a chain differ", aggregate.CONFIGURATION_FAILED)
-        yield from trainer.start(unit["options"])
-        for segment in self.segments.values():
-            rows = {**header, **_rows_of(segment)}
-            if not trainer.keeps(rows):
-                # (the coordinator has compared their bytes with the limit: each unit is done by itself now)
-                raise_error(self.plpy, "the trainer cannot keep the rows of a chain", aggregate.TRAINER_LOST)
-            if (yield from trainer.load(rows, segment["rows_sql"])):
-                yield from self.check_rows(segment)
+        rows = [{**header, **_rows_of(own), "rows_sql": own["rows_sql"]} for own in self.segments.values()]
+        loaded = yield from trainer.begin_chain(unit["options"], rows)
+        if loaded is None:
+            # (the coordinator has compared their bytes with the limit: each unit is done by itself now)
+            raise_error(self.plpy, "the trainer cannot keep the rows of a chain", aggregate.TRAINER_LOST)
+        for segment in loaded:
+            yield from self.check_rows(self.segments[segment])
         states = yield from self.states(self.models)
         then = [
             {**_rows_of(self.segments[step["segment"]]), "models": told}
@@ -468,6 +468,7 @@ class _Work:
                 **(
                     {
                         "version": model["version"] + 1,
+                        "made_on": self.unit["segment"],
                         "state_table": model["state_table"],
                         "bytes": size,
                         "release": model["release"],

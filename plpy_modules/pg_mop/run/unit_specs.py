@@ -165,13 +165,14 @@ class UnitSpecs:
         return self.digests(self.plan.stages[stage].mst_key)
 
     def can_chain(self) -> bool:
-        """True where the rows of all segments are on the coordinator's server and one trainer can keep them, so that
-        units may form chains."""
+        """True where the rows of all segments are on the coordinator's server, or on one host of its cluster, and one trainer
+        can keep them, so that units may form chains."""
         size = sum(segment.bytes for segment in self.segments.values())
         return (
             self.replicas is None
             and not self.options["trainers"]
-            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
+            and all(s.server is None and not s.copies for s in self.segments.values())
+            and len({s.host for s in self.segments.values()}) == 1
             and size <= self.options["cache_mb"] << 20
         )
 

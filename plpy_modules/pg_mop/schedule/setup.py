@@ -91,7 +91,8 @@ def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -
         and not work.averaging
         and not work.use_gpus
         and not options["trainers"]
-        and {(segment.server, segment.host_segment) for segment in work.segments.values()} == {(None, None)}
+        and {segment.server for segment in work.segments.values()} == {None}
+        and len({segment.host for segment in work.segments.values()}) == 1
         and size <= min(ANYWHERE_BYTES, options["cache_mb"] << 19)
     )
 

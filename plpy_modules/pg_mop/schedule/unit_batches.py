@@ -37,7 +37,7 @@ class UnitBatches:
     Comput. C-36(12), 1987). A batch also takes at most about as long as that many average units, so that a batch of
     long units does not delay the other stages.
 
-    A chain trains the stages of its first batch further, with the same worker: on other segments, drawn at random, and in
+    A chain trains the stages of its first batch further, with the same worker: on other segments, in random order, and in
     the next iteration, where nobody reads the state in between. It takes at most about `chain_seconds`. Where stages
     outnumber workers it also has at most half of an equal share of the passes that are left, so that chains become short
     towards the end of a run and no worker is left with a long one; this is factoring (Hummel, Schonberg and Flynn, Comm.
