@@ -1,9 +1,14 @@
-"""Tables of the benchmark: `python report.py` writes docs/benchmarks.md from .local/bench/results.json."""
+"""Tables of the benchmark: `python report.py` writes docs/benchmarks.md from .local/bench/results.json.
+
+The page keeps the sections of workloads that results.json lacks.
+"""
 
 import json
 import pathlib
+import re
 
 from losses import TWINS
+from workloads import WORKLOADS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -28,10 +33,7 @@ differs; elsewhere pg_mop chooses the kernel by default. Session-seconds are rea
 unit also compiles, and waits for the import of Keras.
 """
 
-OLDER = """
-An older table: PyTorch's plain loop, scikit-learn and the arithmetic alone had not been measured, and the losses were not
-compared.
-"""
+OLDER = "\nAn older table, of an earlier version.\n"
 
 
 def median_of(runs):
@@ -151,8 +153,8 @@ on all rows, in batches of 1,024.
 - **pg_mop**: packs the table, loads architectures and the selection table, and makes one call. All settings have their defaults
   except for one thread for each trainer and a seed. Fork server, compiled code and cost history are removed before, as on a
   new server.
-- **pg_mop, second client**: the same in another session right after the first. The fork server lives, the code compiled by XLA
-  is kept, and the cost history is known.
+- **pg_mop, second client**: the same in another session right after the first. It leases the trainers of the first from the
+  pool, with their compiled nets; the rows are packed anew, and so are sent anew.
 - **pg_mop on JAX**, **on PyTorch**, where these are installed: a first client with that `pg_mop.keras_backend`.
 - **export and loop**: COPY of the table to files, then a plain Keras process per worker; each process trains whole
   configurations with `Model.fit` on all rows.
@@ -184,8 +186,7 @@ shuffle the rows when they pack them, and in pg_mop a model visits the segments 
 epsilon at another place than Keras'.
 """
     for name, workload in results["workloads"].items():
-        older = "" if "losses" in workload else OLDER
-        text += f"\n## {name}\n\n{workload['about']}. {median_of(workload['runs'])}\n{older}\n{table(workload)}\n"
+        text += f"\n## {name}\n\n{workload['about']}. {median_of(workload['runs'])}\n\n{table(workload)}\n"
     if results.get("studies"):
         text += STUDIES
     for name, study in results.get("studies", {}).items():
@@ -197,6 +198,23 @@ epsilon at another place than Keras'.
     return text
 
 
+def with_older(text, before):
+    """The page `text`, with the sections that only the page `before` has, in their places, marked as older."""
+    head, *sections = re.split(r"\n(?=## )", text)
+    made = {section.partition("\n")[0]: section for section in sections}
+    for section in re.split(r"\n(?=## )", before)[1:]:
+        title, _, rest = section.partition("\n")
+        if title not in made:
+            about, _, figures = rest.strip("\n").partition("\n\n")
+            if OLDER.strip() != figures.partition("\n\n")[0]:
+                section = f"{title}\n\n{about}\n{OLDER}\n{figures}\n"
+            made[title] = section
+    order = [f"## {name}" for name in (*WORKLOADS, "search")]
+    titles = sorted(made, key=lambda title: order.index(title) if title in order else len(order))
+    return "\n".join([head, *(made[title].rstrip("\n") + "\n" for title in titles)])
+
+
 if __name__ == "__main__":
     results = json.loads((ROOT / ".local" / "bench" / "results.json").read_text())
-    (ROOT / "docs" / "benchmarks.md").write_text(page(results))
+    place = ROOT / "docs" / "benchmarks.md"
+    place.write_text(with_older(page(results), place.read_text() if place.exists() else ""))

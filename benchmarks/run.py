@@ -69,6 +69,7 @@ NEEDS = {
     "PyTorch, a plain loop": "torch",
     "scikit-learn": "sklearn",
 }
+LEFT_OUT = "not run this time"
 LEAST_TWINS = 3  # of each configuration, over all runs
 
 
@@ -240,6 +241,13 @@ def main():
         choices={**CONTENDERS, **SEARCHERS, **SERIAL},
         help="these contenders alone; nothing is kept",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices={**CONTENDERS, **SEARCHERS, **SERIAL},
+        help="not this contender, to save time; the page says so",
+    )
     arguments = parser.parse_args()
     wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]
     if unknown := [w for w in wanted if w not in EVERYTHING]:
@@ -250,7 +258,7 @@ def main():
     wrong = []
     for name in wanted:
         chosen = [c for c in contenders_of(name) if not arguments.only or c in arguments.only]
-        missing = {c: why for c in chosen if (why := absent(c, name))}
+        missing = {c: why for c in chosen if (why := LEFT_OUT if c in arguments.without else absent(c, name))}
         for contender, why in missing.items():
             print(f"# {name}: {contender}: {why}", flush=True)
         contenders = [c for c in chosen if c not in missing]
