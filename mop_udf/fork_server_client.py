@@ -24,6 +24,7 @@ ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a bu
 LOOK_SECONDS = 2  # that a look into the pool takes at most
 RELAYS = "relays"  # in place of a framework: the fork server that starts relays
 MOST_BYTES = 1 << 16  # size limit of a message
+OLDER_IDLE_MS = 10_000  # after which a fork server of another version of the packages ends
 
 
 class ForkedTrainer:
@@ -262,7 +263,15 @@ class _Endpoint:
                     os.close(postmaster)
         finally:
             os.close(lock)
+        self._outdate()
         return True
+
+    def _outdate(self):
+        """Let the fork servers of other versions end soon: only sessions that began before an update still use them."""
+        for path in self.of_all_versions():
+            if path != self.path and (connection := self.connect(path)):
+                with connection:
+                    connection.send(json.dumps({"idle_ms": OLDER_IDLE_MS}).encode())
 
     def _execute(self, *files):
         os.ftruncate(files[1], 0)  # (the fork server writes its process id into it)

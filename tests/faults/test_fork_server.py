@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -325,6 +326,21 @@ def test_those_of_other_packages_leave_nothing(own, db, alone):
     client = db.another()
     start(client)
     assert not list(folder(own).glob("*tensorflow-old*")) and fork_servers(own)
+    client.close()
+
+
+def test_one_of_an_older_version_ends_soon(own, db, alone):
+    client = db.another()
+    start(client, keep_ms=100)
+    client.close()
+    assert eventually(lambda: db.run("SELECT * FROM madlib.mop_trainers") == [], 5)
+    older = fork_servers(own)
+    for path in folder(own).glob("fork-server-*"):
+        path.rename(path.with_name(re.sub("[0-9a-f]{16}", "0" * 16, path.name)))
+    client = db.another()
+    start(client)
+    assert eventually(lambda: older and not {*older} & {*fork_servers(own)}, 30), "not after 600 s"
+    assert len(fork_servers(own)) == 1
     client.close()
 
 
