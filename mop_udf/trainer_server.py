@@ -54,6 +54,7 @@ class TrainerServer:
         self.device = device.described(threads)
         self.may_be_leased_again = device_error is None
         self._has_garbage = False
+        self.compiles_ahead = False  # as the last unit says
         self._forget()
 
     def _forget(self):
@@ -98,7 +99,7 @@ class TrainerServer:
             self._has_garbage = False
             gc.collect()
             return True
-        return self.compiled_models.prepare()
+        return self.compiles_ahead and self.compiled_models.prepare()
 
     def on_reset(self, header, payloads):
         """A relay's lease has ended."""
@@ -113,7 +114,7 @@ class TrainerServer:
         self.channel.send({"fits": fits, "datasets": list(self.cache.segments)})
 
     def on_unit(self, unit, payloads):
-        self.trained = []
+        self.trained, self.compiles_ahead = [], bool(unit.get("compile_ahead"))
         states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
         if payloads:  # custom functions
             self.may_be_leased_again = False

@@ -1,6 +1,9 @@
 """What units have cost is kept from run to run: the kernel is right from the first unit, and what a run will take is
 known before it. Nobody learns of others' nets."""
 
+import os
+import time
+
 import pytest
 
 from conftest import Calling, eventually
@@ -17,10 +20,13 @@ def data(db):
     selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=4, epochs=20") for rate in (0.01, 0.02)])
 
 
-def train(db, settings="", iterations=2):
-    """A call in a session of its own: (the run's number, mop_kernel_choices in the order of the units)."""
+def train(db, settings="", iterations=2, anew=True):
+    """A call in a session of its own: (the run's number, mop_kernel_choices in the order of the units).
+
+    `anew`: with new trainers, since those of the pool have measured the nets that they keep."""
     db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
-    db.run("SELECT madlib.mop_end_trainers()")  # they have measured the nets that they keep
+    if anew:
+        db.run("SELECT madlib.mop_end_trainers()")
     other = db.another()
     other.run(f"SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0; {settings}")
     other.run(CALL.format(iterations))
@@ -72,6 +78,22 @@ def test_the_best_kernel_of_earlier_runs_comes_first(db):
     db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN 'xla' THEN 1e-12 ELSE 1e-11 END]")
     _, choices = train(db, iterations=4)
     assert choices[-1]["loop_seconds"] is not None, "what does not hold any more is compared anew"
+
+
+def test_an_idle_trainer_compiles_what_the_next_run_gains_from(db):
+    for setting in ("off", "on"):
+        db.run("DELETE FROM madlib.mop_cost")
+        settings = f"SET pg_mop.compile_ahead = {setting}"
+        train(db, f"{settings}; SET pg_mop.kernel = loop", iterations=3)
+        for _ in range(1 if setting == "off" else 5):
+            time.sleep(9)  # (a trainer rests for 5 s first)
+            _, choices = train(db, settings, iterations=1, anew=False)
+            first = {choice["kernel"]: choice["compilations"] for choice in reversed(choices)}
+            if first.get("xla") == 0:
+                break
+        if setting == "on" and first.get("xla") != 0 and os.getloadavg()[0] > len(os.sched_getaffinity(0)):
+            pytest.skip("that an idle trainer compiles ahead was NOT RUN: no core of this machine was idle")
+        assert (first.get("xla") == 0) == (setting == "on")
 
 
 def test_a_run_that_was_cancelled_tells_too_and_a_forced_kernel_heeds_nothing(db):

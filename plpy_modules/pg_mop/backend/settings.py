@@ -181,6 +181,7 @@ KNOWN = {
     "chain_seconds": (_seconds(0, 60), "0.5"),
     "cache_mb": (_integer(0, 1 << 30), "1024"),
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
+    "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),

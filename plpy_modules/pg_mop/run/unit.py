@@ -134,6 +134,7 @@ class _Work:
                     "replicas",
                     "run_seconds",
                     "share_prefixes",
+                    "compile_ahead",
                     "keep",
                 )
             },

@@ -109,6 +109,7 @@ class UnitSpecs:
             "finite": self.finite,
             "run_seconds": time.monotonic() - self.began,
             "share_prefixes": self.options["share_prefixes"],
+            "compile_ahead": self.options["compile_ahead"],
             "models": [
                 {**self._model(u), "functions": self.functions_of(u.stage), "costs": self._costs(u)} for u in units
             ],
