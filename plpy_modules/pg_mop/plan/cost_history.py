@@ -88,11 +88,14 @@ class CostHistory:
     def batch_seconds(self, net: Net) -> float | None:
         """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown."""
         best: dict[Where, float] = {}
-        for row in self._rows_of(net):
-            if row["net"] == net.digest:
-                where = _where(row)
-                best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
+        for row in self.measured(net):
+            where = _where(row)
+            best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
         return statistics.median(best.values()) if best else None
+
+    def measured(self, net: Net) -> list[Row]:
+        """The rows of the net itself: of each kernel, device and version."""
+        return [row for row in self._rows_of(net) if row["net"] == net.digest]
 
     def _rows_of(self, net: Net) -> list[Row]:
         if net.architecture not in self._rows:
@@ -101,7 +104,7 @@ class CostHistory:
 
     def _compute_hints(self, net: Net) -> dict[str, list] | None:
         rows = self._rows_of(net)
-        known = [row for row in rows if row["net"] == net.digest]
+        known = self.measured(net)
         loops = {_where(row): row["batch_seconds"] for row in rows if row["kernel"] == "loop"}
         ratios: dict[tuple, list[tuple[float, Row]]] = {}
         for row in rows:

@@ -71,12 +71,14 @@ def simulate(
     transport: Transport | None = None,
     batches: UnitBatches | None = None,
     around: float = 0.0,
+    ready: Callable[[Unit, Worker], float] | None = None,
 ) -> list[Visit]:
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
     `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
-    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain.
+    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain. `ready`: seconds
+    that a worker needs before it begins a unit, asked once for each unit in the order of their begin.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -109,9 +111,10 @@ def simulate(
                 coming = scheduler.coming(worker) if ahead else None
                 board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
-                ends = list(itertools.accumulate((sum(map(seconds, units)) for units in steps), initial=now + around))[
-                    1:
-                ]
+                taken = [sum(map(seconds, units)) for units in steps]
+                if ready is not None:
+                    taken = [t + sum(ready(unit, worker) for unit in units) for t, units in zip(taken, steps)]
+                ends = list(itertools.accumulate(taken, initial=now + around))[1:]
                 if transport is not None:
                     ((unit,),) = steps
                     parent = board.plan.stages[unit.stage].parent

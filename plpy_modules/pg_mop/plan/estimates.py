@@ -1,0 +1,170 @@
+"""How long units take, by net: measured by earlier runs, else guessed from arithmetic. Pure Python.
+
+A guess is linear in the operations of a mini-batch: seconds = BASE + operations / rate. The rate is that of the nets that
+earlier runs of the role have measured on this machine, and without any, that of an ordinary processor core.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pg_mop.plan.arithmetic import Arithmetic
+from pg_mop.plan.cost_history import CostHistory, Net
+from pg_mop.plan.planner import Planner
+from pg_mop.plan.sharing import epochs
+from pg_mop.plan.stages import Stage
+
+HISTORY, OTHERS, GUESS = "history", "other nets", "arithmetic"  # where the seconds of a net come from
+BACKWARD = 3.0  # operations of a training step, in forward passes
+RATE = 8e9  # operations a second of one processor core, without any measurement
+BASE = 2e-4  # seconds of a mini-batch that computes nothing
+# seconds that a run may take, as multiples of what is expected
+SPREAD = {HISTORY: (0.85, 1.25), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
+
+
+@dataclass(frozen=True)
+class FixedCosts:
+    """Seconds that do not depend on the rows.
+
+    `start`: from the call to its first unit; `ready`: to make a net ready in a trainer, besides the time to compile that
+    the cost history has; `compile`: to compile, where it has none; `around`: around a command, for its transaction and
+    its way to the trainer and back; `write`: of a megabyte of states; `end`: from the last unit to the end of the call;
+    `evaluation`: seconds of an evaluated row, in seconds of a trained row; `measured`: runs of the role whose log gave the
+    values, 0: none did.
+    """
+
+    start: float = 1.0
+    ready: float = 0.3
+    compile: float = 1.5
+    around: float = 0.006
+    write: float = 0.004
+    end: float = 0.3
+    evaluation: float = 0.4
+    measured: int = 0
+
+
+@dataclass(frozen=True)
+class NetCost:
+    """What is known of a net: seconds of a mini-batch and of its compilation, and where they come from."""
+
+    batch: float
+    compile: float
+    source: str
+    kernel: str | None = None  # the fastest by the history; None: the trainer will measure
+    runs: int = 0  # that measured it
+    device: str | None = None
+
+
+Sample = tuple[float, float]  # (operations of a mini-batch, its seconds)
+
+
+class Estimates:
+    """Seconds of the units of a plan.
+
+    `planner`: has the stages and the history; `arithmetic(mst_key)`: of a configuration's architecture, None if unknown;
+    `samples`: of other nets that runs of the role measured on this machine; `threads`: of a trainer, None: unknown.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        arithmetic: Callable[[int], Arithmetic | None] = lambda mst_key: None,
+        samples: Callable[[], Iterable[Sample]] = tuple,
+        fixed: FixedCosts | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.planner, self.history, self.fixed = planner, planner.history, fixed or FixedCosts()
+        self._arithmetic, self._samples, self.threads = arithmetic, samples, threads or 1
+        self._rate: float | None = None
+        self._measured = 0  # nets that gave the rate
+        self._nets: dict[Net, NetCost] = {}
+        rows = planner.workload.rows
+        self.mean_rows = sum(rows) / len(rows) if rows else 0.0
+
+    def net(self, stage: Stage) -> NetCost:
+        """What is known of a stage's net."""
+        net = self.planner.sharing.net(stage)
+        if net not in self._nets:
+            self._nets[net] = self._find(net, stage)
+        return self._nets[net]
+
+    def _find(self, net: Net, stage: Stage) -> NetCost:
+        measured = known(self.history, net)
+        if measured is not None:
+            return measured
+        arithmetic = self._arithmetic(stage.mst_key)
+        operations = BACKWARD * (arithmetic.operations if arithmetic is not None else 0.0) * net.batch_size
+        rate = self.rate
+        return NetCost(BASE + operations / rate, self.fixed.compile, OTHERS if self._measured else GUESS)
+
+    @property
+    def rate(self) -> float:
+        """Floating-point operations a second of a trainer."""
+        if self._rate is None:
+            self._rate, self._measured = rate_of(self._samples())
+            if not self._measured:
+                self._rate *= self.threads
+        return self._rate
+
+    @property
+    def measured_nets(self) -> int:
+        """How many other nets gave the rate; 0 where it was not needed, or none was measured."""
+        return self._measured
+
+    def unit(self, stage: Stage, rows: float | None = None) -> float:
+        """Seconds of a training unit of a stage, without fixed costs. `rows`: of its segment; None: the mean."""
+        rows = self.mean_rows if rows is None else rows
+        batch_size = self.planner.sharing.net(stage).batch_size
+        return epochs(stage.parameters[1]) * math.ceil(rows / batch_size) * self.net(stage).batch
+
+    def evaluation(self, stage: Stage, rows: float) -> float:
+        """Seconds of an evaluation of a stage on so many rows, without fixed costs."""
+        batch_size = self.planner.sharing.net(stage).batch_size
+        return self.fixed.evaluation * rows / batch_size * self.net(stage).batch
+
+    def ready(self, stage: Stage) -> float:
+        """Seconds until a trainer that has never had a stage's net can train it."""
+        return self.fixed.ready + self.net(stage).compile
+
+    def spread(self, stages: Iterable[Stage]) -> tuple[float, float]:
+        """The least and the most that the units of some stages may take, as multiples of what is expected."""
+        total = low = high = 0.0
+        for stage in stages:
+            seconds = max(1e-9, self.unit(stage))
+            least, most = SPREAD[self.net(stage).source]
+            total, low, high = total + seconds, low + least * seconds, high + most * seconds
+        return (low / total, high / total) if total else SPREAD[GUESS]
+
+
+def known(history: CostHistory, net: Net) -> NetCost | None:
+    """What the history knows of a net: the fastest kernel of the device that was measured last; None if nothing."""
+    rows = history.measured(net)
+    if not rows:
+        return None
+    latest = max(rows, key=lambda row: str(row["noted_at"]))
+    same = [row for row in rows if (row["version"], row["device"], row["part"]) == _place(latest)]
+    best = min(same, key=lambda row: row["batch_seconds"])
+    # of a kernel that another one serves (plain while a loop is compiled), the compilation counts as well
+    return NetCost(
+        best["batch_seconds"], best["compile_seconds"] or 0.0, HISTORY, best["kernel"], best["runs"], best["device"]
+    )
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["version"], row["device"], row["part"]
+
+
+def rate_of(samples: Iterable[Sample]) -> tuple[float, int]:
+    """(operations a second, how many samples gave it): the median of the samples' rates; (RATE, 0) without any.
+
+    >>> rate_of([(1e8, 0.0102), (2e8, 0.0202), (1e8, 1.0)])
+    (10000000000.0, 3)
+    """
+    rates: Sequence[float] = [
+        operations / max(seconds - BASE, seconds / 10) for operations, seconds in samples if operations and seconds
+    ]
+    return (statistics.median(rates), len(rates)) if rates else (RATE, 0)

@@ -1,0 +1,345 @@
+"""What a planned run will take: the real scheduler and unit batches, run by the simulator on estimated seconds. Pure Python.
+
+A plan with many units is not simulated: with many units for each session every scheduler comes close to the lower bound, and
+the sum of the work says as much in less time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pg_mop.plan.estimates import Estimates
+from pg_mop.plan.planner import Configuration, Planner
+from pg_mop.plan.sharing import ModelKey
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule import setup
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.simulator import Visit, makespan, simulate
+from pg_mop.schedule.unit import Unit, Worker
+from pg_mop.schedule.unit_batches import Steps, UnitBatches, units_of
+
+MOST_UNITS = 2000  # of a plan that is simulated
+IDLE = 0.1  # of the makespan: shorter idle times at the end are not told
+MANY = 0.25  # a share of the session time that is told as a limit
+MOST_OF_WORK = 0.4  # a configuration's share of the work that is told
+
+
+@dataclass
+class Load:
+    """A worker session's part: busy seconds, and when it has nothing more to do (seconds from the first unit)."""
+
+    worker: Worker
+    server: str | None
+    busy: float = 0.0
+    until: float = 0.0
+
+
+@dataclass
+class Prediction:
+    """What a run will take.
+
+    `makespan`: seconds from the first unit's start to the last unit's end; `low`, `high`: its range; `lower_bound`: no
+    schedule takes less; `seconds`: of the whole call; `work`: session seconds by purpose: train, evaluate, ready, around,
+    write; `path`: (mst_key, seconds) of the longest path; `shares`: {mst_key: share of the training work}; `limits`: what
+    limits the makespan, in words.
+    """
+
+    sessions: int
+    units: int = 0
+    evaluations: int = 0
+    makespan: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    lower_bound: float = 0.0
+    start: float = 0.0
+    end: float = 0.0
+    work: dict[str, float] = field(default_factory=dict)
+    path: tuple[int, float] | None = None
+    shares: dict[int, float] = field(default_factory=dict)
+    loads: list[Load] = field(default_factory=list)
+    commands: int | None = None  # None: not simulated
+    chained: int = 0  # commands that are chains
+    grouped: int = 0  # commands with unit batches
+    simulated: bool = False
+    limits: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole call."""
+        return self.start + self.makespan + self.end
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Of the whole call."""
+        return self.start + self.low + self.end, self.start + self.high + self.end
+
+
+class _Counting(UnitBatches):
+    """Unit batches that are counted."""
+
+    commands = chained = grouped = 0
+
+    def choose(self, worker: Worker) -> Steps:
+        steps = super().choose(worker)
+        if steps:
+            self.commands += 1
+            self.chained += len(steps) > 1
+            self.grouped += any(len(units_of([step])) > 1 for step in steps)
+        return steps
+
+
+def predict(
+    planner: Planner,
+    configurations: Sequence[Configuration],
+    misfits: Collection[int],
+    sessions: int,
+    estimates: Estimates,
+    chains: bool = True,
+    bytes_of: Callable[[Stage], int] = lambda stage: 1 << 16,
+    most_units: int = MOST_UNITS,
+) -> Prediction:
+    """The prediction of a planned run, whose stages are asked for. `chains`: units may form chains; `bytes_of`: the size of a
+    stage's model state; `most_units`: of a plan that is simulated. The planner's plan is in the run's final state afterwards
+    if it was simulated.
+    """
+    work = _Work(planner, estimates, chains, bytes_of, setup.trains_anywhere(planner, configurations), sessions)
+    fixed = estimates.fixed
+    found = Prediction(sessions, work.units, work.evaluations, start=fixed.start, end=fixed.end)
+    found.path, found.shares = work.path, work.shares
+    if not work.units and not work.evaluations:
+        return found
+    low, high = estimates.spread(work.left)
+    found.lower_bound = work.lower_bound
+    if work.units + work.evaluations <= most_units:
+        _simulate(found, work, planner, configurations, misfits)
+    else:
+        _sum_up(found, work)
+    varies = (work.train + work.evaluate) / max(1e-9, sum(found.work.values()))
+    found.low = found.makespan * (1 - varies + varies * low) * 0.95
+    found.high = found.makespan * (1 - varies + varies * high) * 1.1
+    found.limits = _limits(found, work, len({key for stage in work.left for key in stage.trials}))
+    return found
+
+
+class _Work:
+    """The units that are left of a plan, and their seconds."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        estimates: Estimates,
+        chains: bool,
+        bytes_of: Callable[[Stage], int],
+        anywhere: bool,
+        sessions: int,
+    ) -> None:
+        self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
+        self.sessions = max(1, sessions)
+        options, segments = planner.workload.options, planner.workload.segments
+        self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
+        self.rows = {key: segment.rows for key, segment in segments.items()}
+        self.left = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.ended]
+        self._unit: dict[tuple[ModelKey, str], float] = {}
+        self.units = self.evaluations = 0
+        self.train = self.evaluate = self.write = 0.0
+        self.models: dict[ModelKey, Stage] = {}
+        paths: dict[StageNumber, float] = {}
+        by_trial: Counter[int] = Counter()
+        averaging = planner.workload.averaging
+        datasets = {dataset for dataset, _ in segments}
+        for stage in self.left:
+            own = 0.0
+            if not stage.trained:
+                visits, seconds = planner.visits(stage), self._mean(stage)
+                own = visits * seconds
+                self.units, self.train = self.units + visits, self.train + own
+                self.write += visits * self._write(stage, seconds)
+                by_trial[min(stage.trials)] += own  # type: ignore[assignment]
+                self.models.setdefault(planner.sharing.key(stage), stage)
+            if stage.evaluated and not stage.scored:
+                held_out = planner.held_out(stage)
+                keys = [("training", k) for k in held_out] if held_out else list(segments)
+                self.evaluations += len(keys)
+                self.evaluate += sum(estimates.evaluation(stage, self.rows[key]) for key in keys)
+            parent = stage.parent.number if stage.parent is not None else None
+            paths[stage.number] = own + (paths.get(parent, 0.0) if parent is not None else 0.0)
+        if averaging:  # the replicas of an iteration wait for one another, and each trains on one segment
+            largest = max((self.rows[key] for key in self.rows if key[0] == "training"), default=0)
+            factor = largest / max(1.0, estimates.mean_rows)
+            paths = {number: seconds * factor for number, seconds in paths.items()}
+        longest = max(self.left, key=lambda stage: paths[stage.number], default=None)
+        self.path = (min(longest.trials), paths[longest.number]) if longest is not None else None
+        total = sum(by_trial.values())
+        self.shares = {key: seconds / total for key, seconds in by_trial.items()} if total and not averaging else {}
+        self.datasets = len(datasets)
+
+    def _mean(self, stage: Stage) -> float:
+        """Seconds of a training unit on a segment of mean size."""
+        key = self.planner.sharing.key(stage), stage.parameters[1]
+        if key not in self._unit:
+            self._unit[key] = self.estimates.unit(stage)
+        return self._unit[key]
+
+    def _write(self, stage: Stage, seconds: float) -> float:
+        """Seconds to write the state after a unit; of a chain, a unit's part of them."""
+        steps = max(1.0, min(256.0, self.chain_seconds / max(1e-4, seconds)))
+        return self.bytes_of(stage) / (1 << 20) * self.estimates.fixed.write / steps
+
+    @property
+    def ready(self) -> float:
+        """Session seconds to make nets ready: each compiled model in one trainer, or in every trainer that meets it."""
+        times = 1 if self.anywhere else self.sessions
+        return times * sum(map(self.estimates.ready, self.models.values()))
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule can do without."""
+        work = (self.train + self.evaluate) / self.sessions
+        return max(work, self.path[1] if self.path is not None else 0.0)
+
+    def seconds(self, unit: Unit) -> float:
+        """Seconds of a unit, for the simulator."""
+        stage, rows = self.planner.plan.stages[unit.stage], self.rows[unit.dataset, unit.segment]
+        if unit.kind == "evaluate":
+            return self.estimates.evaluation(stage, rows)
+        mean = self._mean(stage)
+        return mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
+
+
+def _simulate(
+    found: Prediction,
+    work: _Work,
+    planner: Planner,
+    configurations: Sequence[Configuration],
+    misfits: Collection[int],
+) -> None:
+    board = setup.make_board(planner, configurations, misfits, found.sessions)
+    scheduler = setup.make_scheduler(planner, board)
+    plan, estimates = planner.plan, work.estimates
+    batches = _Counting(
+        board,
+        scheduler,
+        lambda number: (planner.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]),
+        lambda number: work.bytes_of(plan.stages[number]),
+        work.chain_seconds,
+        lambda stage, child: not stage.ends and not stage.evaluated,
+    )
+    has: set[tuple[Worker, ModelKey]] = set()
+    spent = 0.0
+
+    def ready(unit: Unit, worker: Worker) -> float:
+        nonlocal spent
+        stage = plan.stages[unit.stage]
+        key = worker, planner.sharing.key(stage)
+        if key in has:
+            return 0.0
+        if unit.kind == "train":
+            has.add(key)
+        seconds = estimates.ready(stage) if unit.kind == "train" else estimates.fixed.ready
+        spent += seconds
+        return seconds
+
+    around = estimates.fixed.around
+    visits = simulate(board, scheduler, work.seconds, batches=batches, around=around, ready=ready)
+    found.makespan = makespan(visits) if visits else 0.0
+    found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped
+    found.loads, found.simulated = _loads(visits, board), True
+    found.work = {
+        "train": work.train,
+        "evaluate": work.evaluate,
+        "ready": spent,
+        "around": batches.commands * around,
+        "write": work.write,
+    }
+
+
+def _loads(visits: Sequence[Visit], board: Board) -> list[Load]:
+    loads = {worker: Load(worker, board.server(worker)) for worker in board.workers}
+    # the units of a unit batch have the times of their step
+    for worker, start, end in sorted({(visit.worker, visit.start, visit.end) for visit in visits}):
+        load = loads.setdefault(worker, Load(worker, board.server(worker)))
+        load.busy, load.until = load.busy + end - start, max(load.until, end)
+    return list(loads.values())
+
+
+def _sum_up(found: Prediction, work: _Work) -> None:
+    """The prediction of a plan that is not simulated: the work of all sessions is about equal."""
+    fixed = work.estimates.fixed
+    units = work.units + work.evaluations
+    mean = (work.train + work.evaluate) / units
+    together = max(1.0, min(16.0, work.chain_seconds / max(1e-4, mean))) if work.chain_seconds else 1.0
+    found.work = {
+        "train": work.train,
+        "evaluate": work.evaluate,
+        "ready": work.ready,
+        "around": units / together * fixed.around,
+        "write": work.write,
+    }
+    total = sum(found.work.values()) / work.sessions
+    found.makespan = max(total, (work.path[1] if work.path is not None else 0.0)) + mean * together / 2
+    found.loads = [Load(worker, None, total, found.makespan) for worker in range(found.sessions)]
+
+
+def _limits(found: Prediction, work: _Work, trials: int) -> list[str]:
+    """What limits the makespan, in words, the most important first."""
+    told: list[tuple[float, str]] = []
+    spent, makespan_ = sum(found.work.values()), max(1e-9, found.makespan)
+    if found.shares and len(found.shares) > 1:
+        key = max(found.shares, key=lambda k: found.shares[k])
+        share = found.shares[key]
+        if share >= MOST_OF_WORK and share * len(found.shares) > 1.5:
+            told.append((share, f"configuration {key} is {share:.0%} of the work"))
+    if 0 < trials < found.sessions:
+        s = "s" * (trials > 1)
+        told.append((1 - trials / found.sessions, f"{trials} configuration{s} can keep {trials} of {found.sessions} sessions busy"))
+    for purpose, text in (
+        ("ready", "making nets ready is {} of the session time"),
+        ("around", "transactions around units are {} of the session time"),
+        ("evaluate", "evaluations are {} of the session time"),
+        ("write", "writing states is {} of the session time"),
+    ):
+        share = found.work.get(purpose, 0.0) / max(1e-9, spent)
+        if share >= MANY:
+            told.append((share, text.format(f"{share:.0%}")))
+    if found.start / (found.start + makespan_ + found.end) >= MANY:
+        share = found.start / (found.start + makespan_ + found.end)
+        told.append((share, f"starting sessions and trainers is {share:.0%} of the call"))
+    ends = sorted(load.until for load in found.loads)
+    if found.simulated and len(ends) > 1:
+        early = [end for end in ends if makespan_ - end > IDLE * makespan_]
+        if early and trials >= found.sessions:
+            share = sum(makespan_ - end for end in early) / (makespan_ * len(ends))
+            told.append((share, f"{len(early)} of {len(ends)} sessions idle from second {max(early):.3g} on"))
+    return [text for _, text in sorted(told, reverse=True)]
+
+
+def to_json(found: Prediction) -> dict[str, Any]:
+    """A prediction as plain values with stable names."""
+    return {
+        "seconds": found.seconds,
+        "seconds_low": found.range[0],
+        "seconds_high": found.range[1],
+        "makespan": found.makespan,
+        "makespan_low": found.low,
+        "makespan_high": found.high,
+        "lower_bound": found.lower_bound,
+        "start_seconds": found.start,
+        "end_seconds": found.end,
+        "simulated": found.simulated,
+        "sessions": found.sessions,
+        "training_units": found.units,
+        "evaluation_units": found.evaluations,
+        "commands": found.commands,
+        "chains": found.chained if found.simulated else None,
+        "unit_batches": found.grouped if found.simulated else None,
+        "session_seconds": found.work,
+        "longest_path": None if found.path is None else {"mst_key": found.path[0], "seconds": found.path[1]},
+        "loads": [
+            {"session": load.worker, "server": load.server, "busy_seconds": load.busy, "until": load.until}
+            for load in found.loads
+        ],
+        "limits": found.limits,
+    }

@@ -1,0 +1,215 @@
+"""What a run will take, before it is begun: arithmetic of nets, guesses, the real scheduler in simulated time, and the text."""
+
+import json
+import time
+
+import pytest
+
+from mop_udf import architecture
+from pg_mop.plan import estimates as estimating
+from pg_mop.plan.arithmetic import Arithmetic, slots
+from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
+from pg_mop.schedule.prediction import predict, to_json
+from test_planner import configuration, measured, planned, segment, workload
+from workload import dense, layer, sequential
+
+FIXED = FixedCosts(start=2.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
+# `chain_seconds` of the run
+CHAINS = {"chain_seconds": 0.5}
+
+
+def arithmetic(text):
+    return Arithmetic.of(architecture.check(text))
+
+
+def predicted(work, configurations, seconds, fixed=FIXED, sessions=None, **more):
+    """The prediction where a mini-batch of every net takes `seconds`."""
+    first = planned(work, configurations)
+    nets = {first.sharing.net(stage) for stage in first.plan.stages.values()}
+    planner = planned(work, configurations, history=measured(next(iter(nets)), seconds) if seconds else None)
+    count = sessions or planner.sessions()
+    return predict(planner, configurations, {}, count, Estimates(planner, fixed=fixed, **more))
+
+
+def test_the_arithmetic_of_a_dense_net():
+    found = arithmetic(dense(8, 4, 3))
+    assert found.parameters == 4 * 8 + 8 + 8 * 3 + 3
+    assert found.operations == 2 * (4 * 8 + 8 * 3)
+    assert (found.activations, found.unknown) == (11, set())
+
+
+NETS = {
+    "convolutions": sequential(
+        "cnn",
+        [28, 28, 3],
+        layer("Conv2D", name="a", filters=8, kernel_size=[3, 3], padding="same", activation="relu"),
+        layer("MaxPooling2D", name="b", pool_size=[2, 2]),
+        layer("DepthwiseConv2D", name="c", kernel_size=[3, 3], strides=[2, 2]),
+        layer("SeparableConv2D", name="d", filters=5, kernel_size=[2, 2]),
+        layer("BatchNormalization", name="e"),
+        layer("Conv2DTranspose", name="f", filters=4, kernel_size=[2, 2], strides=[2, 2]),
+        layer("Flatten", name="g"),
+        layer("Dense", name="h", units=10),
+    ),
+    "recurrent": sequential(
+        "rnn",
+        [12],
+        layer("Embedding", name="a", input_dim=50, output_dim=6),
+        layer("LSTM", name="b", units=7, return_sequences=True),
+        layer("GRU", name="c", units=5, return_sequences=True),
+        layer("SimpleRNN", name="d", units=4),
+        layer("LayerNormalization", name="e"),
+        layer("Dense", name="f", units=2, use_bias=False),
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NETS)
+def test_parameters_are_those_that_keras_counts(name):
+    import keras
+
+    model = keras.models.model_from_json(json.dumps(architecture.check(NETS[name])))
+    found = arithmetic(NETS[name])
+    assert found.parameters == model.count_params() and found.unknown == set()
+
+
+@pytest.mark.thorough
+def test_parameters_of_a_functional_model_are_those_that_keras_counts():
+    import keras
+
+    entry = keras.Input([6])
+    left, right = keras.layers.Dense(5, "relu")(entry), keras.layers.Dense(3)(entry)
+    both = keras.layers.Concatenate()([left, right])
+    inner = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
+    model = keras.Model(entry, keras.layers.Add()([inner(both), keras.layers.Dense(4)(right)]))
+    found = arithmetic(model.to_json())
+    assert found.parameters == model.count_params() and found.unknown == set()
+
+
+def test_a_layer_that_is_not_known_is_named_and_keeps_its_shape():
+    found = arithmetic(sequential("odd", [4], layer("SpectralNormalization", name="s"), layer("Dense", name="d", units=2)))
+    assert found.unknown == {"SpectralNormalization"} and found.parameters == 10
+
+
+@pytest.mark.parametrize(
+    "optimizer,given,count",
+    [("SGD", {}, 0), ("SGD", {"momentum": 0.9}, 1), ("Adam", {"amsgrad": True}, 3), ("RMSprop", {}, 1), ("New", {}, 2)],
+)
+def test_optimizers_keep_so_many_variables_for_each_weight(optimizer, given, count):
+    assert slots(optimizer, given) == count
+
+
+def test_from_history_the_prediction_is_what_the_simulator_does():
+    """Three configurations of 3 iterations on 4 equal segments: 36 units of 2 x 10 batches."""
+    configurations = [configuration(key, key / 10) for key in (1, 2, 3)]
+    found = predicted(workload(options=CHAINS), configurations, 0.05)
+    assert (found.units, found.evaluations, found.simulated) == (36, 12, True)
+    assert found.work["train"] == pytest.approx(36 * 2 * 10 * 0.05)
+    assert found.lower_bound <= found.makespan <= 1.5 * found.lower_bound
+    assert found.makespan >= 12.0, "three configurations in four sessions: each trains its 12 units one after the other"
+    assert found.seconds == pytest.approx(2.0 + found.makespan + 0.5)
+    assert found.low < found.makespan < found.high
+    assert sum(load.busy for load in found.loads) == pytest.approx(36.0)
+    assert "3 configurations can keep 3 of 4 sessions busy" in found.limits
+
+
+def test_the_history_counts_as_of_the_device_that_was_measured_last_with_its_best_kernel():
+    work, c = workload(), configuration(1)
+    net = planned(work, [c]).sharing.net(planned(work, [c]).plan.path(1)[0])
+    base = {"net": net.digest, "part": "model", "version": "v", "compile_seconds": 1.0, "runs": 2}
+    rows = [
+        {**base, "device": "old", "kernel": "loop", "batch_seconds": 0.001, "noted_at": "2026-01-01"},
+        {**base, "device": "new", "kernel": "plain", "batch_seconds": 0.02, "noted_at": "2026-02-01"},
+        {**base, "device": "new", "kernel": "loop", "batch_seconds": 0.01, "noted_at": "2026-02-02"},
+    ]
+    found = estimating.known(estimating.CostHistory(lambda architecture: rows), net)
+    assert (found.batch, found.kernel, found.device, found.source) == (0.01, "loop", "new", "history")
+
+
+def test_without_history_a_net_is_guessed_by_its_operations():
+    work, c = workload(options=CHAINS), configuration(1)
+    planner = planned(work, [c])
+    stage = planner.plan.path(1)[0]
+    own = arithmetic(dense(100, 4, 3))
+    plain = Estimates(planner, lambda key: own)
+    assert plain.net(stage).source == "arithmetic"
+    assert plain.net(stage).batch == pytest.approx(estimating.BASE + 3 * own.operations * 10 / estimating.RATE)
+    batch = 3 * own.operations * 10
+    others = Estimates(planner, lambda key: own, lambda: [(batch, estimating.BASE + 0.004)])
+    assert others.net(stage).source == "other nets" and others.measured_nets == 1
+    assert others.net(stage).batch == pytest.approx(estimating.BASE + 0.004)
+    assert others.spread([stage])[1] < plain.spread([stage])[1], "a measured machine is a better guess"
+
+
+def test_the_rate_is_a_median_which_one_odd_net_does_not_move():
+    assert rate_of([(1e8, 0.0102), (2e8, 0.0202), (1e8, 1.0)]) == (pytest.approx(1e10), 3)
+    assert rate_of([]) == (estimating.RATE, 0)
+
+
+def test_a_long_configuration_is_named_as_the_limit():
+    configurations = [configuration(1, fit="batch_size=10, epochs=40"), *(configuration(k, k / 10) for k in range(2, 6))]
+    found = predicted(workload(options=CHAINS), configurations, 0.01)
+    assert any(text.startswith("configuration 1 is 83 % of the work".replace(" %", "%")) for text in found.limits)
+    assert found.path[0] == 1 and found.shares[1] == pytest.approx(40 / 48)
+
+
+def test_making_nets_ready_counts_once_for_each_trainer_that_meets_the_net():
+    slow = FixedCosts(start=0.0, ready=3.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
+    work = workload(options={**CHAINS, "scheduler": "round-robin"})  # every trainer has the rows of its own segment
+    found = predicted(work, [configuration(1)], 0.001, slow)
+    assert found.work["ready"] == pytest.approx(4 * 3.0) and found.makespan >= 12.0
+    assert "making nets ready" in found.limits[0] or "making nets ready" in found.limits[1]
+
+
+def test_unequal_segments_and_trained_stages_count():
+    import dataclasses
+
+    work = workload(options=CHAINS)
+    unequal = dataclasses.replace(
+        work, segments={("training", k): segment(k, rows=1000 if k == 0 else 10) for k in range(4)}
+    )
+    c = configuration(1)
+    net = planned(unequal, [c]).sharing.net(planned(unequal, [c]).plan.path(1)[0])
+    planner = planned(unequal, [c], history=measured(net, 0.01))
+    first = planner.plan.path(1)[0]
+    first.trained = True
+    found = predict(planner, [c], {}, 4, Estimates(planner, fixed=FIXED))
+    assert found.units == 8, "two of three iterations are left"
+    assert found.makespan == pytest.approx(found.work["train"], rel=0.05), "one path cannot run in parallel"
+
+
+def test_a_large_plan_is_summed_up_and_agrees_with_its_simulation():
+    configurations = [configuration(key, key / 1000) for key in range(1, 101)]
+    work = workload(segments=8, options=CHAINS)
+    net = planned(work, configurations).sharing.net(planned(work, configurations).plan.path(1)[0])
+
+    def of(most):
+        planner = planned(work, configurations, history=measured(net, 0.01))
+        return predict(planner, configurations, {}, 8, Estimates(planner, fixed=FixedCosts()), most_units=most)
+
+    simulated, summed = of(10_000), of(0)
+    assert (simulated.simulated, summed.simulated) == (True, False)
+    assert summed.makespan == pytest.approx(simulated.makespan, rel=0.2)
+
+
+def test_averaging_is_predicted_too():
+    found = predicted(workload(segments=3, averaging=True, options=CHAINS), [configuration(1)], 0.05)
+    assert found.units == 9 and found.makespan == pytest.approx(3 * 1.0, rel=0.2)
+    assert found.shares == {}, "the replicas are one configuration"
+
+
+def test_nothing_is_left_to_do():
+    planner = planned(workload(options=CHAINS), [configuration(1)], {1: "bad"})
+    found = predict(planner, [configuration(1)], {1: "bad"}, 4, Estimates(planner, fixed=FIXED))
+    assert (found.units, found.makespan, found.limits) == (0, 0.0, [])
+    assert json.loads(json.dumps(to_json(found)))["training_units"] == 0
+
+
+@pytest.mark.thorough
+def test_a_thousand_configurations_are_predicted_in_a_fraction_of_a_second():
+    configurations = [configuration(key, key / 1e6) for key in range(1, 1001)]
+    planner = planned(workload(segments=8, iterations=10, metrics=(10,), options=CHAINS), configurations)
+    began = time.perf_counter()
+    found = predict(planner, configurations, {}, 8, Estimates(planner, fixed=FIXED))
+    assert found.units == 80_000 and time.perf_counter() - began < 1.0
