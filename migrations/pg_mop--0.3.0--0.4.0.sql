@@ -80,7 +80,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 
-ALTER TABLE @extschema@.mop_run ADD COLUMN expected_seconds double precision;
+ALTER TABLE @extschema@.mop_run ADD COLUMN expected_seconds double precision, ADD COLUMN prediction json;
 CREATE TABLE @extschema@.mop_cost (
     owner integer NOT NULL REFERENCES @extschema@.mop_owner,
     net text NOT NULL,                  -- digest of all inputs of a mini-batch's time

@@ -36,16 +36,16 @@ BEGIN
     number := @extschema@.mop_enroll(token);
     INSERT INTO @extschema@.mop_run (run_id, owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
-        coordinator_start, sessions, expected_seconds)
+        coordinator_start, sessions, expected_seconds, prediction)
     SELECT id, number, r.function, r.source_table, r.validation_table, r.model_output_table, r.seed,
         r.scheduler, r.num_iterations,
         -- (json_to_record converts arrays since PostgreSQL 10 only)
         ARRAY(SELECT i::integer FROM json_array_elements_text(r.metrics_iterations) AS i), r.configurations,
         r.segments, r.parameters, coordinator.pid, coordinator.start, r.sessions,
-        r.expected_seconds
+        r.expected_seconds, r.prediction
     FROM json_to_record(run) AS r(function text, source_table text, validation_table text, model_output_table text,
         seed bigint, scheduler text, num_iterations integer, metrics_iterations json, configurations integer,
-        segments integer, parameters json, sessions integer, expected_seconds double precision);
+        segments integer, parameters json, sessions integer, expected_seconds double precision, prediction json);
     INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint, server)
     SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint, s.server
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text,

@@ -4,13 +4,13 @@ import json
 import time
 
 import pytest
+from test_planner import configuration, measured, planned, segment, workload
 
 from mop_udf import architecture
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
 from pg_mop.schedule.prediction import predict, to_json
-from test_planner import configuration, measured, planned, segment, workload
 from workload import dense, layer, sequential
 
 FIXED = FixedCosts(start=2.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
@@ -88,7 +88,9 @@ def test_parameters_of_a_functional_model_are_those_that_keras_counts():
 
 
 def test_a_layer_that_is_not_known_is_named_and_keeps_its_shape():
-    found = arithmetic(sequential("odd", [4], layer("SpectralNormalization", name="s"), layer("Dense", name="d", units=2)))
+    found = arithmetic(
+        sequential("odd", [4], layer("SpectralNormalization", name="s"), layer("Dense", name="d", units=2))
+    )
     assert found.unknown == {"SpectralNormalization"} and found.parameters == 10
 
 
@@ -148,7 +150,10 @@ def test_the_rate_is_a_median_which_one_odd_net_does_not_move():
 
 
 def test_a_long_configuration_is_named_as_the_limit():
-    configurations = [configuration(1, fit="batch_size=10, epochs=40"), *(configuration(k, k / 10) for k in range(2, 6))]
+    configurations = [
+        configuration(1, fit="batch_size=10, epochs=40"),
+        *(configuration(k, k / 10) for k in range(2, 6)),
+    ]
     found = predicted(workload(options=CHAINS), configurations, 0.01)
     assert any(text.startswith("configuration 1 is 83 % of the work".replace(" %", "%")) for text in found.limits)
     assert found.path[0] == 1 and found.shares[1] == pytest.approx(40 / 48)

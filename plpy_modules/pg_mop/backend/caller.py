@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.explaining import Explaining
 from pg_mop.backend.quoting import quote_identifier
 
 # Settings that the caller may have changed, with the values that our SQL needs.
@@ -48,6 +49,7 @@ class CallerSession:
         self.commits = False  # a procedure, which commits whenever it waits
         self.while_waiting: list[Callable[[], None]] = []  # called whenever a procedure waits
         self.at_end: list[Callable[[], None]] = []  # called after the call and its last transaction
+        self.explaining: Explaining | None = None  # the call is explained: it is checked and planned, and does not run
         self.on_nodes = False  # Citus may have extended the transaction to other nodes
 
     # --- waiting -------------------------------------------------------------------------------

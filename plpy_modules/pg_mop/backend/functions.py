@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mop_udf.errors import raise_error
+from pg_mop.backend import explaining
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -40,13 +41,18 @@ def sql_function(function: Callable[..., Any], commits: bool = False) -> Callabl
     def shim(plpy: Any, *arguments: Any) -> Any:
         db = Database(plpy, extension_schema(plpy))
         try:
+            db.explaining = explaining.present(plpy, function.__name__)
             if commits:
                 _begin_procedure(db)
             with db.pinned_path():
+                if db.explaining is not None:
+                    db.look_up_as(db.explaining.path)
                 result = function(db, *_with_integers(function, arguments))
             if commits:
                 db.commit()
             return result
+        except explaining.Explained:  # (mop_explain has the plan)
+            return None
         except MopError as error:
             problem = error
         finally:

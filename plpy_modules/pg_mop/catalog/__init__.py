@@ -5,8 +5,9 @@ of sql/13_*.sql do.
 """
 
 from pg_mop.catalog.catalog import Catalog
+from pg_mop.catalog.local import LocalCatalog
 from pg_mop.catalog.remote import RemoteCatalog
 from pg_mop.catalog.results import metric_of
 from pg_mop.catalog.runs import note_output
 
-__all__ = ["Catalog", "RemoteCatalog", "metric_of", "note_output"]
+__all__ = ["Catalog", "LocalCatalog", "RemoteCatalog", "metric_of", "note_output"]

@@ -186,10 +186,13 @@ class Stages(CatalogSession):
                 )
 
     # --- stages that earlier runs have trained ----------------------------------------------------
-    def known_stages(self, run_id: int, identities: Collection[str], datasets: int) -> dict[str, list[Known]]:
+    def known_stages(
+        self, run_id: int, identities: Collection[str], fingerprints: Mapping[tuple[str, int], str]
+    ) -> dict[str, list[Known]]:
         """{identity: [Known, ...]} of the stages that earlier runs of the role have trained completely.
 
-        `datasets`: their number. Metrics count as known if they cover all datasets with the same rows.
+        `fingerprints`: {(dataset, segment): fingerprint} of the present run. Metrics count as known if they cover all its
+        datasets with the same rows.
         """
         if not identities:
             return {}
@@ -215,18 +218,27 @@ class Stages(CatalogSession):
             datasets AS (
                 SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment) AS are
                 FROM {self.prefix}segment g
-                WHERE g.run_id = %s OR g.run_id IN (SELECT f.run_id FROM found f)
+                WHERE g.run_id IN (SELECT f.run_id FROM found f)
                 GROUP BY 1, 2),
+            present AS (
+                SELECT p.dataset, array_agg((p.segment, p.fingerprint)::text ORDER BY p.segment) AS are
+                FROM unnest(%s::text[], %s::integer[], %s::text[]) AS p(dataset, segment, fingerprint)
+                GROUP BY 1),
             scored AS (
                 SELECT x.run_id, x.stage, count(*) AS scores
                 FROM {self.prefix}metric x
                 JOIN datasets o USING (run_id, dataset)
-                JOIN datasets m ON (m.dataset, m.are) = (o.dataset, o.are)
-                WHERE m.run_id = %s
+                JOIN present m ON (m.dataset, m.are) = (o.dataset, o.are)
                 GROUP BY 1, 2)
             SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)
             """,
-            (list(identities), run_id, run_id, run_id),
+            (
+                list(identities),
+                run_id,
+                [dataset for dataset, _ in fingerprints],
+                [segment for _, segment in fingerprints],
+                list(fingerprints.values()),
+            ),
         )
         known: dict[str, list[Known]] = {}
         for row in rows:
@@ -236,7 +248,7 @@ class Stages(CatalogSession):
                     row["run_id"],
                     row["stage"],
                     row["state"],
-                    row["scores"] >= datasets,
+                    row["scores"] >= len({dataset for dataset, _ in fingerprints}),
                     (row["origin_run"], row["origin_stage"]),
                     parent,
                 )

@@ -64,6 +64,14 @@ class Arithmetic:
         _model(architecture, [], found)
         return found
 
+    @classmethod
+    def find(cls, architecture: Mapping[str, Any]) -> Arithmetic | None:
+        """The same; None where the JSON does not tell, for it is only checked as far as Keras can read it safely."""
+        try:
+            return cls.of(architecture)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return None
+
     @property
     def state_bytes(self) -> int:
         """Bytes of the weights."""
@@ -259,11 +267,7 @@ def _convolution(rank: int, kind: str = "full") -> Callable[[Config, Sequence[Sh
 def _pooling(rank: int) -> Callable[[Config, Sequence[Shape]], Made]:
     def count(config: Config, shapes: Sequence[Shape]) -> Made:
         space, channels = _space(config, shapes[0])
-        return (
-            _joined(config, _swept(config, space, "pool_size", rank, 2), channels),
-            0,
-            float(math.prod(shapes[0])),
-        )
+        return (_joined(config, _swept(config, space, "pool_size", rank, 2), channels), 0, float(math.prod(shapes[0])))
 
     return count
 
@@ -359,8 +363,10 @@ def _attention(config: Config, shapes: Sequence[Shape]) -> Made:
     inner = _size(config.get("num_heads")) * _size(config.get("key_dim"))
     values = _size(config.get("num_heads")) * _size(config.get("value_dim") or config.get("key_dim"))
     weights = width * (2 * inner + values) + values * width
-    return shapes[0], weights + (2 * inner + values + width) * _bias(config), 2.0 * steps * (
-        weights + steps * (inner + values)
+    return (
+        shapes[0],
+        weights + (2 * inner + values + width) * _bias(config),
+        2.0 * steps * (weights + steps * (inner + values)),
     )
 
 

@@ -21,6 +21,7 @@ from pg_mop.plan.stages import Stage
 HISTORY, OTHERS, GUESS = "history", "other nets", "arithmetic"  # where the seconds of a net come from
 BACKWARD = 3.0  # operations of a training step, in forward passes
 RATE = 8e9  # operations a second of one processor core, without any measurement
+SAMPLED_STAGES = 100  # of a run whose prediction is stored
 BASE = 2e-4  # seconds of a mini-batch that computes nothing
 # seconds that a run may take, as multiples of what is expected
 SPREAD = {HISTORY: (0.85, 1.25), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
@@ -138,6 +139,45 @@ class Estimates:
             least, most = SPREAD[self.net(stage).source]
             total, low, high = total + seconds, low + least * seconds, high + most * seconds
         return (low / total, high / total) if total else SPREAD[GUESS]
+
+
+def outline(estimates: Estimates, sessions: int) -> dict[str, Any] | None:
+    """What a run is expected to take, for its row in the catalog: the cheap part of a prediction, from a sample of its stages
+    and without a simulation. None without stages."""
+    planner, fixed = estimates.planner, estimates.fixed
+    stages = [stage for stage in planner.plan.stages.values() if stage.trials]
+    sample = stages[:: max(1, len(stages) // SAMPLED_STAGES)]
+    if not sample:
+        return None
+    train = evaluate = longest = 0.0
+    models: dict[Any, float] = {}
+    key_of_longest, count = None, len(stages) / len(sample)
+    rows = sum(segment.rows for segment in planner.workload.segments.values())
+    for stage in sample:
+        own = planner.visits(stage) * estimates.unit(stage)
+        train += own
+        evaluate += estimates.evaluation(stage, rows) if stage.evaluated else 0.0
+        path = own * len(planner.plan.path(min(stage.trials)))
+        if key_of_longest is None or path > longest:
+            longest, key_of_longest = path, min(stage.trials)
+        models.setdefault(planner.sharing.key(stage), estimates.ready(stage))
+    low, high = estimates.spread(sample)
+    work = {"train": train * count, "evaluate": evaluate * count, "ready": sum(models.values())}
+    makespan = max(sum(work.values()) / sessions, longest)
+    return {
+        "seconds": fixed.start + makespan + fixed.end,
+        "makespan": makespan,
+        "makespan_low": makespan * low * 0.95,
+        "makespan_high": makespan * high * 1.1,
+        "lower_bound": max((work["train"] + work["evaluate"]) / sessions, longest),
+        "start_seconds": fixed.start,
+        "end_seconds": fixed.end,
+        "sessions": sessions,
+        "training_units": round(sum(map(planner.visits, sample)) * count),
+        "session_seconds": work,
+        "longest_path": {"mst_key": key_of_longest, "seconds": longest},
+        "sources": sorted({estimates.net(stage).source for stage in sample}),
+    }
 
 
 def known(history: CostHistory, net: Net) -> NetCost | None:

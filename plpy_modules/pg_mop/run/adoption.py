@@ -37,27 +37,37 @@ class Adoption:
 
     def adopt(self, stages: Sequence[Stage]) -> list[Stage]:
         """Take over those of the stages that earlier runs have trained. Returns the stages that have a state now."""
-        if not self.allowed:
-            return []
-        stages = [stage for stage in stages if not stage.trained]
-        datasets = len({dataset for dataset, _ in self.planner.workload.segments})
-        known = self.catalog.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
-        found = reuse.adoptable(stages, known, self.spec.preferred) if known else []
-        kept: set[int] = set()
-        # the state that a configuration may end with must exist: without it, less can be taken over
-        while (needed := self._needed_of(found)) - kept:
-            kept |= needed
-            found = reuse.adoptable(stages, known, self.spec.preferred, kept)
+        found = self.find(stages)
         if not found or not self.catalog.adopt(self.run_id, found):
             return []
-        for stage, of, _ in found:
-            stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
+        self.mark(found)
         if not self._told:
             self.spec.inputs.db.info(
                 f"stages that run {found[0][1].run} has trained are not trained again (SET pg_mop.reuse = off;)"
             )
         self._told = True
         return [stage for stage, _, state in found if state]
+
+    def find(self, stages: Sequence[Stage]) -> list[tuple[Stage, Known, bool]]:
+        """Those of the stages that can be taken over, as plan.reuse.adoptable gives them. Changes nothing."""
+        if not self.allowed:
+            return []
+        stages = [stage for stage in stages if not stage.trained]
+        fingerprints = {key: segment.fingerprint for key, segment in self.planner.workload.segments.items()}
+        known = self.catalog.known_stages(self.run_id, [stage.identity for stage in stages], fingerprints)
+        found = reuse.adoptable(stages, known, self.spec.preferred) if known else []
+        kept: set[int] = set()
+        # the state that a configuration may end with must exist: without it, less can be taken over
+        while (needed := self._needed_of(found)) - kept:
+            kept |= needed
+            found = reuse.adoptable(stages, known, self.spec.preferred, kept)
+        return found
+
+    @staticmethod
+    def mark(found: Sequence[tuple[Stage, Known, bool]]) -> None:
+        """Mark stages that are taken over as trained."""
+        for stage, of, _ in found:
+            stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
 
     def _needed_of(self, found: Sequence[tuple[Stage, Known, bool]]) -> set[int]:
         """Numbers of the stages in `found` whose states the output may need, since a configuration may stop before its

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg2
@@ -17,7 +17,10 @@ from pg_mop.backend import object_table, trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
+from pg_mop.plan import estimates
+from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.stages import Stage
 from pg_mop.run import ending, segments
@@ -39,7 +42,12 @@ MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained 
 
 
 def execute(spec: RunSpec) -> RunResult:
-    """Train as the spec says, and write its output tables in the caller's transaction. Raises MopError."""
+    """Train as the spec says, and write its output tables in the caller's transaction. Raises MopError.
+
+    A call that is explained ends here with its plan (backend/explaining.py).
+    """
+    if spec.inputs.db.explaining is not None:
+        spec.inputs.db.explaining.take(spec)
     coordinator = Coordinator(spec)
     coordinator.reserve()
     coordinator.run()
@@ -77,6 +85,8 @@ class Coordinator:
         self.servers: dict[str | None, Server] = {}
         self.segments: segments.Segments = {}
         self.failed: dict[int, str] = {}
+        self.fixed = FixedCosts()
+        self._arithmetic: dict[str, Arithmetic | None] = {}  # of each architecture (JSON)
 
     def reserve(self) -> None:
         """Keep other calls from the output table until this call ends. Raises MopError."""
@@ -90,18 +100,22 @@ class Coordinator:
         The catalog stays open, since the output is written with it and no other connection may be free then.
         """
         started = self.db.value("SELECT clock_timestamp()::timestamp::text")
-        self._keep_writers_out()
-        self.segments = segments.find(self.spec, self.options)
         with contextlib.ExitStack() as stack:  # closed if there is an error
-            self._open_catalog(stack)
-            self._check_rows()
-            self._resume_or_begin()
+            self.check(stack)
             sessions = self._open_run(stack)
             executor = self._executor(sessions)
             executor.go()
             self.engine.check_whole(self.catalog.execute)
             self._finish(sessions, executor, started)
             stack.pop_all()
+
+    def check(self, stack: contextlib.ExitStack) -> None:
+        """Everything that may refuse the call before its run is opened. Raises MopError."""
+        self._keep_writers_out()
+        self.segments = segments.find(self.spec, self.options)
+        self._open_catalog(stack)
+        self._check_rows()
+        self._resume_or_begin()
 
     def _keep_writers_out(self) -> None:
         """Lock the packed tables against writers to the end of the call, if the caller may. Raises MopError.
@@ -276,15 +290,32 @@ class Coordinator:
         texts = [" x ".join(map(str, shape)) for shape in self.configurations.shapes]
         return f"{', '.join(texts[:inputs])} -> {', '.join(texts[inputs:])}"
 
+    # --- estimates ------------------------------------------------------------------------------------
+    def estimates(self, planner: Planner, samples: Callable[[], Iterable[Sample]] = tuple) -> Estimates:
+        """The seconds of a plan's units; `samples`: of other nets on this machine."""
+        threads = self.options["threads"] or self.servers[None].info["cores"]
+        return Estimates(planner, self.arithmetic, samples, self.fixed, threads)
+
+    def arithmetic(self, mst_key: int) -> Arithmetic | None:
+        """The arithmetic of the architecture of a configuration, or of a replica of the only one; None: unknown."""
+        c = self.configurations.get(mst_key) or (self.configurations.first if self.spec.averaging else None)
+        if c is None or not isinstance(c.get("architecture"), dict):
+            return None
+        text = c["model_arch"]
+        if text not in self._arithmetic:
+            self._arithmetic[text] = Arithmetic.find(c["architecture"])
+        return self._arithmetic[text]
+
     def _begin_run(self) -> None:
         """Open a new run in the catalog, take over the stages that earlier runs have trained, and write the initial
         weights."""
         tables = self.spec.tables
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
-        expected = None
+        expected = prediction = None
         if self.spec.application is None:
             expected = self.planner.expected_seconds(self.wanted)
+            prediction = estimates.outline(self.estimates(self.planner), self.wanted)
         misfits = self.configurations.misfits
         self.run_id = self.servers[None].run_id = self.remote_runs.run_id = self._write_run(
             self.catalog,
@@ -297,6 +328,7 @@ class Coordinator:
                 "search_path": self.db.callers_path,
             },
             expected,
+            prediction,
         )
         self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
         try:
@@ -316,6 +348,7 @@ class Coordinator:
             [{**c, "error": None, "weights_sql": None} for c in self._noted()],
             {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}},
             None,  # nobody looks at a remote run
+            None,
         )
 
     def _write_run(
@@ -325,6 +358,7 @@ class Coordinator:
         configurations: Sequence[Configuration],
         parameters: dict[str, Any],
         expected_seconds: float | None,
+        prediction: dict[str, Any] | None,
     ) -> int:
         inputs, places = self.inputs, len(self.planner.workload.keys("training"))
         return catalog.open_run(
@@ -342,6 +376,7 @@ class Coordinator:
                 "sessions": self.wanted,
                 "parameters": parameters,
                 "expected_seconds": expected_seconds,
+                "prediction": prediction,
             },
             [(dataset, segment) for (dataset, _), segment in self.segments.items()],
             configurations,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.catalog import Catalog
+from pg_mop.catalog import Catalog, LocalCatalog
 from pg_mop.connections import targets
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Unit
@@ -19,6 +19,8 @@ SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "kera
 
 def open_catalog(db: Any) -> Catalog:
     """The catalog, to read runs before a call trains anything."""
+    if db.explaining is not None:
+        return LocalCatalog(db)
     return Catalog(db, targets.local(db))
 
 

@@ -84,14 +84,49 @@ def check_visible(spec: RunSpec, catalog: Any, segments: Segments) -> None:
         except psycopg2.errors.LockNotAvailable:
             raise is_locked(packed) from None
         if seen != segment.fingerprint:
-            raise MopError(
-                f'"{packed.text}" has rows that other sessions do not see'
-                if seen is not None
-                else f'"{packed.text}" is not visible to other sessions',
-                detail="Worker sessions see committed data only, and no temporary tables.",
-                hint="COMMIT the transaction that made it (a temporary table: make it a permanent one).",
-                sqlstate="55000",
-            )
+            raise _is_unseen(packed, seen is not None)
+
+
+def check_committed(spec: RunSpec, segments: Segments) -> None:
+    """The same as check_visible, as far as the caller's session itself can tell. Raises MopError."""
+    db = spec.inputs.db
+    for packed in spec.inputs.tables:
+        if db.is_temporary(packed.table):
+            raise _is_unseen(packed, False)
+    if db.has_segments or db.value("SELECT txid_current_if_assigned()") is None:
+        return  # this transaction has written nothing
+    for (dataset, key), segment in segments.items():
+        packed = spec.inputs.packed(dataset)
+        if segment.server is None and (
+            db.value(f"SELECT EXISTS (SELECT 1 FROM {segment.table} WHERE {packed.of_segment(key)} AND {WRITTEN_NOW})")
+            or db.value(CHANGED_NOW, ["text"], [segment.table])
+        ):
+            raise _is_unseen(packed, True)
+
+
+# SQL: a row was written by this transaction, or by a part of it that has a number of its own. (The row has the last 32 bits
+# of the number; a later number that is in progress can only be this transaction's, for the row is visible.)
+WRITTEN_NOW = (
+    "CASE WHEN age(xmin) <= age((txid_current() & 4294967295)::text::xid) THEN "
+    "txid_status(txid_current() + age((txid_current() & 4294967295)::text::xid) - age(xmin)) = 'in progress' ELSE false END"
+)
+# SQL: this transaction has updated or deleted rows of a table ($1) or of its partitions
+CHANGED_NOW = (
+    "SELECT coalesce(sum(pg_stat_get_xact_tuples_updated(t.relid) + pg_stat_get_xact_tuples_deleted(t.relid)), 0) > 0 "
+    "FROM (SELECT $1::regclass::oid AS relid UNION SELECT p.relid::oid FROM pg_partition_tree($1::regclass) p) t"
+)
+
+
+def _is_unseen(packed: Any, visible: bool) -> MopError:
+    """The MopError for a table that other sessions do not see, or (`visible`) of which they do not see all rows."""
+    return MopError(
+        f'"{packed.text}" has rows that other sessions do not see'
+        if visible
+        else f'"{packed.text}" is not visible to other sessions',
+        detail="Worker sessions see committed data only, and no temporary tables.",
+        hint="COMMIT the transaction that made it (a temporary table: make it a permanent one).",
+        sqlstate="55000",
+    )
 
 
 def check_copies(

@@ -210,11 +210,7 @@ class _Work:
 
 
 def _simulate(
-    found: Prediction,
-    work: _Work,
-    planner: Planner,
-    configurations: Sequence[Configuration],
-    misfits: Collection[int],
+    found: Prediction, work: _Work, planner: Planner, configurations: Sequence[Configuration], misfits: Collection[int]
 ) -> None:
     board = setup.make_board(planner, configurations, misfits, found.sessions)
     scheduler = setup.make_scheduler(planner, board)
@@ -294,7 +290,8 @@ def _limits(found: Prediction, work: _Work, trials: int) -> list[str]:
             told.append((share, f"configuration {key} is {share:.0%} of the work"))
     if 0 < trials < found.sessions:
         s = "s" * (trials > 1)
-        told.append((1 - trials / found.sessions, f"{trials} configuration{s} can keep {trials} of {found.sessions} sessions busy"))
+        text = f"{trials} configuration{s} can keep {trials} of {found.sessions} sessions busy"
+        told.append((1 - trials / found.sessions, text))
     for purpose, text in (
         ("ready", "making nets ready is {} of the session time"),
         ("around", "transactions around units are {} of the session time"),

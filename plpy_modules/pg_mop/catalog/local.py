@@ -1,0 +1,68 @@
+"""The catalog as the calling session itself reads it: EXPLAIN opens no session and writes nothing."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.catalog.catalog import Catalog
+from pg_mop.catalog.session import Row, Values
+
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+
+JSON_TYPES = (114, 3802)  # OIDs of json and jsonb
+
+
+class LocalCatalog(Catalog):
+    """The catalog, read in the caller's transaction with the caller's rights: row security gives a role its own runs."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.schema = db.extension.replace("%", "%%")
+        self.prefix = f"{self.schema}.mop_own_" if db.has_segments else f"{self.schema}.mop_"
+        self.fencing_token, self.coordinator = None, ""
+        self.caller = db.value("SELECT pg_backend_pid()")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def execute(self, sql: str, values: Values = None) -> list[Row]:
+        self.db.check_cancel()
+        result = self.db.plpy.execute(sql.replace("%%", "%") if values is None else sql % literals(values))
+        if not (result.nrows() and len(result)):
+            return []
+        encoded = [name for name, kind in zip(result.colnames(), result.coltypes()) if kind in JSON_TYPES]
+        rows = [dict(row) for row in result]
+        for row in rows:
+            row.update({name: json.loads(row[name]) for name in encoded if row[name] is not None})
+        return rows
+
+
+def literals(values: Sequence[Any] | Mapping[str, Any]) -> Any:
+    """Parameters as SQL literals, in a tuple or a dict for the operator %.
+
+    >>> literals((1, "it's", None, [1, 2], ["a"], []))
+    ('1', "'it''s'", 'NULL', 'ARRAY[1, 2]', "ARRAY['a']", "'{}'")
+    """
+    if isinstance(values, Mapping):
+        return {name: literal(value) for name, value in values.items()}
+    return tuple(literal(value) for value in values)
+
+
+def literal(value: Any) -> str:
+    """A value as an SQL literal. Raises TypeError for a value of another type."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (str, datetime.datetime)):
+        return quote_literal(value)
+    if isinstance(value, (list, tuple)):
+        return f"ARRAY[{', '.join(map(literal, value))}]" if value else "'{}'"
+    raise TypeError(f"no SQL literal for {type(value).__name__}")

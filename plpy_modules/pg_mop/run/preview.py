@@ -1,0 +1,495 @@
+"""The plan of a call that is explained: a coordinator that makes every check, and opens, trains and writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pg_mop.catalog import LocalCatalog
+from pg_mop.plan import arithmetic
+from pg_mop.plan.arithmetic import Arithmetic
+from pg_mop.plan.estimates import BACKWARD, Estimates, FixedCosts, Sample
+from pg_mop.plan.planner import Planner
+from pg_mop.plan.stages import Stage
+from pg_mop.run import segments
+from pg_mop.run.adoption import Adoption
+from pg_mop.run.configurations import Configuration
+from pg_mop.run.coordinator import Coordinator
+from pg_mop.run.servers import Server
+from pg_mop.run.spec import RunSpec
+from pg_mop.schedule import setup
+from pg_mop.schedule.prediction import MOST_UNITS, Prediction, predict, to_json
+from pg_mop.search import outlook
+
+LOOKED_AT = 60  # trials of a search whose nets give the seconds of all
+OTHER_NETS = 30  # measured nets that give the speed of this machine
+PROCESS_BYTES = 420 << 20  # of a trainer that has imported TensorFlow and made a small net ready
+SAVES = 0.95  # a suggestion takes at most this share of the time
+MOST_SUGGESTIONS = 3
+LISTED = 5  # configurations of a net that are named
+
+
+def explain(spec: RunSpec) -> dict[str, Any]:
+    """The plan of a call as plain values, with stable names (docs/explain.md). Raises MopError where the call would fail."""
+    return Preview(spec).plan()
+
+
+class Preview(Coordinator):
+    """Makes the checks of a coordinator in the caller's own session, and a plan in place of a run."""
+
+    catalog: Any
+
+    # --- checks ---------------------------------------------------------------------------------------
+    def _open_catalog(self, stack: contextlib.ExitStack) -> None:
+        self.catalog = LocalCatalog(self.db)
+        info = self.engine.info(self.options["keras_backend"])
+        self.servers[None] = Server(None, self.engine.target(None), self.catalog, None, self.db.extension, info)
+
+    def _check_rows(self) -> None:
+        segments.check_committed(self.spec, self.segments)
+        segments.check_copies(self.spec, self.options, self.catalog, self.segments, self.earlier)
+
+    # --- the plan -------------------------------------------------------------------------------------
+    def plan(self) -> dict[str, Any]:
+        """See `explain`."""
+        self.reserve()
+        with contextlib.ExitStack() as stack:
+            self.check(stack)
+        self.run_id = self.earlier.run_id if self.earlier is not None and self.resumes else 0
+        self._plan()
+        limit = self.catalog.value(f"SELECT min(l.sessions) FROM {self.catalog.schema}.mop_my_limits l")
+        if limit is not None:
+            self.wanted = min(self.wanted, int(limit))
+        self.fixed = fixed_costs(self.catalog)
+        if self.spec.search is not None:
+            return self._searched()
+        taken = self._take_over()
+        counts = self._stages(taken)
+        estimates = self._estimates(self.planner)
+        nets, memory = self._nets(estimates), self._memory()  # before the simulation ends all stages
+        found = self._predict(self.planner, estimates)
+        return {
+            **self._head(),
+            "stages": counts,
+            **self._compute(nets),
+            "nets": nets,
+            "prediction": to_json(found),
+            "memory": memory,
+            **self._states(found),
+            "suggestions": self._suggestions(found, taken),
+        }
+
+    def _take_over(self) -> list[Any]:
+        """The stages that earlier runs have trained, marked as trained: see Adoption.find."""
+        if self.earlier is not None and self.resumes:
+            self._restore()
+            return []
+        found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
+        Adoption.mark(found)
+        return found
+
+    def _restore(self) -> None:
+        """Mark the stages that the run to be resumed has trained on all segments, and evaluated."""
+        assert self.earlier is not None
+        visits = Counter(unit.stage for unit in self.earlier.finished if unit.kind == "train")
+        datasets = len({dataset for dataset, _ in self.segments})
+        for row in self.earlier.stages:
+            stage = self.planner.plan.stages[row["stage"]]
+            stage.trained = stage.trained or visits[stage.number] >= self.planner.visits(stage)
+            stage.scored = stage.scored or row["scores"] >= datasets
+
+    def _predict(self, planner: Planner, estimates: Estimates) -> Prediction:
+        most = 0 if self.run_id else MOST_UNITS  # a run that goes on has units that are half done
+        return predict(
+            planner,
+            list(self.configurations),
+            self.configurations.misfits,
+            self._sessions_of(planner),
+            estimates,
+            self._may_chain(),
+            self._state_bytes,
+            most,
+        )
+
+    def _sessions_of(self, planner: Planner) -> int:
+        return self.wanted if planner is self.planner else planner.sessions(self.inputs.capacity)
+
+    def _may_chain(self) -> bool:
+        """As of UnitSpecs.can_chain."""
+        size = sum(segment.bytes for segment in self.segments.values())
+        return (
+            not self.spec.averaging
+            and not self.options["trainers"]
+            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
+            and size <= self.options["cache_mb"] << 20
+        )
+
+    # --- nets -----------------------------------------------------------------------------------------
+    def _estimates(self, planner: Planner) -> Estimates:
+        return self.estimates(planner, lambda: other_nets(self.catalog))
+
+    def _state_bytes(self, stage: Stage) -> int:
+        found = self.arithmetic(stage.mst_key)
+        if found is None:
+            return 1 << 16
+        c = self.configurations.get(stage.mst_key) or self.configurations.first
+        return found.state_bytes * (1 + arithmetic.slots(*_optimizer(c)))
+
+    def _nets(self, estimates: Estimates) -> list[dict[str, Any]]:
+        """The distinct nets that are left to train, those with the longest units first."""
+        planner = self.planner
+        found: dict[Any, Any] = {}
+        for stage in planner.plan.stages.values():
+            if stage.trials and not stage.trained:
+                one = found.setdefault((planner.sharing.net(stage), stage.parameters[1]), [stage, set()])
+                one[1].update(stage.trials)
+        rows = []
+        for (net, _), (stage, keys) in found.items():
+            cost, own = estimates.net(stage), self.arithmetic(stage.mst_key)
+            c = self.configurations.get(stage.mst_key) or self.configurations.first
+            rows.append(
+                {
+                    "model_id": c["model_id"],
+                    "optimizer": net.optimizer,
+                    "loss": net.loss,
+                    "batch_size": net.batch_size,
+                    "shape": net.shape,
+                    "configurations": len(keys),
+                    "mst_keys": sorted(keys)[:LISTED],
+                    "parameters": own and own.parameters,
+                    "operations_per_row": own and own.operations,
+                    "unknown_layers": sorted(own.unknown) if own is not None else None,
+                    "unit_seconds": estimates.unit(stage),
+                    "batch_seconds": cost.batch,
+                    "ready_seconds": estimates.ready(stage),
+                    "source": cost.source,
+                    "measured_nets": estimates.measured_nets if cost.source == "other nets" else None,
+                    "runs": cost.runs or None,
+                    "kernel": cost.kernel if self.options["kernel"] == "auto" else self.options["kernel"],
+                    "device": cost.device,
+                }
+            )
+        return sorted(rows, key=lambda row: -row["unit_seconds"])
+
+    def _compute(self, nets: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The framework and the kernel, with the reasons."""
+        options = self.options
+        if options["kernel"] != "auto":
+            why = "set by pg_mop.kernel"
+        elif nets and all(net["kernel"] for net in nets):
+            why = "the fastest in the cost history"
+        else:
+            why = "the trainers will time the kernels on their first batches"
+        kernels = sorted({net["kernel"] for net in nets if net["kernel"]})
+        return {
+            "framework": {"name": options["keras_backend"], "reason": "pg_mop.keras_backend"},
+            "kernel": {"name": ", ".join(kernels) or options["kernel"], "reason": why},
+        }
+
+    # --- what is asked for, and where it is -----------------------------------------------------------
+    def _head(self) -> dict[str, Any]:
+        inputs, options = self.inputs, self.options
+        misfits = self.configurations.failures(self.configurations.misfits)
+        return {
+            "function": self.spec.function,
+            "output_table": self.spec.output.name,
+            "resumes": self.run_id or None,
+            "source": self._rows_of("training"),
+            "validation": self._rows_of("validation") if inputs.validation is not None else None,
+            "engine": type(self.engine).__name__,
+            "places": self._places(),
+            "sessions": self.wanted,
+            "threads": options["threads"],
+            "use_gpus": inputs.use_gpus,
+            "trainers": options["trainers"],
+            "scheduler": setup.scheduler_name(self.planner),
+            "averaging": self.spec.averaging,
+            "seed": self.seed if options["seed"] is not None else None,
+            "configurations": len(self.configurations.own),
+            "folds": self.configurations.folds,
+            "unfit": [{"mst_key": key, "reason": reason} for key, reason in sorted(misfits.items())[:LISTED]],
+            "unfit_count": len(misfits),
+            "iterations": inputs.num_iterations,
+            "evaluated_iterations": list(inputs.metrics_iterations),
+            "fixed_costs": dataclasses.asdict(self.fixed),
+        }
+
+    def _rows_of(self, dataset: str) -> dict[str, Any]:
+        own = [segment for (of, _), segment in self.segments.items() if of == dataset]
+        return {
+            "table": self.inputs.packed(dataset).text,
+            "segments": len(own),
+            "rows": sum(segment.rows for segment in own),
+            "bytes": sum(segment.bytes for segment in own),
+        }
+
+    def _places(self) -> list[dict[str, Any]]:
+        """The segments by server, the coordinator's own server first."""
+        found: dict[str | None, list[dict[str, Any]]] = {}
+        for (dataset, key), segment in self.segments.items():
+            found.setdefault(segment.server, []).append(
+                {
+                    "dataset": dataset,
+                    "segment": key,
+                    "rows": segment.rows,
+                    "bytes": segment.bytes,
+                    "copies": [copy.server for copy in segment.copies],
+                }
+            )
+        return [
+            {"server": name, "segments": found[name]}
+            for name in sorted(found, key=lambda name: (name is not None, name))
+        ]
+
+    def _stages(self, taken: Sequence[Any]) -> dict[str, Any]:
+        plan = self.planner.plan
+        wanted = [stage for stage in plan.stages.values() if stage.trials]
+        left = [stage for stage in wanted if not stage.trained]
+        return {
+            "asked": plan.asked,
+            "shared": plan.asked - len(wanted),
+            "found_trained": len(wanted) - len(left),
+            "found_in_runs": sorted({of.origin[0] for _, of, _ in taken}),
+            "to_train": len(left),
+            "to_evaluate": sum(stage.evaluated and not stage.scored for stage in wanted),
+            "merge_rate": plan.merge_rate(len(left)) if left else None,
+        }
+
+    # --- memory and disk ------------------------------------------------------------------------------
+    def _memory(self) -> dict[str, Any]:
+        """Bytes of a trainer, of the largest net."""
+        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials]
+        weights = optimizer = activations = 0
+        for stage in {self.planner.sharing.net(stage): stage for stage in stages}.values():
+            own = self.arithmetic(stage.mst_key)
+            if own is None:
+                continue
+            c = self.configurations.get(stage.mst_key) or self.configurations.first
+            batch_size = self.planner.sharing.net(stage).batch_size
+            weights = max(weights, own.state_bytes)
+            optimizer = max(optimizer, own.state_bytes * (arithmetic.slots(*_optimizer(c)) + 1))  # and the gradients
+            activations = max(activations, 2 * arithmetic.NUMBER_BYTES * own.activations * batch_size)
+        sizes: Counter[str | None] = Counter()
+        largest = 0
+        for segment in self.segments.values():
+            sizes[segment.server] += segment.bytes
+            largest = max(largest, segment.bytes)
+        held = max(sizes.values(), default=0)
+        if not setup.trains_anywhere(self.planner, list(self.configurations)):
+            held = max(largest, held // max(1, self.wanted // max(1, len(sizes))))
+        rows = min(held, self.options["cache_mb"] << 20)
+        # a state is in the trainer twice: as variables, and as the bytes that come and go
+        total = PROCESS_BYTES + 2 * (weights + optimizer) + activations + rows
+        return {
+            "process": PROCESS_BYTES,
+            "weights": weights,
+            "optimizer": optimizer,
+            "activations": activations,
+            "rows": rows,
+            "trainer": total,
+            "all_trainers": total * self.wanted,
+        }
+
+    def _states(self, found: Prediction) -> dict[str, Any]:
+        """Disk for states, and bytes of states that go from server to server."""
+        sizes = [self._state_bytes(stage) for stage in self.planner.plan.stages.values() if stage.trials]
+        paths = len(self.configurations) or 1
+        mean = sum(sizes) / len(sizes) if sizes else 0.0
+        live = int(mean * min(paths, len(sizes)))
+        share: Counter[str | None] = Counter()
+        for (dataset, _), segment in self.segments.items():
+            share[segment.server] += dataset == "training"
+        count = sum(share.values())
+        away = 1 - sum((n / count) ** 2 for n in share.values()) if count else 0.0
+        return {"disk": {"states": live, "most": 3 * live}, "moved_bytes": int(found.units * away * mean)}
+
+    # --- suggestions ----------------------------------------------------------------------------------
+    def _suggestions(self, found: Prediction, taken: Sequence[Any]) -> list[dict[str, Any]]:
+        """Statements that make the call faster by the prediction, each with its effect; those that save most first."""
+        if not found.simulated or not found.units:
+            return []
+        options = self.planner.workload.options
+        tried: list[tuple[str, dict[str, Any]]] = []
+        if options["scheduler"] != "longest-first" and not self.spec.averaging:
+            tried.append(("SET pg_mop.scheduler = 'longest-first';", {"scheduler": "longest-first"}))
+        if self.wanted > 1:
+            tried.append((f"SET pg_mop.sessions = {self.wanted // 2};", {"sessions": self.wanted // 2}))
+        full = len(self.planner.workload.keys("training"))
+        if options["sessions"] is not None and options["sessions"] < min(full, self.servers[None].info["cores"]):
+            tried.append(("RESET pg_mop.sessions;", {"sessions": None}))
+        if not options["chain_seconds"]:
+            tried.append(("RESET pg_mop.chain_seconds;", {"chain_seconds": 0.5}))
+        if not options["sharing"]:
+            tried.append(("RESET pg_mop.sharing;", {"sharing": True}))
+        if not options["cache_mb"]:
+            tried.append(("RESET pg_mop.cache_mb;", {"cache_mb": 1024}))
+        better: list[dict[str, Any]] = []
+        for statement, changes in tried:
+            other = self._with(changes, taken)
+            if other.seconds < SAVES * found.seconds:
+                better.append(
+                    {"statement": statement, "seconds": other.seconds, "saves": found.seconds - other.seconds}
+                )
+        return sorted(better, key=lambda one: -one["saves"])[:MOST_SUGGESTIONS]
+
+    def _with(self, changes: dict[str, Any], taken: Sequence[Any]) -> Prediction:
+        """The prediction with other settings."""
+        work = dataclasses.replace(
+            self.planner.workload, options={**self.planner.workload.options, **changes, "threads": None}
+        )
+        planner = Planner(work, list(self.configurations), self.history, self.earlier)
+        planner.ask_for_all(self.configurations, self.configurations.misfits)
+        known = {stage.identity: of for stage, of, _ in taken}
+        for stage in planner.plan.stages.values():
+            if (of := known.get(stage.identity)) is not None:
+                stage.trained, stage.scored = True, of.scored
+        return self._predict(planner, self._estimates(planner))
+
+    # --- searches -------------------------------------------------------------------------------------
+    def _searched(self) -> dict[str, Any]:
+        """The plan of a search: least, expected and most work, by made-up results."""
+        search, planner = self.spec.search, self.planner
+        assert search is not None
+        segments_ = len(planner.workload.keys("training"))
+        driven = {}
+        for order in outlook.ORDERS:
+            procedure = search.procedure(self.seed, segments_)
+            if search.known:
+                procedure.begin_with(search.known)
+            driven[order] = outlook.drive(procedure, order, self.seed, search.most_trials)
+        trials = driven["random"]
+        times = 1 + len(search.held_out)  # a trial, and its folds
+        sample = trials[:: max(1, len(trials) // LOOKED_AT)] or trials
+        keys = []
+        for number, trial in enumerate(sample, 1):
+            c: Configuration = self.spec.configurations.make(number, trial.configuration)
+            if self.configurations.add(c, trial.iterations) is None:
+                planner.register(c)
+                planner.ask(c, max(1, trial.iterations), {max(1, trial.iterations)})
+                keys.append((number, trial))
+        estimates = self._estimates(planner)
+        seconds = {
+            number: planner.visits(planner.plan.path(number)[0]) * estimates.unit(planner.plan.path(number)[0])
+            for number, _ in keys
+        }
+        one = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of an iteration of a trial
+        rows = sum(segment.rows for segment in self.segments.values())
+        first = [planner.plan.path(number)[0] for number, _ in keys]
+        evaluated = sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
+        nets = self._nets(estimates)
+        distinct = {planner.sharing.key(stage): stage for stage in first}
+        anywhere = setup.trains_anywhere(planner, list(self.configurations))
+        ready = sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
+        cases = {
+            name: self._case(driven[order], times, one, evaluated, ready, search.seconds)
+            for name, order in zip(("least", "expected", "most"), outlook.ORDERS)
+        }
+        by_work = sorted(cases.values(), key=lambda case: case["seconds"])
+        low, high = estimates.spread(first) if first else (1.0, 1.0)
+        found = Prediction(self.wanted, units=cases["expected"]["training_units"])
+        return {
+            **self._head(),
+            "configurations": len(trials),
+            "search": {
+                "procedure": search.procedure(self.seed, segments_).name,
+                "metric": search.metric,
+                "dataset": search.dataset,
+                "goal": search.goal,
+                "time_limit": search.seconds,
+                "max_trials": search.most_trials,
+                "folds": len(search.held_out) or None,
+                "looked_at": len(keys),
+                # (a procedure may train more where results get worse)
+                "least": by_work[0],
+                "expected": cases["expected"],
+                "most": by_work[-1],
+                "range": [low, high],
+            },
+            **self._compute(nets),
+            "nets": nets,
+            "memory": self._memory(),
+            **self._states(found),
+            "suggestions": [],
+        }
+
+    def _case(
+        self,
+        trials: Iterable[outlook.TrialOutlook],
+        times: int,
+        iteration: float,
+        evaluation: float,
+        ready: float,
+        limit: float | None,
+    ) -> dict[str, Any]:
+        """A search whose trials are trained for given iterations. `times`: paths of a trial; `iteration`, `evaluation`:
+        session seconds of one; `ready`: to make all nets ready; `limit`: seconds after which nothing is begun."""
+        trials = list(trials)
+        total, longest = sum(t.iterations for t in trials), max((t.iterations for t in trials), default=0)
+        evaluations = sum(t.evaluations for t in trials)
+        visits = len(self.planner.workload.keys("training"))
+        work = times * (total * iteration + evaluations * evaluation) + ready
+        around = self.fixed.around * total * times  # about a command for each iteration
+        makespan = max((work + around) / self.wanted, longest * iteration)
+        seconds = self.fixed.start + makespan + self.fixed.end
+        return {
+            "trials": len(trials),
+            "iterations": total,
+            "longest": longest,
+            "training_units": total * times * visits,
+            "session_seconds": work + around,
+            "seconds": seconds if limit is None else min(seconds, limit + max(iteration, self.fixed.end)),
+            "ends_by_limit": limit is not None and seconds > limit,
+        }
+
+
+def _optimizer(c: Configuration) -> tuple[str, dict[str, Any]]:
+    compiled = c.get("compile") or {}
+    given = compiled.get("optimizer_args") or {}
+    return str(compiled.get("optimizer", "Adam")), given if isinstance(given, dict) else {}
+
+
+def other_nets(catalog: Any) -> list[Sample]:
+    """(operations of a mini-batch, its seconds) of the nets that the role's runs have measured last.
+
+    The architectures come from the role's own runs: nobody learns of the nets of others.
+    """
+    from mop_udf import architecture
+    from pg_mop.plan.cost_history import digest
+
+    measured = catalog.execute(
+        f"""
+        SELECT c.architecture, c.batch_size, min(c.batch_seconds) AS seconds
+        FROM {catalog.schema}.mop_unit_costs c WHERE c.part = 'model'
+        GROUP BY c.architecture, c.net, c.batch_size ORDER BY max(c.noted_at) DESC LIMIT {OTHER_NETS}
+        """
+    )
+    if not measured:
+        return []
+    texts = catalog.execute(
+        f"""
+        SELECT DISTINCT c.model_arch FROM {catalog.prefix}configuration c
+        WHERE c.run_id IN (SELECT r.run_id FROM {catalog.prefix}run r WHERE r.owner = {catalog._role}
+                           ORDER BY r.run_id DESC LIMIT 20) LIMIT 200
+        """
+    )
+    found: dict[str, Arithmetic | None] = {}
+    wanted = {row["architecture"] for row in measured}
+    for row in texts:
+        if (name := digest(row["model_arch"])) in wanted:
+            try:
+                found[name] = Arithmetic.find(architecture.check(row["model_arch"]))
+            except architecture.ArchitectureError:
+                continue
+    return [
+        (BACKWARD * own.operations * row["batch_size"], row["seconds"])
+        for row in measured
+        if (own := found.get(row["architecture"])) is not None
+    ]
+
+
+def fixed_costs(catalog: Any) -> FixedCosts:
+    """Seconds that do not depend on the rows, by the log of the role's last finished runs; the usual ones without any."""
+    return FixedCosts()

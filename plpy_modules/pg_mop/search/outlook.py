@@ -1,0 +1,62 @@
+"""How much a search procedure will train: it is driven with made-up results, in three orders. Pure Python."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from pg_mop.search.base import STOPPED, Procedure
+from pg_mop.search.space import Configuration
+
+# each new trial is worse than all before it; the results are random; each new trial is better than all before it
+ORDERS = ("worse", "random", "better")
+
+
+@dataclass
+class TrialOutlook:
+    """A trial with the iterations that it is trained for, and the number of its evaluations."""
+
+    configuration: Configuration
+    iterations: int
+    evaluations: int
+
+
+def drive(
+    procedure: Procedure, order: str, seed: int = 0, most_trials: int | None = None, most: int = 200_000
+) -> list[TrialOutlook]:
+    """The trials of a whole search whose results come in the order `order` (one of ORDERS), in the order of proposal.
+
+    `procedure`: new; `most_trials`: no more are begun; `most`: results, after which the drive ends.
+    """
+    random, level = Random(seed), {}
+    found: dict[int, TrialOutlook] = {}
+    live: deque[tuple[int, int]] = deque()
+    told = 0
+    while told < most:
+        for proposal in procedure.ask():
+            key = proposal.trial
+            if key not in found:
+                if most_trials is not None and len(found) >= most_trials:
+                    procedure.stop(key, "max_trials")
+                    continue
+                configuration: Any = proposal.configuration or procedure.trials[key].configuration
+                found[key] = TrialOutlook(configuration, 0, 0)
+                level[key] = random.random() if order == "random" else key / 1e9 * (1 if order == "worse" else -1)
+            live.append((key, proposal.budget))
+        if not live:
+            break
+        key, budget = live.popleft()
+        trial, own = procedure.trials[key], found[key]
+        wanted = procedure.evaluates(key)
+        for iteration in range(own.iterations + 1, budget + 1):
+            if trial.state == STOPPED:
+                break
+            own.iterations = iteration
+            if iteration in wanted:
+                own.evaluations += 1
+                loss = 1.0 + level[key] + 1e-3 / iteration
+                procedure.tell(key, iteration, loss if procedure.goal == "min" else -loss)
+                told += 1
+    return list(found.values())

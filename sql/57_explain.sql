@@ -1,0 +1,9 @@
+-- EXPLAIN for calls that train: what they would do and take, and what runs have taken.
+
+-- Users see with this what a call would do and take. The call makes all its checks, and nothing else.
+CREATE FUNCTION @extschema@.mop_explain(command text, format text DEFAULT 'text') RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import explain
+return explain.mop_explain(plpy, *args)
+$$;

@@ -1,0 +1,209 @@
+"""The text of a call that is to be explained, and the text of its plan."""
+
+import pytest
+
+from pg_mop.api.call_text import Call, parse
+from pg_mop.backend.errors import MopError
+from pg_mop.catalog.local import literal, literals
+from pg_mop.report import plan_text
+
+
+@pytest.mark.parametrize(
+    "text,name,arguments",
+    [
+        ("SELECT madlib.f('a', 1)", ("madlib", "f"), "'a', 1"),
+        ("select f()", ("f",), ""),
+        ("  SELECT * FROM madlib.f(x => 'it''s', y := NULL) ; ;", ("madlib", "f"), "x => 'it''s', y := NULL"),
+        ('SELECT "My schema"."F"(TRUE)', ("My schema", "F"), "TRUE"),
+        ("SELECT F($a$ it's $$ \n; $a$)", ("f",), "$a$ it's $$ \n; $a$"),
+        ("SELECT f(ARRAY[1, -2.5e3]::double precision[], ARRAY[['a'], ['b']])", ("f",), None),
+        (
+            "SELECT f('1 h'::interval, interval '1 h', CAST('x' AS varchar(10)), 'x'::character varying(3))",
+            ("f",),
+            None,
+        ),
+        ("SELECT /* a /* nested */ comment */ f(E'a\\'b', -- one more\n 'c')", ("f",), None),
+        ("SELECT f(('a'), +1, ARRAY[]::int[], ''::text)", ("f",), None),
+    ],
+)
+def test_a_call_with_constants_is_read(text, name, arguments):
+    found = parse(text, "madlib")
+    assert found.name == name and not found.procedure
+    assert arguments is None or found.arguments == arguments
+
+
+def test_a_procedure_is_called():
+    assert parse("CALL madlib.p('a')", "madlib") == Call(("madlib", "p"), "'a'", True)
+
+
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        ("SELECT f('a'); SELECT f('b')", "only one statement is expected"),
+        ("SELECT f('a'), f('b')", "the end is expected"),
+        ("SELECT f('a') FROM t", "the end is expected"),
+        ("SELECT f('a') WHERE true", "the end is expected"),
+        ("SELECT f(g('a'))", "a constant is expected at 'g'"),
+        ("SELECT f(pg_sleep(1)::text)", "a constant is expected"),
+        ("SELECT f((SELECT 1))", "a constant is expected at 'SELECT'"),
+        ("SELECT f(a)", "a constant is expected at 'a'"),
+        ("SELECT f(current_user)", "a constant is expected"),
+        ("SELECT f('a'::evil)", "a type is expected"),
+        ("SELECT f('a'::evil.int4)", "a type is expected"),
+        ("SELECT f(evil 'a')", "a constant is expected at 'evil'"),
+        ("SELECT f('a'::text || 'b')", "it cannot have"),
+        ("SELECT f('a' COLLATE \"C\")", "')' is expected"),
+        ("SELECT f(1 + 2)", "')' is expected"),
+        ("SELECT f(ARRAY(SELECT 1))", "'[' is expected"),
+        ("SELECT f(ARRAY[g(1)])", "a constant is expected"),
+        ("SELECT f($1)", "it cannot have '$1)'"),
+        ("SELECT f(:'v')", "it cannot have"),
+        ("SELECT f(U&'a')", "it cannot have"),
+        ("SELECT a.b.f(1)", "more than two parts"),
+        ("SELECT 1", "the name of a function is expected"),
+        ("SELECT f('a'", "')' is expected at its end"),
+        ("SELECT f('a)", "it cannot have"),
+        ("SELECT f($$a)", "a dollar-quoted string has no end"),
+        ("SELECT f('a') /* open", "a comment has no end"),
+        ("DROP TABLE t", "SELECT is expected at 'DROP'"),
+        ("WITH x AS (DELETE FROM t) SELECT f('a')", "SELECT is expected"),
+        ("EXPLAIN SELECT f('a')", "SELECT is expected"),
+        ("SELECT f('a'::int(1, (SELECT 1)))", "')' is expected"),
+        ("SELECT f(1x)", "it cannot have"),
+    ],
+)
+def test_anything_else_is_refused_before_it_reaches_the_server(text, why):
+    with pytest.raises(MopError) as caught:
+        parse(text, "madlib")
+    assert why in caught.value.message and caught.value.sqlstate == "42601" and "mop_explain($$" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", [None, "", "  -- nothing\n"])
+def test_an_empty_text_is_refused(text):
+    with pytest.raises(MopError, match="there is no call to explain"):
+        parse(text, "madlib")
+
+
+def test_parameters_become_literals():
+    assert literals((1, "it's", None, True, [1, 2])) == ("1", "'it''s'", "NULL", "true", "ARRAY[1, 2]")
+    assert literals({"a": "\\"}) == {"a": "E'\\\\'"} and literal(()) == "'{}'"
+    with pytest.raises(TypeError):
+        literal(object())
+
+
+NET = {
+    "model_id": 1,
+    "optimizer": "Adam",
+    "loss": "mse",
+    "batch_size": 32,
+    "configurations": 7,
+    "mst_keys": [1, 2, 3, 4, 5],
+    "parameters": 51,
+    "operations_per_row": 96.0,
+    "unknown_layers": ["Odd"],
+    "unit_seconds": 0.25,
+    "source": "history",
+    "runs": 2,
+    "kernel": "loop",
+    "measured_nets": None,
+}
+PLAN = {
+    "function": "madlib_keras_fit_multiple_model",
+    "output_table": "models",
+    "resumes": None,
+    "source": {"table": "packed", "segments": 2, "rows": 100, "bytes": 1600},
+    "validation": None,
+    "places": [
+        {"server": None, "segments": [{"dataset": "training", "segment": 0, "rows": 50, "bytes": 800, "copies": []}]},
+        {
+            "server": "w1",
+            "segments": [{"dataset": "training", "segment": 1, "rows": 50, "bytes": 800, "copies": [None]}],
+        },
+    ],
+    "sessions": 2,
+    "threads": 1,
+    "use_gpus": False,
+    "trainers": None,
+    "scheduler": "randomized",
+    "averaging": False,
+    "configurations": 7,
+    "folds": None,
+    "unfit": [{"mst_key": 9, "reason": "it takes 5 inputs"}],
+    "unfit_count": 1,
+    "framework": {"name": "tensorflow", "reason": "pg_mop.keras_backend"},
+    "kernel": {"name": "loop", "reason": "the fastest in the cost history"},
+    "nets": [NET],
+    "stages": {
+        "asked": 21,
+        "shared": 3,
+        "found_trained": 2,
+        "found_in_runs": [4],
+        "to_train": 16,
+        "merge_rate": 1.3125,
+    },
+    "prediction": {
+        "seconds": 5.0,
+        "seconds_low": 4.0,
+        "seconds_high": 75.0,
+        "makespan": 4.0,
+        "makespan_low": 3.0,
+        "makespan_high": 6.0,
+        "lower_bound": 3.5,
+        "simulated": True,
+        "training_units": 32,
+        "evaluation_units": 14,
+        "commands": 9,
+        "chains": 3,
+        "unit_batches": 2,
+        "session_seconds": {"train": 6.0, "evaluate": 0.0, "ready": 1.5, "around": 0.05, "write": 0.0},
+        "start_seconds": 0.8,
+        "end_seconds": 0.2,
+        "limits": ["configuration 7 is 61% of the work"],
+    },
+    "memory": {
+        "trainer": 500 << 20,
+        "process": 400 << 20,
+        "weights": 204,
+        "optimizer": 612,
+        "activations": 9999,
+        "rows": 1600,
+    },
+    "disk": {"states": 4000, "most": 12000},
+    "moved_bytes": 2048,
+    "suggestions": [{"statement": "SET pg_mop.scheduler = 'longest-first';", "seconds": 4.0, "saves": 1.0}],
+}
+
+
+def test_a_plan_as_text():
+    assert plan_text.render(PLAN).splitlines() == [
+        'Train 7 configurations on "packed"  (time=4 s..1 min 15 s, expected 5 s)',
+        "  Function: madlib_keras_fit_multiple_model   Output: models",
+        "  Sessions: 2 on 2 servers, 1 thread each   Scheduler: randomized",
+        '  Training: "packed"  (segments=2 rows=100 bytes=1600)',
+        "  Place: this server  (segments=1 rows=50 bytes=800)",
+        "    -> training segment 0  (rows=50 bytes=800)",
+        "  Place: server w1  (segments=1 rows=50 bytes=800)",
+        "    -> training segment 1  (rows=50 bytes=800 copies=this server)",
+        "  Configurations that do not fit the data: 1",
+        "    mst_key 9: it takes 5 inputs",
+        "  Stages: 21 asked for, 3 shared, 2 found trained in run 4, 16 to train  (merge rate 1.31)",
+        "  Units: 32 to train, 14 to evaluate, in 9 commands (3 chains, 2 with unit batches)",
+        "  Framework: TensorFlow (pg_mop.keras_backend)",
+        "  Kernel: loop (the fastest in the cost history)",
+        "  Net: model_id 1, Adam, mse, batch 32  (configurations 1, 2, 3, 4, 5, ...)",
+        "    -> 250 ms a unit, measured by 2 runs with the kernel loop",
+        "    -> parameters=51 operations=96 a row; not known: Odd",
+        "  Makespan: 3 s..6 s, expected 4 s; lower bound 3.5 s",
+        "  Session seconds: train 6 s, make nets ready 1.5 s, transactions 50 ms",
+        "  Before the first unit: 800 ms; after the last: 200 ms",
+        "  Limited by: configuration 7 is 61% of the work",
+        "  Memory of a trainer: about 500 MB  (process=400 MB weights=204 bytes "
+        "optimizer=612 bytes activations=10 kB rows=2 kB)",
+        "  Disk for states: 4 kB, at most 12 kB; states moved between servers: 2 kB",
+        "  Suggestion: SET pg_mop.scheduler = 'longest-first';  -- expected 4 s, saves 1 s",
+    ]
+
+
+def test_a_guess_is_said_to_be_one():
+    assert "a guess" in plan_text.source({**NET, "source": "arithmetic"})
+    assert "3 other nets" in plan_text.source({**NET, "source": "other nets", "measured_nets": 3})
