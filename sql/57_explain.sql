@@ -7,3 +7,11 @@ LANGUAGE plpython3u VOLATILE AS $$
 from pg_mop.api import explain
 return explain.mop_explain(plpy, *args)
 $$;
+
+-- Users see with this what a run was expected to take, and what it took: of a run that goes on, or has ended.
+CREATE FUNCTION @extschema@.mop_explain_run(run_id double precision, format text DEFAULT 'text') RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import explain_run
+return explain_run.mop_explain_run(plpy, *args)
+$$;

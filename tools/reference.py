@@ -186,6 +186,7 @@ GROUPS = {
         "delete_custom_function",
     ],
     "Configurations": ["generate_model_configs", "load_model_selection_table", "hyperband_schedule"],
+    "Before and after training": ["mop_explain", "mop_explain_run"],
     "Training and search": [
         "madlib_keras_fit_multiple_model",
         "mop_fit_multiple_model",

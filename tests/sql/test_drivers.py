@@ -64,6 +64,7 @@ madlib_keras_predict_byom('arch_w', {1}, 'flowers', 'id', 'x', 'd_four', {2}, FA
 mop_export_model('models', {1})
 mop_more({run}, {1}, {1})
 mop_report({run}, 'json', ARRAY[{1}])
+mop_explain_run({run})
 mop_replay({run}, 'd_again')
 mop_set_sessions({run}, {1})
 mop_stop_trial({run}, {1})

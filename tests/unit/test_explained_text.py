@@ -5,7 +5,7 @@ import pytest
 from pg_mop.api.call_text import Call, parse
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.local import literal, literals
-from pg_mop.report import plan_text
+from pg_mop.report import plan_text, run_account
 
 
 @pytest.mark.parametrize(
@@ -207,3 +207,81 @@ def test_a_plan_as_text():
 def test_a_guess_is_said_to_be_one():
     assert "a guess" in plan_text.source({**NET, "source": "arithmetic"})
     assert "3 other nets" in plan_text.source({**NET, "source": "other nets", "measured_nets": 3})
+
+
+# --- the account of a run -------------------------------------------------------------------------------------------
+
+
+def unit(mst_key, session, began, ended, **more):
+    return {
+        "mst_key": mst_key,
+        "stage": mst_key,
+        "iteration": 1,
+        "segment": 0,
+        "kind": "train",
+        "session": session,
+        "status": "finished",
+        "began": began,
+        "ended": ended,
+        "train": 0.0 if ended is None else (ended - began) * 0.8,
+        "read": 0.0,
+        "write": 0.0,
+        "compile": None,
+        **more,
+    }
+
+
+def test_session_seconds_add_up_to_the_makespan_of_all_sessions():
+    units = [
+        unit(1, 7, 1.0, 5.0, compile=1.2, read=0.1, write=0.2),
+        unit(2, 8, 1.0, 3.0),
+        unit(2, 8, 3.0, 4.0, status="failed"),
+        unit(2, 8, 4.0, 5.0, kind="evaluate"),
+    ]
+    found = run_account.account(units, 9.0, 2)
+    assert found["makespan"] == 4.0 and found["start_seconds"] == 1.0 and found["units"] == 3
+    spent = found["session_seconds"]
+    assert sum(spent.values()) == pytest.approx(8.0) and "idle" not in spent
+    assert spent["make ready"] == pytest.approx(1.2) and spent["retried"] == pytest.approx(1.0)
+    assert spent["train"] == pytest.approx(3.2 - 1.2 + 1.6) and spent["evaluate"] == pytest.approx(0.8)
+    assert [(load["session"], load["busy"]) for load in found["sessions"]] == [(7, 4.0), (8, 4.0)]
+
+
+def test_units_of_a_batch_count_their_step_once():
+    units = [unit(key, 7, 0.0, 2.0, train=0.5) for key in (1, 2, 3)]
+    found = run_account.account(units, 2.0, 2)
+    assert found["session_seconds"] == {"train": 1.5, "transactions": 0.5, "idle": 2.0}
+    assert found["sessions"] == [{"session": 7, "busy": 2.0, "units": 3, "from": 0.0, "until": 2.0}]
+
+
+def test_the_critical_path_goes_back_through_configurations_and_sessions():
+    units = [unit(1, 7, 0.0, 2.0), unit(2, 8, 0.0, 1.0), unit(2, 7, 2.0, 5.0), unit(3, 8, 1.0, 1.5)]
+    path = run_account.account(units, 5.0, 2)["critical_path"]
+    assert path == {
+        "units": 2,
+        "configurations": 2,
+        "busy_seconds": 5.0,
+        "waiting_seconds": 0.0,
+        "longest": {"mst_key": 2, "seconds": 3.0},
+    }
+
+
+def test_a_run_that_goes_on_counts_until_now_and_one_without_units_is_told():
+    found = run_account.account([unit(1, 7, 1.0, 2.0), unit(1, 7, 2.0, None, status="running", train=None)], 6.0, 1)
+    assert found["makespan"] == 5.0 and found["sessions"][0]["busy"] == 5.0
+    empty = run_account.account([], 6.0, 1)
+    assert empty["makespan"] == 0.0 and empty["critical_path"] is None
+    account = {
+        "run_id": 4,
+        "function": "f",
+        "status": "running",
+        "prediction": None,
+        "units": {"train": 0, "evaluate": 0},
+        "actual": {**empty, "seconds": 6.0},
+        "moved": {"hops": 0, "bytes": 0},
+    }
+    assert run_account.render(account).splitlines() == [
+        "Run 4: f, goes on  (actual time=6 s)",
+        "  Makespan: actual 0 ms",
+        "  Units: 0 trained, 0 evaluated; no prediction was stored when the run began",
+    ]

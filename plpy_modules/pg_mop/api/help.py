@@ -398,6 +398,9 @@ SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
 OF_RUNS = {
     "mop_resume": "Continues a run that was cancelled, failed or rolled back.",
     "mop_replay": "Repeats a finished run in its visit order, into new tables (not for searches).",
+    "mop_explain": "Returns what a call that trains would do and take, as text or 'json', without training: "
+    "SELECT mop_explain($$ SELECT ... $$);",
+    "mop_explain_run": "Returns what a run was expected to take and what it took, as text or 'json'.",
     "mop_report": "Returns a report of a run as one HTML file, or its data as 'json'; of all configurations, or of some.",
     "mop_submit": "Starts a job, which runs SQL in a separate session without a client; returns the job's number at once.",
     "mop_cancel": "Cancels a job.",
@@ -480,7 +483,7 @@ ARGUMENTS = {
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
-    "format": "'html' or 'json'",
+    "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run: 'text' or 'json'",
     "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
     "fit_params_list": "strings as for Keras' fit",

@@ -1,0 +1,194 @@
+"""What a run took, from the log of its units: where the session seconds went, the critical path, the sessions' loads. Pure
+Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pg_mop.report.plan_text import seconds, size
+
+Row = Mapping[str, Any]
+PURPOSES = ("train", "evaluate", "make ready", "read", "write", "transactions", "retried", "idle")
+
+
+def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]:
+    """The account of a run's units. `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind,
+    segment, session (any key), status, began and ended (seconds from the run's start, None: it runs), train, read, write
+    and compile (seconds; None: unknown); `until`: the run's end, or now; `sessions`: that it asked for.
+
+    The units of a unit batch have the times of their step and a part of its seconds each.
+    """
+    begun = [unit for unit in units if unit["began"] is not None]
+    if not begun:
+        return {"makespan": 0.0, "session_seconds": {}, "sessions": [], "critical_path": None, "units": 0}
+    first = min(unit["began"] for unit in begun)
+    last = max(unit["ended"] if unit["ended"] is not None else until for unit in begun)
+    spent: Counter[str] = Counter()
+    steps: dict[tuple[Any, float, float], list[Row]] = {}
+    for unit in begun:
+        end = unit["ended"] if unit["ended"] is not None else until
+        steps.setdefault((unit["session"], unit["began"], end), []).append(unit)
+    loads: dict[Any, dict[str, Any]] = {}
+    for (session, start, end), together in steps.items():
+        took = max(0.0, end - start)
+        load = loads.setdefault(session, {"busy": 0.0, "units": 0, "from": start, "until": end})
+        load["busy"], load["units"] = load["busy"] + took, load["units"] + len(together)
+        load["from"], load["until"] = min(load["from"], start), max(load["until"], end)
+        _spend(spent, together, took)
+    makespan = max(1e-9, last - first)
+    count = max(sessions, 1)
+    spent["idle"] = max(0.0, makespan * count - sum(load["busy"] for load in loads.values()))
+    return {
+        "units": sum(unit["status"] == "finished" for unit in units),
+        "start_seconds": first,
+        "makespan": makespan,
+        "session_seconds": {name: spent[name] for name in PURPOSES if spent[name] > 0},
+        "sessions": [
+            {"session": session, **{k: v - first if k in ("from", "until") else v for k, v in load.items()}}
+            for session, load in sorted(loads.items(), key=lambda item: (item[1]["from"], str(item[0])))
+        ],
+        "critical_path": _critical_path(begun, first, until),
+    }
+
+
+def _spend(spent: Counter[str], together: Sequence[Row], took: float) -> None:
+    """Add the seconds of a step to the purposes. What a step took besides is the way to the trainer, and the transaction."""
+    if any(unit["status"] in ("failed", "cancelled") for unit in together):
+        spent["retried"] += took  # type: ignore[assignment]
+        return
+    parts: Counter[str] = Counter()
+    for unit in together:
+        purpose = "train" if unit["kind"] == "train" else "evaluate"
+        compiled = min(unit["compile"] or 0.0, unit["train"] or 0.0)
+        parts[purpose] += (unit["train"] or 0.0) - compiled  # type: ignore[assignment]
+        parts["make ready"] += compiled  # type: ignore[assignment]
+        parts["read"] += unit["read"] or 0.0  # type: ignore[assignment]
+        parts["write"] += unit["write"] or 0.0  # type: ignore[assignment]
+    total = sum(parts.values())
+    if total > took > 0:  # (units that ran side by side)
+        for name in parts:
+            parts[name] = parts[name] * took / total  # type: ignore[assignment]
+        total = took
+    for name, value in parts.items():
+        spent[name] += value
+    spent["transactions"] += took - total  # type: ignore[assignment]
+
+
+def _critical_path(units: Sequence[Row], first: float, until: float) -> dict[str, Any] | None:
+    """The chain of units that ends with the last one: before each unit comes the one that ended last of those that it waited
+    for, of its configuration or of its session."""
+    finished = [unit for unit in units if unit["ended"] is not None and unit["status"] == "finished"]
+    if not finished:
+        return None
+    ordered = sorted(finished, key=lambda unit: unit["ended"])
+    by_key: dict[tuple[str, Any], list[Row]] = {}
+    for unit in ordered:
+        for key in (("configuration", unit["mst_key"]), ("session", unit["session"])):
+            by_key.setdefault(key, []).append(unit)
+    places = {key: {id(unit): at for at, unit in enumerate(own)} for key, own in by_key.items()}
+    at: Row | None = ordered[-1]
+    busy = waited = 0.0
+    count, shares = 0, Counter[int]()
+    while at is not None:
+        took = at["ended"] - at["began"]
+        busy, count = busy + took, count + 1
+        shares[at["mst_key"]] += took  # type: ignore[assignment]
+        before: list[Row] = []
+        for key in (("configuration", at["mst_key"]), ("session", at["session"])):
+            own, position = by_key[key], places[key][id(at)] - 1
+            while position >= 0 and own[position]["ended"] > at["began"] + 1e-6:
+                position -= 1
+            if position >= 0:
+                before.append(own[position])
+        found = max(before, key=lambda unit: unit["ended"], default=None)
+        waited += max(0.0, at["began"] - (found["ended"] if found is not None else first))
+        at = found
+    longest, most = shares.most_common(1)[0]
+    return {
+        "units": count,
+        "configurations": len(shares),
+        "busy_seconds": busy,
+        "waiting_seconds": waited,
+        "longest": {"mst_key": longest, "seconds": most},
+    }
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """The text of a run's account (api/explain_run.py)."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    actual, expected = found["actual"], found["prediction"]
+    ends = "goes on" if found["status"] == "running" else found["status"]
+    yield f"Run {found['run_id']}: {found['function']}, {ends}  (actual time={seconds(actual['seconds'])})"
+    yield "  " + _compared("Makespan", expected and expected["makespan"], actual["makespan"], found["status"])
+    if expected is not None:
+        yield "  " + _range(expected, actual, found["status"])
+        yield "  " + _compared("Before the first unit", expected["start_seconds"], actual["start_seconds"], "finished")
+        yield (
+            f"  Units: expected {expected['training_units']} to train, actual {found['units']['train']} "
+            f"(and {found['units']['evaluate']} evaluations)"
+        )
+    else:
+        yield (
+            f"  Units: {found['units']['train']} trained, {found['units']['evaluate']} evaluated; "
+            "no prediction was stored when the run began"
+        )
+    spent = actual["session_seconds"]
+    if spent:
+        total = sum(spent.values())
+        yield "  Session seconds: " + ", ".join(
+            f"{name} {seconds(value)} ({value / total:.0%})" for name, value in spent.items()
+        )
+    path = actual["critical_path"]
+    if path is not None:
+        yield (
+            f"  Critical path: {path['units']} units of {path['configurations']} "
+            f"configuration{'s' * (path['configurations'] != 1)}, busy {seconds(path['busy_seconds'])}, waiting "
+            f"{seconds(path['waiting_seconds'])}; configuration {path['longest']['mst_key']} has "
+            f"{seconds(path['longest']['seconds'])}"
+        )
+    for load in actual["sessions"]:
+        where = f" on server {load['server']}" if load.get("server") else ""
+        yield (
+            f"  Session {load['session']}{where}: busy {seconds(load['busy'])} "
+            f"({load['busy'] / max(1e-9, actual['makespan']):.0%})  (units={load['units']} "
+            f"from={seconds(load['from'])} until={seconds(load['until'])})"
+        )
+    moved = found["moved"]
+    if moved["hops"]:
+        known = "" if moved["bytes"] is None else f", {size(moved['bytes'])}"
+        yield f"  States between servers: {moved['hops']} hops{known}"
+
+
+def _compared(name: str, expected: float | None, actual: float, status: str) -> str:
+    if expected is None:
+        return f"{name}: actual {seconds(actual)}"
+    said = "so far" if status == "running" else "actual"
+    factor = f"  ({actual / expected:.2f} x)" if expected > 0 and status == "finished" and actual > 0 else ""
+    return f"{name}: expected {seconds(expected)}, {said} {seconds(actual)}{factor}"
+
+
+def _range(expected: Mapping[str, Any], actual: Mapping[str, Any], status: str) -> str:
+    low, high = expected["makespan_low"], expected["makespan_high"]
+    told = f"Expected range: {seconds(low)}..{seconds(high)}, from {', '.join(expected['sources'])}"
+    if status == "finished" and not low <= actual["makespan"] <= high:
+        return f"{told}: the actual makespan is outside"
+    return told
+
+
+def hops(visits: Iterable[tuple[Any, str | None]]) -> int:
+    """How often a state went to another server. `visits`: (path, server) in the order of the visits of each path.
+
+    >>> hops([(1, None), (1, "a"), (2, "a"), (2, "a"), (1, None)])
+    2
+    """
+    at: dict[Any, str | None] = {}
+    count = 0
+    for path, server in visits:
+        count += path in at and at[path] != server
+        at[path] = server
+    return count

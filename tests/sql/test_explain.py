@@ -1,0 +1,359 @@
+"""EXPLAIN: a call is checked and planned as it would run, and nothing of it stays. What runs took is told to those who may
+see them."""
+
+import json
+import re
+
+import psycopg2
+import pytest
+
+from conftest import all_trainers
+from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+
+FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, 'flowers_val')"
+SPACE = (
+    "$s${'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], "
+    "'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}$s$"
+)
+SEARCH = (
+    f"SELECT madlib.mop_search('flowers_packed', 'm', 'arch', {SPACE}, 'asha', 'trials=9, iterations=4', "
+    "metric => 'accuracy')"
+)
+GRIDS = (
+    "$s${'loss': ['categorical_crossentropy'], 'optimizer_params_list': [{'optimizer': ['SGD'], "
+    "'lr': [0.01, 0.1, 'log']}]}$s$, $s${'batch_size': [8], 'epochs': [1]}$s$"
+)
+CALLS = {
+    "fit_multiple": FIT,
+    "procedure": "CALL madlib.mop_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE)",
+    "folds": "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 2, FALSE, folds => 2)",
+    "fit": "SELECT madlib.madlib_keras_fit('flowers_packed', 'm', 'arch', 1, "
+    f"$s${ADAM.format(0.01)}$s$, 'batch_size=8', 4)",
+    "search": SEARCH,
+    "automl": f"SELECT madlib.madlib_keras_automl('flowers_packed', 'm', 'arch', 'm_mst', ARRAY[1], {GRIDS}, 'hyperband', "
+    "'R=4, eta=2, skip_last=0', 7)",
+    "hyperopt": f"SELECT madlib.madlib_keras_automl('flowers_packed', 'm', 'arch', 'm_mst', ARRAY[1]::int[], {GRIDS}, "
+    "'hyperopt', 'num_configs=5, num_iterations=2, algorithm=rand')",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, segments=2)
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02, 0.03)])
+
+
+def explain(db, call, output="text"):
+    return db.value("SELECT madlib.mop_explain(%s, %s)", [call, output])
+
+
+def plan(db, call):
+    return json.loads(explain(db, call, "json"))
+
+
+def everything(db):
+    """All that a call might leave: relations, the rows of every catalog table, sessions, trainers."""
+    relations = db.value("SELECT count(*) FROM pg_class")
+    tables = [
+        row["name"]
+        for row in db.run(
+            "SELECT c.oid::regclass::text AS name FROM pg_class c WHERE c.relkind = 'r' AND "
+            "c.relnamespace = 'madlib'::regnamespace ORDER BY 1"
+        )
+    ]
+    rows = {
+        name: db.value(f"SELECT md5(coalesce(string_agg(t::text, ';' ORDER BY t::text), '')) FROM {name} t")
+        for name in tables
+    }
+    sessions = db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%'")
+    locks = db.value("SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('advisory')")
+    return relations, rows, sessions, locks, sorted(all_trainers())
+
+
+@pytest.mark.slice
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_planned_and_leaves_nothing(db, name):
+    db.run("SELECT madlib.mop_end_trainers()")
+    before = everything(db)
+    db.run("BEGIN")
+    text = explain(db, CALLS[name])
+    shared = db.value(
+        "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'flowers_packed'::regclass "
+        "AND mode = 'ShareLock'"
+    )
+    found = plan(db, CALLS[name])
+    db.run("COMMIT")
+    assert shared == 0, "the lock ends with the explanation, not with the transaction"
+    assert everything(db) == before
+    first, *lines = text.splitlines()
+    assert re.match(r'(Train|Search) .* on "flowers_packed"  \(time=.*\.\..*, expected .*\)$', first)
+    assert all(line.startswith("  ") for line in lines)
+    assert found["source"]["rows"] == 100 and found["sessions"] == 2 and found["memory"]["trainer"] > 100 << 20
+    if "search" in found:
+        cases = found["search"]
+        assert 0 < cases["least"]["seconds"] <= cases["expected"]["seconds"] <= cases["most"]["seconds"]
+    else:
+        predicted = found["prediction"]
+        assert 0 < predicted["lower_bound"] <= predicted["makespan"]
+        assert predicted["seconds_low"] <= predicted["seconds"] <= predicted["seconds_high"]
+        assert predicted["training_units"] == 2 * found["stages"]["to_train"] or name in ("fit", "folds")
+        assert {net["source"] for net in found["nets"]} <= {"arithmetic", "other nets", "history"}
+
+
+def test_the_call_that_was_explained_runs_afterwards(db):
+    explain(db, FIT)
+    db.run(FIT)
+    assert db.value("SELECT count(*) FROM m") == 3
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_history_reuse_and_sharing_are_in_the_plan(db):
+    fit(db, "flowers_packed", "m", "mst", 2, "flowers_val")
+    db.run("DROP TABLE m, m_info, m_summary")
+    found = plan(db, FIT)
+    assert found["nets"][0]["source"] == "history" and found["nets"][0]["kernel"]
+    assert found["stages"]["found_trained"] == 6 and found["stages"]["to_train"] == 3
+    assert "found trained in run" in explain(db, FIT)
+    db.run("SELECT madlib.mop_drop_checkpoints(); SET pg_mop.reuse = off")
+    assert plan(db, FIT)["stages"]["to_train"] == 9
+    db.run("RESET pg_mop.reuse")
+    selection(db, "same", "arch", [(1, ADAM.format(0.01), "batch_size=8")] * 2)
+    found = plan(db, FIT.replace("'mst'", "'same'"))
+    assert found["stages"]["shared"] == 3 and found["stages"]["asked"] == 6
+    load(db, "wide", dense(64))
+    selection(db, "others", "wide", [(1, ADAM.format(0.01), "batch_size=8")])
+    found = plan(db, FIT.replace("'mst'", "'others'"))
+    assert found["nets"][0]["source"] == "other nets" and "a guess" in explain(db, FIT.replace("'mst'", "'others'"))
+
+
+BAD = [
+    ("SELECT madlib.madlib_keras_fit_multiple_model('nothing', 'm', 'mst', 3, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'flowers', 'mst', 3, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 0, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 1.5, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'bad', 3, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'misfit', 3, FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, folds => 9)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, TRUE)", None),
+    (
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE)",
+        "SET pg_mop.scheduler = 'none'",
+    ),
+    (
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE)",
+        "SET pg_mop.kernel = 'vmap'",
+    ),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, 7)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed')", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', wrong => 1)", None),
+    ("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 'x', FALSE)", None),
+    ("SELECT madlib.madlib_keras_fit('flowers_packed', 'm', 'arch', 7, 'x', 'y', 1)", None),
+    (SEARCH.replace("asha", "none"), None),
+    (SEARCH.replace("'accuracy'", "'nonsense'"), None),
+    (SEARCH.replace("trials=9", "trials=0"), None),
+    ("SELECT madlib.mop_more(123456, 1, 1)", None),
+]
+
+
+@pytest.mark.parametrize("call,setting", BAD)
+def test_a_call_that_would_fail_fails_with_its_own_error_and_nothing_else(db, call, setting):
+    selection(db, "bad", "arch", [(1, "loss='mse', optimizer='Nonsense()'", "batch_size=8")])
+    load(db, "arch5", dense(inputs=5))
+    selection(db, "misfit", "arch5", [(1, ADAM.format(0.1), "batch_size=8")])
+    other = db.another()
+    other.run(setting or "SELECT 1")
+    before = everything(db)
+    with pytest.raises(psycopg2.Error) as own:
+        other.run(call)
+    with pytest.raises(psycopg2.Error) as explained:
+        other.run("SELECT madlib.mop_explain(%s)", [call])
+    other.close()
+    said = [
+        (e.value.pgcode, e.value.diag.message_primary, e.value.diag.message_detail, e.value.diag.message_hint)
+        for e in (own, explained)
+    ]
+    assert said[0] == said[1]
+    assert everything(db)[:3] == before[:3]
+
+
+@pytest.mark.parametrize(
+    "call,said",
+    [
+        ("SELECT 1", "constants for arguments"),
+        (FIT + "; " + FIT, "only one statement"),
+        (FIT + "; DROP TABLE flowers", "only one statement"),
+        ("DROP TABLE flowers", "SELECT is expected"),
+        (FIT.replace("'m'", "(SELECT 'm')"), "a constant is expected"),
+        (FIT.replace("'m'", "pg_sleep(9)::text"), "a constant is expected"),
+        ("SELECT madlib.mop_drop_run(1)", "cannot be explained"),
+        ("SELECT madlib.mop_train('flowers', 'x', 'y')", "cannot be explained"),
+        ("SELECT madlib.mop_explain('x')", "cannot be explained"),
+        ("SELECT pg_sleep(9)", "is no function of pg_mop"),
+        ("SELECT other.madlib_keras_fit_multiple_model('x')", "is no function of pg_mop"),
+        ("SELECT madlib.madlib_keras_fit_multiple_model('usage')", "shows help and trains nothing"),
+        ("SELECT madlib.madlib_keras_fit_multiple_model()", "shows help and trains nothing"),
+        (None, "there is no call to explain"),
+    ],
+)
+def test_a_text_that_is_no_call_is_refused(db, call, said):
+    before = everything(db)
+    error = db.error("SELECT madlib.mop_explain(%s)", [call])
+    assert said in str(error)
+    assert everything(db) == before
+
+
+def test_a_format_that_does_not_exist(db):
+    assert "format must be 'text' or 'json', not 'xml'" in str(db.error("SELECT madlib.mop_explain(%s, 'xml')", [FIT]))
+    assert "format must be" in str(db.error("SELECT madlib.mop_explain_run(1, 'xml')"))
+
+
+def test_a_name_without_a_schema_is_ours_only_if_the_search_path_says_so(db):
+    call = FIT.replace("madlib.madlib", "madlib")
+    assert "is no function of pg_mop" in str(db.error("SELECT madlib.mop_explain(%s)", [call]))
+    db.run("SET search_path = public, madlib")
+    assert explain(db, call).startswith("Train 3 configurations")
+    db.run(
+        "CREATE SCHEMA mine; CREATE FUNCTION mine.madlib_keras_fit_multiple_model(x text) RETURNS text LANGUAGE sql "
+        "AS 'SELECT x'; SET search_path = mine, public, madlib"
+    )
+    assert "is no function of pg_mop" in str(db.error("SELECT madlib.mop_explain(%s)", [call]))
+    db.run("RESET search_path; DROP SCHEMA mine CASCADE")
+
+
+def test_rows_that_others_do_not_see_are_refused_as_in_the_call(db):
+    other = db.another()
+    for change in ("DELETE FROM flowers_packed WHERE buffer_id = 0", "UPDATE flowers_packed SET buffer_id = buffer_id"):
+        said = []
+        for call in (FIT, "SELECT madlib.mop_explain($e$" + FIT + "$e$)"):
+            other.run("BEGIN; " + change)
+            error = other.error(call)
+            said.append((error.pgcode, error.diag.message_primary, error.diag.message_hint))
+        assert said[0] == said[1] and "rows that other sessions do not see" in said[0][1]
+    other.run("BEGIN; CREATE TABLE beside(i int); INSERT INTO beside VALUES (1)")
+    assert other.value("SELECT madlib.mop_explain(%s)", [FIT]).startswith("Train 3")
+    other.run("ROLLBACK")
+    other.close()
+
+
+def test_a_table_that_another_session_trains_into_is_refused(db):
+    other = db.another()
+    other.run("BEGIN")
+    other.run("SELECT madlib.mop_reserve('public', 'm')")
+    assert "another session is training into" in str(db.error("SELECT madlib.mop_explain(%s)", [FIT]))
+    other.run("ROLLBACK")
+    other.close()
+    assert explain(db, FIT)
+
+
+def test_the_mode_ends_with_every_error(db):
+    """After an explanation that failed or was cancelled, the call runs."""
+    with pytest.raises(psycopg2.Error):
+        explain(db, FIT.replace("'mst'", "'nothing'"))
+    db.run("SET statement_timeout = '1ms'")
+    with pytest.raises(psycopg2.errors.QueryCanceled):
+        explain(db, FIT)
+    db.run("RESET statement_timeout; SET mop_explain.call = 'x'")
+    db.run(FIT)
+    assert db.value("SELECT count(*) FROM m") == 3
+    db.run("RESET mop_explain.call; DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_a_configuration_that_takes_longest_is_named(db):
+    load(db, "two", dense(), dense(width=512, name="large"))
+    rows = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)]
+    selection(db, "uneven", "two", [*rows, (1, ADAM.format(0.03), "batch_size=1, epochs=50")])
+    found = plan(db, FIT.replace("'mst'", "'uneven'"))
+    assert found["prediction"]["longest_path"]["mst_key"] == 3
+    assert any(text.startswith("configuration 3 is") for text in found["prediction"]["limits"])
+
+
+def test_layers_that_are_not_known_are_named(db):
+    load(
+        db,
+        "odd",
+        sequential(
+            "odd",
+            [4],
+            layer("Dense", name="a", units=4),
+            layer("Softmax", name="c"),
+            layer("Dense", name="b", units=3, activation="softmax"),
+        ),
+    )
+    selection(db, "odd_mst", "odd", [(1, ADAM.format(0.01), "batch_size=8")])
+    found = plan(db, FIT.replace("'mst'", "'odd_mst'"))
+    assert found["nets"][0]["unknown_layers"] == [] and found["nets"][0]["parameters"] == 4 * 4 + 4 + 4 * 3 + 3
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_explained_with_what_was_predicted(db):
+    run_id = fit(db, "flowers_packed", "m", "mst", 3, "flowers_val")
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+    found = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))
+    predicted, actual = found["prediction"], found["actual"]
+    assert found["status"] == "finished" and found["units"]["train"] == predicted["training_units"] == 18
+    assert predicted["makespan"] > 0 and 0 < actual["makespan"] <= actual["seconds"]
+    assert sum(actual["session_seconds"].values()) == pytest.approx(
+        actual["makespan"] * predicted["sessions"], rel=0.01
+    )
+    assert {"train"} < set(actual["session_seconds"]) and actual["critical_path"]["units"] > 0
+    text = db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    assert text.startswith(f"Run {run_id}: madlib_keras_fit_multiple_model, finished") and "Critical path:" in text
+    assert re.search(r"Makespan: expected .*, actual .*  \(\d+\.\d\d x\)", text)
+
+
+def test_a_search_has_no_stored_prediction_and_is_explained_all_the_same(db):
+    db.run(SEARCH)
+    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+    db.run("DROP TABLE m, m_info, m_summary, m_trials; SELECT madlib.mop_drop_checkpoints()")
+    text = db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    assert "no prediction was stored" in text and "Session seconds: " in text
+
+
+def test_a_run_that_is_not_there(db):
+    for run_id in (123456, None):
+        error = db.error("SELECT madlib.mop_explain_run(%s)", [run_id])
+        assert "may see no run" in str(error) and "mop_runs" in error.diag.message_hint
+    run_id = fit(db, "flowers_packed", "m", "mst", 1)
+    db.run("DROP TABLE m, m_info, m_summary")
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    assert "may see no run" in str(db.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
+
+
+def test_nobody_learns_of_the_nets_or_runs_of_others(db):
+    run_id = fit(db, "flowers_packed", "m", "mst", 1)
+    db.run("DROP TABLE m, m_info, m_summary")
+    db.run("CREATE ROLE explain_stranger LOGIN; GRANT mop_user TO explain_stranger")
+    stranger = db.another("explain_stranger")
+    assert "may see no run" in str(stranger.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
+    assert "permission denied" in str(stranger.error("SELECT madlib.mop_explain(%s)", [FIT]))
+    db.run(
+        "GRANT CREATE ON SCHEMA public TO explain_stranger; GRANT SELECT ON flowers_packed, flowers_packed_summary, "
+        "flowers_val, flowers_val_summary, mst, mst_summary, arch TO explain_stranger"
+    )
+    assert plan(db, FIT)["nets"][0]["source"] == "history"
+    theirs = plan(stranger, FIT)
+    assert theirs["nets"][0]["source"] == "arithmetic" and theirs["nets"][0]["runs"] is None
+    assert theirs["stages"]["found_trained"] == 0
+    stranger.close()
+    db.run("DROP OWNED BY explain_stranger; DROP ROLE explain_stranger; SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_more_iterations_of_a_configuration_are_planned(db):
+    run_id = fit(db, "flowers_packed", "m", "mst", 2)
+    before = everything(db)
+    found = plan(db, f"SELECT madlib.mop_more({run_id}, 1, 3)")
+    assert found["configurations"] == 1 and found["stages"]["to_train"] == 3 and found["stages"]["found_trained"] == 2
+    assert everything(db) == before
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_a_role_with_few_sessions_is_planned_with_these(db):
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES (NULL, 1)")
+    try:
+        assert plan(db, FIT)["sessions"] == 1
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
