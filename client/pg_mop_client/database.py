@@ -4,6 +4,7 @@ libpq reads the connection's parameters, as for psql: a URI, `host=... dbname=..
 """
 
 import contextlib
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -190,6 +191,28 @@ def find_extension(connection: sqlalchemy.Connection, schema: str | None = None)
 def quote(name: str) -> str:
     """`name`, with any characters, as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: Any) -> str:
+    """A value as a constant of SQL: None, a truth value, a number, a text, or a list of these. Raises ClientError.
+
+    A dictionary becomes a text, as the functions of pg_mop read grids.
+
+    >>> literal(["it's", None]), literal({"lr": [0.1]})
+    ("ARRAY['it''s', NULL]", "'{''lr'': [0.1]}'")
+    """
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, (list, tuple)):
+        return f"ARRAY[{', '.join(map(literal, value))}]"
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, (str, dict)):
+        within = str(value).replace("'", "''")
+        return "E'" + within.replace("\\", "\\\\") + "'" if "\\" in within else f"'{within}'"
+    raise ClientError(f"no constant of SQL for {type(value).__name__}")
 
 
 def quote_table(name: str) -> str:

@@ -132,6 +132,15 @@ class Run:
                 ).scalar_one()
             )
 
+    def explain(self) -> str:
+        """What the run was expected to take, and what it took, as a text: mop_explain_run."""
+        with connected(self.selection.engine) as connection:
+            return str(
+                connection.execute(
+                    text(f"SELECT {self._schema}.mop_explain_run(:run)"), {"run": self.run_id}
+                ).scalar_one()
+            )
+
     def leaderboard(self, data: dict[str, Any] | None = None) -> pandas.DataFrame:
         """The configurations, best first, with parameters, last values, seconds, and the reason of an early end."""
         data = data or self.data

@@ -18,6 +18,7 @@ from pg_mop_client.database import (
     exists,
     find_extension,
     frame,
+    literal,
     make_engine,
     plain,
     quote,
@@ -146,6 +147,22 @@ class Selection:
             metrics_compute_frequency=metrics_compute_frequency,
             **more,
         )
+
+    def explain(self, call: str, /, *arguments: Any, **named: Any) -> str:
+        """What a call that trains would do and take, as a text; nothing is trained. This is mop_explain.
+
+        `call`: SQL, or the name of a function, with its arguments: explain("mop_search", train, "found", "nets", space).
+        Raises ServerError where the call would fail.
+        """
+        if "(" in call:
+            if arguments or named:
+                raise ClientError(
+                    "the call has its arguments already", hint='explain("mop_search", "train_packed", ...)'
+                )
+            return str(self.mop_explain(call))
+        given = [literal(value) for value in arguments]
+        given += [f"{quote(name)} => {literal(value)}" for name, value in named.items()]
+        return str(self.mop_explain(f"SELECT {quote(self.schema)}.{quote(call)}({', '.join(given)})"))
 
     def run(self, run_id: int | None = None) -> Run:
         """A run that the role may see; None: the run of this Selection's last call, else the latest run.
