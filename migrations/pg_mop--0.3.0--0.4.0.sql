@@ -96,7 +96,8 @@ CREATE TABLE @extschema@.mop_cost (
     batch_seconds double precision[] NOT NULL,   -- minimum of each run, the latest first
     compile_seconds double precision[] NOT NULL, -- maximum of each run
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (owner, net, part, version, device, kernel)
+    place text NOT NULL DEFAULT '',     -- the foreign server that held the rows; '': this server
+    PRIMARY KEY (owner, net, part, version, device, kernel, place)
 );
 CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
 ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads it; users read mop_unit_costs

@@ -108,3 +108,10 @@ def test_what_is_expected_counts_until_a_unit_has_ended():
     costs = Costs(Board(), lambda stage: stage.key, lambda stage: {"a": 2.0}.get(stage.key, 0.0))
     costs.added(stages)
     assert costs.left(1) == 8.0 and costs.left(2) is None and costs.all_left() == 16.0, "the other is like it"
+
+
+def test_places_are_kept_apart_and_stand_in_for_one_another():
+    rows = [{**row(seconds=seconds), "place": place} for place, seconds in (("", 1.0), ("slow", 4.0))]
+    history = CostHistory(lambda architecture: rows)
+    assert history.batch_seconds(NET) == 1.0 and history.batch_seconds(NET, "slow") == 4.0
+    assert history.batch_seconds(NET, "never measured") == 2.5, "the median of what is known"

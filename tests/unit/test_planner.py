@@ -7,8 +7,10 @@ import pytest
 from mop_udf import parameter_resolver
 from pg_mop.engines.base import Segment
 from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.estimates import Estimates, FixedCosts
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.schedule import setup
+from pg_mop.schedule.prediction import predict
 from pg_mop.schedule.simulator import makespan, simulate
 
 OPTIONS = {
@@ -180,3 +182,21 @@ def test_a_plan_is_simulated_with_nothing_opened():
     trained = [visit.unit for visit in visits if visit.unit.kind == "train"]
     assert len(trained) == len(set(trained)) == 3 * 3 * 4
     assert makespan(visits) >= planner.expected_seconds(4) * 0.99
+
+
+def test_a_slow_server_makes_the_run_longer_and_its_units_too():
+    configurations = [configuration(1), configuration(2, 0.2)]
+    work = workload(servers=[None, None, "slow", "slow"], options={"chain_seconds": 0.5})
+    net = (first := planned(work, configurations)).sharing.net(first.plan.path(1)[0])
+    base = measured(net, 0.01).measured(net)[0]
+    rows = [{**base, "place": ""}, {**base, "place": "slow", "batch_seconds": 0.03}]
+    planner = planned(work, configurations, history=CostHistory(lambda architecture: rows))
+    assert planner.unit_seconds(planner.plan.path(1)[0]) == pytest.approx(2 * 10 * 0.02)
+    fixed = FixedCosts(start=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
+    estimates = Estimates(planner, fixed=fixed)
+    stage = planner.plan.path(1)[0]
+    assert [estimates.slowness(stage, place) for place in (None, "slow")] == [pytest.approx(0.5), pytest.approx(1.5)]
+    found = predict(planner, configurations, {}, 4, estimates)
+    busy = {load.worker: load.busy for load in found.loads}
+    assert sum(busy.values()) == pytest.approx(2 * 3 * 2 * 20 * (0.01 + 0.03))
+    assert sorted(busy.values())[0] < sorted(busy.values())[-1] / 2, "the slow server's sessions are busy for longer"

@@ -84,7 +84,7 @@ class Results(CatalogSession):
         """The measured costs of an architecture (a digest) in the role's runs: rows of mop_unit_costs."""
         return self.execute(
             f"""
-            SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs, noted_at
+            SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs, noted_at, place
             FROM {self.schema}.mop_unit_costs
             WHERE architecture = %s
             """,

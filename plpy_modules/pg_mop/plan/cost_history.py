@@ -14,7 +14,7 @@ MODEL, HEAD = "model", "head"  # parts that are trained: a whole net, or the res
 MOST_DEVICES = 16  # combinations of device and versions whose costs are sent to a trainer
 
 Row = Mapping[str, Any]  # a row of the view mop_unit_costs
-Where = tuple[str, str, str, str]  # (net, part, version, device)
+Where = tuple[str, str, str, str, str]  # (net, part, version, device, place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +85,23 @@ class CostHistory:
             self._hints[net] = self._compute_hints(net)
         return self._hints[net]
 
-    def batch_seconds(self, net: Net) -> float | None:
-        """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown."""
+    def batch_seconds(self, net: Net, place: str | None = None) -> float | None:
+        """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown.
+
+        `place`: the server that holds the rows, None for the coordinator's own. Costs of other places count only where
+        nothing was measured at this one, so that servers of unequal speed are told apart.
+        """
         best: dict[Where, float] = {}
-        for row in self.measured(net):
+        for row in self.measured(net, place):
             where = _where(row)
             best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
         return statistics.median(best.values()) if best else None
 
-    def measured(self, net: Net) -> list[Row]:
-        """The rows of the net itself: of each kernel, device and version."""
-        return [row for row in self._rows_of(net) if row["net"] == net.digest]
+    def measured(self, net: Net, place: str | None = None) -> list[Row]:
+        """The rows of the net itself, of each kernel, device and version: those of a place, or of all places where that has
+        none."""
+        rows = [row for row in self._rows_of(net) if row["net"] == net.digest]
+        return [row for row in rows if row.get("place", "") == (place or "")] or rows
 
     def _rows_of(self, net: Net) -> list[Row]:
         if net.architecture not in self._rows:
@@ -104,7 +110,7 @@ class CostHistory:
 
     def _compute_hints(self, net: Net) -> dict[str, list] | None:
         rows = self._rows_of(net)
-        known = self.measured(net)
+        known = [row for row in rows if row["net"] == net.digest]
         loops = {_where(row): row["batch_seconds"] for row in rows if row["kernel"] == "loop"}
         ratios: dict[tuple, list[tuple[float, Row]]] = {}
         for row in rows:
@@ -118,7 +124,7 @@ class CostHistory:
 
 
 def _where(row: Row) -> Where:
-    return row["net"], row["part"], row["version"], row["device"]
+    return row["net"], row["part"], row["version"], row["device"], row.get("place", "")
 
 
 def _latest(rows: Sequence[Row]) -> list[Row]:

@@ -82,19 +82,19 @@ class Estimates:
         self._arithmetic, self._samples, self.threads = arithmetic, samples, threads or 1
         self._rate: float | None = None
         self._measured = 0  # nets that gave the rate
-        self._nets: dict[Net, NetCost] = {}
+        self._nets: dict[tuple[Net, str | None], NetCost] = {}
         rows = planner.workload.rows
         self.mean_rows = sum(rows) / len(rows) if rows else 0.0
 
-    def net(self, stage: Stage) -> NetCost:
-        """What is known of a stage's net."""
+    def net(self, stage: Stage, place: str | None = None) -> NetCost:
+        """What is known of a stage's net at a place: the server that holds the rows, None for the coordinator's own."""
         net = self.planner.sharing.net(stage)
-        if net not in self._nets:
-            self._nets[net] = self._find(net, stage)
-        return self._nets[net]
+        if (net, place) not in self._nets:
+            self._nets[net, place] = self._find(net, stage, place)
+        return self._nets[net, place]
 
-    def _find(self, net: Net, stage: Stage) -> NetCost:
-        measured = known(self.history, net)
+    def _find(self, net: Net, stage: Stage, place: str | None) -> NetCost:
+        measured = known(self.history, net, place)
         if measured is not None:
             return measured
         arithmetic = self._arithmetic(stage.mst_key)
@@ -116,11 +116,20 @@ class Estimates:
         """How many other nets gave the rate; 0 where it was not needed, or none was measured."""
         return self._measured
 
-    def unit(self, stage: Stage, rows: float | None = None) -> float:
-        """Seconds of a training unit of a stage, without fixed costs. `rows`: of its segment; None: the mean."""
-        rows = self.mean_rows if rows is None else rows
-        batch_size = self.planner.sharing.net(stage).batch_size
-        return epochs(stage.parameters[1]) * math.ceil(rows / batch_size) * self.net(stage).batch
+    def unit(self, stage: Stage) -> float:
+        """Seconds of a training unit of a stage on a segment of mean size, without fixed costs: the mean over the places of
+        the segments."""
+        places = self.planner.workload.places
+        batches = epochs(stage.parameters[1]) * math.ceil(self.mean_rows / self.planner.sharing.net(stage).batch_size)
+        return batches * sum(self.net(stage, place).batch for place in places) / max(1, len(places))
+
+    def slowness(self, stage: Stage, place: str | None) -> float:
+        """Seconds of a unit at a place, as a multiple of the mean over all places."""
+        places = self.planner.workload.places
+        if len(places) < 2:
+            return 1.0
+        mean = sum(self.net(stage, one).batch for one in places) / len(places)
+        return self.net(stage, place).batch / mean if mean else 1.0
 
     def evaluation(self, stage: Stage, rows: float) -> float:
         """Seconds of an evaluation of a stage on so many rows, without fixed costs."""
@@ -180,9 +189,10 @@ def outline(estimates: Estimates, sessions: int) -> dict[str, Any] | None:
     }
 
 
-def known(history: CostHistory, net: Net) -> NetCost | None:
-    """What the history knows of a net: the fastest kernel of the device that was measured last; None if nothing."""
-    rows = history.measured(net)
+def known(history: CostHistory, net: Net, place: str | None = None) -> NetCost | None:
+    """What the history knows of a net at a place: the fastest kernel of the device that was measured last; None if
+    nothing."""
+    rows = history.measured(net, place)
     if not rows:
         return None
     latest = max(rows, key=lambda row: str(row["noted_at"]))

@@ -6,6 +6,7 @@ board and the scheduler of a planned run. EXPLAIN needs no more than these and t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -49,6 +50,12 @@ class Workload:
     def keys(self, dataset: str) -> list[int]:
         """The numbers of a dataset's segments."""
         return [key for of, key in self.segments if of == dataset]
+
+    @functools.cached_property
+    def places(self) -> list[str | None]:
+        """The servers that hold the segments of the training data: one for all segments, or that of each."""
+        found = [segment.server for (dataset, _), segment in self.segments.items() if dataset == "training"]
+        return found if len(set(found)) > 1 else found[:1]
 
     @property
     def rows(self) -> list[int]:
@@ -204,12 +211,14 @@ class Planner:
         return chosen
 
     def unit_seconds(self, stage: Stage) -> float:
-        """Seconds of one training unit of a stage, measured by earlier runs; 0.0 if unknown."""
+        """Seconds of one training unit of a stage, measured by earlier runs; 0.0 if unknown. Of segments on several servers:
+        the mean."""
         key = self.sharing.key(stage), stage.parameters[1]
         if key not in self._unit_seconds:
             net, rows = self.sharing.net(stage), self.workload.rows
             batches = epochs(stage.parameters[1]) * math.ceil(sum(rows) / len(rows) / net.batch_size)
-            self._unit_seconds[key] = batches * (self.history.batch_seconds(net) or 0.0)
+            found = [self.history.batch_seconds(net, place) or 0.0 for place in self.workload.places]
+            self._unit_seconds[key] = batches * sum(found) / len(found) if all(found) else 0.0
         return self._unit_seconds[key]
 
     def expected_seconds(self, sessions: int) -> float | None:

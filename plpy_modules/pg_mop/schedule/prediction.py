@@ -141,6 +141,7 @@ class _Work:
         options, segments = planner.workload.options, planner.workload.segments
         self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
         self.rows = {key: segment.rows for key, segment in segments.items()}
+        self.servers = {key: segment.server for key, segment in segments.items()}
         self.left = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.ended]
         self._unit: dict[tuple[ModelKey, str], float] = {}
         self.units = self.evaluations = 0
@@ -206,7 +207,8 @@ class _Work:
         if unit.kind == "evaluate":
             return self.estimates.evaluation(stage, rows)
         mean = self._mean(stage)
-        return mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
+        slow = self.estimates.slowness(stage, self.servers[unit.dataset, unit.segment])
+        return slow * mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
 
 
 def _simulate(
