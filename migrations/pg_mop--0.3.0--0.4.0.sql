@@ -126,6 +126,14 @@ CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELE
 ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0),
+    ADD COLUMN max_disk_mb integer CHECK (max_disk_mb > 0);
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
+    SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
+        l.max_seconds, l.max_disk_mb
+    FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
+    WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
+DROP FUNCTION IF EXISTS @extschema@.mop_limits(text); -- it returns more columns now
 
 -- (these tables have no primary key for a while, and a publication FOR ALL TABLES would forbid their updates)
 ALTER TABLE @extschema@.mop_unit REPLICA IDENTITY FULL;

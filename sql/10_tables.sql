@@ -161,7 +161,9 @@ CREATE TABLE @extschema@.mop_limit (
     threads integer CHECK (threads > 0),                     -- of a trainer
     trainer_memory_mb integer CHECK (trainer_memory_mb > 0), -- of a trainer
     max_model_mb integer CHECK (max_model_mb > 0),           -- of a model with its optimizer's variables
-    who regrole                         -- the named role's OID; 0: no role had this name
+    who regrole,                        -- the named role's OID; 0: no role had this name
+    max_seconds double precision CHECK (max_seconds > 0),    -- of a run, as the planner expects it at least
+    max_disk_mb integer CHECK (max_disk_mb > 0)              -- of the live model states of a run, as the planner expects them
 );
 
 CREATE TABLE @extschema@.mop_segment (
@@ -312,7 +314,8 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE fals
     FROM @extschema@.mop_owner o LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
-    SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole
+    SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
+        l.max_seconds, l.max_disk_mb
     FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
     WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
 -- model states are not dumped: a run continues only in the database of its packed rows

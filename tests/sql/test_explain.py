@@ -357,3 +357,22 @@ def test_a_role_with_few_sessions_is_planned_with_these(db):
         assert plan(db, FIT)["sessions"] == 1
     finally:
         db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_a_limit_refuses_a_run_by_its_estimate_and_so_does_its_explanation(db):
+    load(db, "large", dense(width=100_000))
+    selection(db, "long", "large", [(1, ADAM.format(0.01), "batch_size=1, epochs=1000")])
+    long = FIT.replace("'mst'", "'long'")
+    for column, value, said in (
+        ("max_seconds", 5, "is expected to take at least"),
+        ("max_disk_mb", 1, "are expected to need"),
+    ):
+        db.run(f"INSERT INTO madlib.mop_limit (role, {column}) VALUES (NULL, {value})")
+        try:
+            before = db.value("SELECT count(*) FROM madlib.mop_run")
+            errors = [db.error(long), db.error("SELECT madlib.mop_explain(%s)", [long])]
+            assert len({(e.pgcode, e.diag.message_primary) for e in errors}) == 1 and said in str(errors[0])
+            assert db.value("SELECT count(*) FROM madlib.mop_run") == before
+            assert explain(db, FIT), "a short one is allowed"
+        finally:
+            db.run("DELETE FROM madlib.mop_limit")

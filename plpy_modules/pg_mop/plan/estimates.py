@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,11 +150,15 @@ class Estimates:
         return (low / total, high / total) if total else SPREAD[GUESS]
 
 
-def outline(estimates: Estimates, sessions: int) -> dict[str, Any] | None:
+def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) -> dict[str, Any] | None:
     """What a run is expected to take, for its row in the catalog: the cheap part of a prediction, from a sample of its stages
-    and without a simulation. None without stages."""
+    and without a simulation. None without stages. `without`: numbers of stages that earlier runs have trained."""
     planner, fixed = estimates.planner, estimates.fixed
-    stages = [stage for stage in planner.plan.stages.values() if stage.trials]
+    stages = [
+        stage
+        for stage in planner.plan.stages.values()
+        if stage.trials and not stage.trained and stage.number not in without
+    ]
     sample = stages[:: max(1, len(stages) // SAMPLED_STAGES)]
     if not sample:
         return None

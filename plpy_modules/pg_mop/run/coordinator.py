@@ -18,7 +18,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
 from pg_mop.plan import estimates
-from pg_mop.plan.arithmetic import Arithmetic
+from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
@@ -296,6 +296,45 @@ class Coordinator:
         threads = self.options["threads"] or self.servers[None].info["cores"]
         return Estimates(planner, self.arithmetic, samples, self.fixed, threads)
 
+    def check_limits(self) -> None:
+        """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected."""
+        limits = self.catalog.execute(f"SELECT max_seconds, max_disk_mb FROM {self.catalog.schema}.mop_my_limits")[0]
+        if limits["max_seconds"] is not None:
+            adoption = Adoption(self.spec, self.planner, self.catalog, 0)
+            taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}
+            expected = estimates.outline(self.estimates(self.planner), self.wanted, taken)
+            least = 0.0 if expected is None else expected["start_seconds"] + expected["makespan_low"]
+            if least > limits["max_seconds"]:
+                raise self._beyond(
+                    f"this run is expected to take at least {least:.0f} s, more than the role's {limits['max_seconds']:g} s"
+                )
+        if limits["max_disk_mb"] is not None:
+            size = sum(
+                self.state_bytes(c) for c in self.configurations if c["mst_key"] not in self.configurations.misfits
+            )
+            if size > limits["max_disk_mb"] << 20:
+                raise self._beyond(
+                    f"the model states of this run are expected to need {size / (1 << 20):.0f} MB of disk, more than the "
+                    f"role's {limits['max_disk_mb']} MB"
+                )
+
+    def _beyond(self, message: str) -> MopError:
+        return MopError(
+            message,
+            detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb).",
+            hint=f"SELECT * FROM {self.db.extension}.mop_my_limits; mop_explain tells what a call takes: ask for fewer "
+            "configurations, iterations or rows.",
+            sqlstate="53400",
+        )
+
+    def state_bytes(self, c: Configuration) -> int:
+        """Bytes of a configuration's model state, by arithmetic: weights and optimizer variables; 0: unknown."""
+        found = self.arithmetic(c["mst_key"])
+        compiled = c.get("compile") or {}
+        given = compiled.get("optimizer_args") or {}
+        kept = slots(str(compiled.get("optimizer", "Adam")), given if isinstance(given, dict) else {})
+        return 0 if found is None else found.state_bytes * (1 + kept)
+
     def arithmetic(self, mst_key: int) -> Arithmetic | None:
         """The arithmetic of the architecture of a configuration, or of a replica of the only one; None: unknown."""
         c = self.configurations.get(mst_key) or (self.configurations.first if self.spec.averaging else None)
@@ -316,6 +355,7 @@ class Coordinator:
         if self.spec.application is None:
             expected = self.planner.expected_seconds(self.wanted)
             prediction = estimates.outline(self.estimates(self.planner), self.wanted)
+            self.check_limits()
         misfits = self.configurations.misfits
         self.run_id = self.servers[None].run_id = self.remote_runs.run_id = self._write_run(
             self.catalog,

@@ -66,6 +66,8 @@ class Preview(Coordinator):
         self.fixed = fixed_costs(self.catalog)
         if self.spec.search is not None:
             return self._searched()
+        if not self.run_id:
+            self.check_limits()
         taken = self._take_over()
         counts = self._stages(taken)
         estimates = self._estimates(self.planner)
@@ -132,11 +134,11 @@ class Preview(Coordinator):
         return self.estimates(planner, lambda: other_nets(self.catalog))
 
     def _state_bytes(self, stage: Stage) -> int:
-        found = self.arithmetic(stage.mst_key)
-        if found is None:
-            return 1 << 16
-        c = self.configurations.get(stage.mst_key) or self.configurations.first
-        return found.state_bytes * (1 + arithmetic.slots(*_optimizer(c)))
+        return self.state_bytes(self._configuration(stage)) or 1 << 16
+
+    def _configuration(self, stage: Stage) -> Configuration:
+        """The configuration of a stage, or the only one of a replica."""
+        return self.configurations.get(stage.mst_key) or self.configurations.first
 
     def _nets(self, estimates: Estimates) -> list[dict[str, Any]]:
         """The distinct nets that are left to train, those with the longest units first."""
@@ -149,7 +151,7 @@ class Preview(Coordinator):
         rows = []
         for (net, _), (stage, keys) in found.items():
             cost, own = estimates.net(stage), self.arithmetic(stage.mst_key)
-            c = self.configurations.get(stage.mst_key) or self.configurations.first
+            c = self._configuration(stage)
             rows.append(
                 {
                     "model_id": c["model_id"],
@@ -267,10 +269,11 @@ class Preview(Coordinator):
             own = self.arithmetic(stage.mst_key)
             if own is None:
                 continue
-            c = self.configurations.get(stage.mst_key) or self.configurations.first
             batch_size = self.planner.sharing.net(stage).batch_size
             weights = max(weights, own.state_bytes)
-            optimizer = max(optimizer, own.state_bytes * (arithmetic.slots(*_optimizer(c)) + 1))  # and the gradients
+            optimizer = max(
+                optimizer, self._state_bytes(stage)
+            )  # (with the gradients, which are as large as the weights)
             activations = max(activations, 2 * arithmetic.NUMBER_BYTES * own.activations * batch_size)
         sizes: Counter[str | None] = Counter()
         largest = 0
@@ -443,12 +446,6 @@ class Preview(Coordinator):
             "seconds": seconds if limit is None else min(seconds, limit + max(iteration, self.fixed.end)),
             "ends_by_limit": limit is not None and seconds > limit,
         }
-
-
-def _optimizer(c: Configuration) -> tuple[str, dict[str, Any]]:
-    compiled = c.get("compile") or {}
-    given = compiled.get("optimizer_args") or {}
-    return str(compiled.get("optimizer", "Adam")), given if isinstance(given, dict) else {}
 
 
 def other_nets(catalog: Any) -> list[Sample]:
