@@ -9,7 +9,16 @@ import sys
 import mop_udf
 from pg_mop.backend.errors import MopError
 
-SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
+SCHEDULERS = (
+    "randomized",
+    "longest-first",
+    "vector-rearrangement",
+    "milp",
+    "monte-carlo",
+    "breadth-first",
+    "most-children-first",
+    "round-robin",
+)
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
@@ -70,6 +79,17 @@ def check_kernel(options):
         )
 
 
+def check_scheduler(name):
+    """Raises MopError if a scheduler needs a package that is not installed on this server."""
+    if name == "milp" and not _is_installed("scipy"):
+        raise MopError(
+            'pg_mop.scheduler is "milp", but SciPy is not installed on this server',
+            hint=f"On this server: sudo make install WITH=milp, or sudo {_home()}/bin/pip install scipy; "
+            f"or SET pg_mop.scheduler = 'monte-carlo';",
+            sqlstate="58000",
+        )
+
+
 def _devices():
     try:
         return [name for name in os.listdir(DEVICES) if re.fullmatch(r"nvidia\d+", name)]
@@ -87,9 +107,9 @@ def _distributions(name):
     return [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/{name}-[0-9]*.dist-info")]
 
 
-def _is_installed(backend):
-    """True if a framework is installed, under whatever name of a distribution."""
-    return any(os.path.isdir(f"{folder}/{backend}") for folder in mop_udf.folders(_home()))
+def _is_installed(package):
+    """True if a framework, or another package, is installed, under whatever name of a distribution."""
+    return any(os.path.isdir(f"{folder}/{package}") for folder in mop_udf.folders(_home()))
 
 
 def _is_for_processors(backend):

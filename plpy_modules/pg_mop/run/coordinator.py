@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg2
 
+import mop_udf
 from mop_udf import aggregate
 from pg_mop.backend import object_table, trainers
 from pg_mop.backend.errors import MopError
@@ -34,9 +36,12 @@ from pg_mop.run.remote_runs import RemoteRuns
 from pg_mop.run.search_controller import SearchController
 from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
+from pg_mop.run.solver import SolverProcess
 from pg_mop.run.spec import RunResult, RunSpec
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
+from pg_mop.schedule.milp import Milp
+from pg_mop.schedule.planned import Planned
 
 MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained last
 
@@ -242,6 +247,11 @@ class Coordinator:
             self.planner, list(self.configurations), self.configurations.misfits, self.wanted, moved
         )
         self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
+        if isinstance(self.scheduler, Planned):
+            self.scheduler.on_notice = lambda text: self.db.warning(f"run {self.run_id}: {text}")
+        if isinstance(self.scheduler, Milp):
+            self.scheduler.solver = solver = SolverProcess(mop_udf.home or sys.prefix)
+            stack.callback(solver.close)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db,

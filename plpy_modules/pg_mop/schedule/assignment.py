@@ -1,6 +1,6 @@
 """The workers of a board: the segments that each one does, and the stage that is reserved for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.unit import Dataset, DatasetSegment, SegmentNumber, Server, Worker
@@ -10,6 +10,9 @@ class Assignment:
     """Deals the segments out to workers, each of which does segments of its own server only."""
 
     anywhere = False  # every worker does all training segments of its server (set it before `serve`)
+    # {training segment: other servers that have a copy}. The executor gives none: a unit would have to name the table of
+    # the copy (run/unit_specs.py), check the copy's fingerprint, and leave the fetching of its state to that server.
+    copies: Mapping[SegmentNumber, Collection[Server]] = {}  # noqa: RUF012 (replaced, never changed)
 
     def __init__(
         self,
@@ -79,6 +82,11 @@ class Assignment:
     def served_segments(self, worker: Worker, dataset: Dataset) -> list[SegmentNumber]:
         """The segments of one dataset that a worker does."""
         return [segment for of, segment in self.served(worker) if of == dataset]
+
+    def copied(self, worker: Worker) -> list[SegmentNumber]:
+        """The training segments that a worker does not do, and of which its server has a copy."""
+        own, server = self.served_segments(worker, "training"), self.server(worker)
+        return [segment for segment, servers in self.copies.items() if server in servers and segment not in own]
 
     def reserve(self, worker: Worker, stage_number: StageNumber | None) -> None:
         """Reserve a stage's training for a worker, in place of the worker's earlier reservation; None: no stage.

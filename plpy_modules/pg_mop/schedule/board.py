@@ -357,6 +357,15 @@ class Board(Assignment):
         """How many training units a stage has in all."""
         return len(self._visits(stage))
 
+    def all_visits(self, stage: Stage) -> Sequence[SegmentNumber]:
+        """The segments that a stage is trained on."""
+        return self._visits(stage)
+
+    @property
+    def held_out(self) -> Callable[[Stage], Collection[SegmentNumber]]:
+        """The function that gives the segments that a stage leaves out."""
+        return self._held_out
+
     def passes_left(self, key: Hashable, segment: SegmentNumber) -> int:
         """How many passes over a training segment are left: of the stages with this key, or of all stages (None).
 

@@ -1,10 +1,11 @@
 """How many seconds of training stages have left, estimated from the units that have ended."""
 
 from collections.abc import Callable, Hashable, Sequence
+from statistics import median
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import Unit
+from pg_mop.schedule.unit import SegmentNumber, Unit
 
 STAGES_PER_UNIT = 20  # stages that may be estimated anew for each unit that has ended since the last estimate
 NEWS_BELOW = 0.9  # a unit that takes less than this share of the known seconds makes a new estimate worthwhile
@@ -26,7 +27,10 @@ class Costs:
         `expected`: seconds of a stage's unit by earlier runs, or 0."""
         self.board, self.key_of = board, key_of
         self.expected: Callable[[Stage], float] = expected or (lambda stage: 0.0)
+        # seconds of a stage's unit on a segment by earlier runs, or 0; None: every place is as fast as the others
+        self.expected_on: Callable[[Stage, SegmentNumber], float] | None = None
         self.seconds: dict[Hashable, float] = {}  # key -> least seconds of a training unit
+        self.seconds_on: dict[SegmentNumber, dict[Hashable, float]] = {}  # least seconds by segment and key
         self.unit_seconds: dict[StageNumber, float] = {}  # estimate for one unit; 0: unknown
         self.below: dict[StageNumber, float] = {}  # estimated seconds of the longest path below the stage
         self.visits = self.known = 0  # units left; units left with an estimate
@@ -42,6 +46,22 @@ class Costs:
     def all_left(self) -> float:
         """Seconds of all training that is left, unknown units counted as the mean of the others; 0 if none is known."""
         return self.total * self.visits / self.known if self.known else 0.0
+
+    def on(self, number: StageNumber, segment: SegmentNumber) -> float:
+        """Seconds of a unit on a segment, whose place may be slower than others; 0: unknown.
+
+        Units of the same key on the segment count, then the seconds expected there (`expected_on`), then the units on
+        other segments, times the usual ratio of the segment."""
+        stage = self.board.plan.stages[number]
+        known = self.seconds_on.get(segment, {}).get(self._key(stage))
+        if known is None and self.expected_on is not None:
+            known = self.expected_on(stage, segment) or None
+        return known if known is not None else self.unit_seconds.get(number, 0.0) * self.slowness(segment)
+
+    def slowness(self, segment: SegmentNumber) -> float:
+        """How many times as long as on the fastest segment units take on this one, by the median of the keys."""
+        known = self.seconds_on.get(segment)
+        return median(seconds / self.seconds[key] for key, seconds in known.items()) if known else 1.0
 
     def added(self, stages: Sequence[Stage]) -> set[StageNumber]:
         """Count new stages, parents first. Returns the numbers of the stages above whose longest paths have grown."""
@@ -65,6 +85,8 @@ class Costs:
         if known is None or seconds < known:
             self.seconds[key] = seconds
             self.news = self.news or known is None or seconds < NEWS_BELOW * known
+        here = self.seconds_on.setdefault(unit.segment, {})
+        here[key] = min(seconds, here.get(key, seconds))
         self.units += 1
         if number not in self.unit_seconds:
             return False

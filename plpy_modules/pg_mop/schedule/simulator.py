@@ -71,14 +71,16 @@ def simulate(
     transport: Transport | None = None,
     batches: UnitBatches | None = None,
     around: float = 0.0,
+    slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
 ) -> list[Visit]:
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
     `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
-    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain. `ready`: seconds
-    that a worker needs before it begins a unit, asked once for each unit in the order of their begin.
+    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain. `slowness`: how
+    many times as long a unit takes on a worker; None: all are as fast. `ready`: seconds that a worker needs before it begins
+    a unit, asked once for each unit in the order of their begin.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -94,6 +96,10 @@ def simulate(
     """
     now = 0.0
     idle = set(board.workers)
+
+    def takes(unit: Unit, worker: Worker) -> float:
+        return seconds(unit) * (1.0 if slowness is None else slowness(unit, worker))
+
     # (end, worker, start, [(end of a step, its units)])
     events: list[tuple[float, Worker, float, list[tuple[float, list[Unit]]]]] = []
     visits: list[Visit] = []
@@ -111,7 +117,7 @@ def simulate(
                 coming = scheduler.coming(worker) if ahead else None
                 board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
-                taken = [sum(map(seconds, units)) for units in steps]
+                taken = [sum(takes(unit, worker) for unit in units) for units in steps]
                 if ready is not None:
                     taken = [t + sum(ready(unit, worker) for unit in units) for t, units in zip(taken, steps)]
                 ends = list(itertools.accumulate(taken, initial=now + around))[1:]
@@ -119,7 +125,7 @@ def simulate(
                     ((unit,),) = steps
                     parent = board.plan.stages[unit.stage].parent
                     begun = transport.begins(unit, worker, now, None if parent is None else parent.number)
-                    ends = [transport.ends(unit, begun + seconds(unit))]
+                    ends = [transport.ends(unit, begun + takes(unit, worker))]
                 heapq.heappush(events, (ends[-1], worker, now, list(zip(ends, steps))))
         if not events:
             raise RuntimeError("the scheduler leaves every worker idle although units remain")

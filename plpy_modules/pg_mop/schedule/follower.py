@@ -1,0 +1,101 @@
+"""Follows a given order of training units."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heappop, heappush
+
+from pg_mop.plan.stages import Iteration, Stage, StageNumber
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.longest_first import LongestFirst
+from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
+
+Visit = tuple[StageNumber, SegmentNumber]
+
+
+class Follower(LongestFirst):
+    """Takes the first unit of an order that the worker may do now. Without an order it is longest-first.
+
+    A stage has the positions of its parent, so an order of one iteration is repeated in the next. Units without a
+    position come after those that have one, the longest first. The order counts, and not the times that it was made from:
+    so units that take longer than expected, failures and lost workers delay the order, but stop nothing.
+    """
+
+    ANYWHERE = False  # an order says which worker does what
+
+    def __init__(
+        self,
+        board: Board,
+        seed: int | float | str,
+        model_of: Callable[[StageNumber], CompiledModel] | None = None,
+        expected: Callable[[Stage], float] | None = None,
+    ) -> None:
+        self.positions: dict[Visit, float] = {}
+        self.waits = False  # a worker waits for the first unit of the order while its stage is trained elsewhere
+        self.ahead: dict[SegmentNumber, list[tuple[Iteration, float, StageNumber]]] = {}  # heaps of the ordered units
+        super().__init__(board, seed, model_of, expected)
+
+    def follow(self, positions: Mapping[Visit, float], waits: bool = False) -> None:
+        """Follow this order from now on: {(stage number, segment): position}. Earlier positions of these stages go."""
+        stages = {number for number, _ in positions}
+        self.positions = {visit: at for visit, at in self.positions.items() if visit[0] not in stages}
+        self.positions.update(positions)
+        self.waits, self.ahead = waits, {}
+        for number in self.board.open("train"):
+            self._order(self.board.plan.stages[number], self.board.segments)
+
+    def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
+        super().may_train(stage, segments)
+        self._order(stage, segments)
+
+    def is_ordered(self, stage: Stage) -> bool:
+        """True where the order has the stage, or its parent."""
+        return any(self._position(stage, segment) is not None for segment in self.board.segments)
+
+    def _position(self, stage: Stage, segment: SegmentNumber) -> float | None:
+        found = self.positions.get((stage.number, segment))
+        if found is None and stage.parent is not None:
+            found = self.positions.get((stage.parent.number, segment))
+            if found is not None:
+                self.positions[stage.number, segment] = found
+        return found
+
+    def _order(self, stage: Stage, segments: Collection[SegmentNumber]) -> None:
+        for segment in segments:
+            position = self._position(stage, segment)
+            if position is not None and self.board.may_train(stage.number, segment):
+                heappush(self.ahead.setdefault(segment, []), (stage.iteration, position, stage.number))
+
+    # --- choosing -------------------------------------------------------------------------------------------------
+    def urgent_visit(self, worker: Worker) -> Unit | None:
+        # (an order has every unit in its place)
+        if any(self.ahead.get(segment) for segment in self.board.served_segments(worker, "training")):
+            return None
+        return super().urgent_visit(worker)
+
+    def train(self, worker: Worker) -> Unit | None:
+        unit, waits = self._first(worker)
+        return unit if unit is not None or waits else super().train(worker)
+
+    def _first(self, worker: Worker) -> tuple[Unit | None, bool]:
+        """The first unit of the order that the worker may do now, or None, and whether it waits for an earlier one."""
+        board = self.board
+        best: tuple[Iteration, float, StageNumber, SegmentNumber] | None = None
+        blocked: tuple[Iteration, float] | None = None  # the first unit that the worker waits for
+        for segment in board.served_segments(worker, "training"):
+            heap, later = self.ahead.get(segment, []), []
+            while heap:
+                entry = heap[0]
+                if not board.may_train(entry[2], segment):
+                    heappop(heap)
+                elif board.is_running(entry[2]) or board.reserved(entry[2]) not in (None, worker):
+                    if self.waits and board.is_running(entry[2]) and (blocked is None or entry[:2] < blocked):
+                        blocked = entry[:2]
+                    later.append(heappop(heap))
+                else:
+                    if best is None or entry < best[:3]:
+                        best = *entry, segment
+                    break
+            for entry in later:
+                heappush(heap, entry)
+        if best is None or blocked is not None and blocked < best[:2]:
+            return None, blocked is not None
+        return board.unit(best[2], "train", "training", best[3]), False
