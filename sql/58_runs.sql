@@ -14,3 +14,18 @@ LANGUAGE plpython3u VOLATILE AS $$
 from pg_mop.api import runs
 runs.mop_replay(plpy, *args)
 $$;
+
+-- Users simulate a run, or units of given seconds, with other schedulers and numbers of sessions with this.
+CREATE FUNCTION @extschema@.mop_simulate(
+    run_id double precision DEFAULT NULL,
+    unit_seconds double precision[] DEFAULT NULL,
+    segment_count double precision DEFAULT NULL,
+    num_iterations double precision DEFAULT NULL,
+    session_counts double precision[] DEFAULT NULL,
+    schedulers text[] DEFAULT NULL
+) RETURNS TABLE(scheduler text, sessions integer, makespan double precision, lower_bound double precision,
+    utilization double precision) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import simulate
+return simulate.mop_simulate(plpy, *args)
+$$;

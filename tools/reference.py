@@ -207,6 +207,7 @@ GROUPS = {
         "madlib_keras_predict_byom",
         "mop_export_model",
         "mop_report",
+        "mop_simulate",
     ],
     "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],
     "Server and help": [

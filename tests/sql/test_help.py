@@ -97,6 +97,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_drop_packed",
         "mop_connect_servers",
         "mop_report",
+        "mop_simulate",
         "mop_functions",
         "mop_settings",
         "mop_submit",

@@ -17,6 +17,7 @@ from pg_mop.schedule.milp import Here, Solution, choices
 from pg_mop.schedule.open_shop import Operation, check, loads, longest, longest_first, lower_bound, makespan
 from pg_mop.schedule.simulator import makespan as makespan_of
 from pg_mop.schedule.simulator import simulate
+from pg_mop.schedule.what_if import Step, Work, compare
 
 PLANNED = ["vector-rearrangement", "milp", "monte-carlo"]
 
@@ -300,3 +301,36 @@ def test_a_solver_process_that_cannot_start_leaves_the_heuristic():
     solver.begin(shop, 5)
     solution = solver.answer()
     assert makespan(solution.schedule) == makespan(milp.heuristic(shop)) and "could not be started" in solution.why
+
+
+# --- what if -----------------------------------------------------------------------------------------------------------
+def work_of(costs, segments, iterations, evaluated=(), held_out=None):
+    steps, seconds = [], {}
+    for key, cost in enumerate(costs, 1):
+        parent = None
+        for iteration in range(1, iterations + 1):
+            steps.append(Step(len(steps) + 1, parent, iteration, key, iteration in evaluated))
+            parent = len(steps)
+            seconds.update({("train", parent, "training", s): cost for s in range(segments)})
+            seconds["evaluate", parent, "training", 0] = cost / 10
+    return Work(steps, range(segments), (), seconds, held_out or {})
+
+
+def test_a_workload_is_simulated_with_every_scheduler_and_number_of_sessions():
+    work = work_of([1.0, 2.0, 3.0, 4.0, 5.0], 4, 2, evaluated=[2])
+    names = [name for name in SCHEDULERS if name not in ("milp", "replica-aware")]
+    rows = list(compare(work, [1, 2, 4], names, 7))
+    assert [(row.scheduler, row.sessions) for row in rows] == [(name, count) for count in (1, 2, 4) for name in names]
+    whole = 15 * 4 * 2 * (1 + 0.1 / 2)
+    for row in rows:
+        assert row.makespan >= row.lower_bound - 1e-9 and 0 < row.utilization <= 1 + 1e-9
+        assert row.utilization * row.sessions * row.makespan == pytest.approx(whole)
+        if row.sessions == 1:
+            assert row.makespan == pytest.approx(row.lower_bound) == pytest.approx(whole)
+    assert {round(row.lower_bound, 6) for row in rows if row.sessions == 4} == {5 * 4 * 2.0}
+
+
+def test_folds_are_simulated_on_the_segments_that_they_visit():
+    work = work_of([1.0, 1.0], 3, 1, held_out={1: {0}, 2: {1}})
+    (row,) = compare(work, [1], ["longest-first"], 1)
+    assert row.makespan == 4.0

@@ -402,6 +402,7 @@ OF_RUNS = {
     "SELECT mop_explain($$ SELECT ... $$);",
     "mop_explain_run": "Returns what a run was expected to take and what it took, as text or 'json'.",
     "mop_report": "Returns a report of a run as one HTML file, or its data as 'json'; of all configurations, or of some.",
+    "mop_simulate": "Simulates a past run, or units of given seconds, with other schedulers and numbers of sessions.",
     "mop_submit": "Starts a job, which runs SQL in a separate session without a client; returns the job's number at once.",
     "mop_cancel": "Cancels a job.",
     "mop_wait": "Waits for the end of a job, or for a timeout; returns the job's status.",

@@ -21,11 +21,11 @@ from pg_mop.backend.errors import MopError
 INTEGERS = frozenset(
     """
 buffer_size dependent_count eta first folds id iterations k max_categories max_trials metrics_compute_frequency model_id
-mst_key num_configs num_iterations r random_state second seed sessions skip_last version
+mst_key num_configs num_iterations r random_state second seed segment_count sessions skip_last version
 """.split()
 )
 LONG_INTEGERS = frozenset(("continue_from", "job", "run_id"))
-LISTS_OF_INTEGERS = frozenset(("model_id_list", "mst_keys", "num_classes"))
+LISTS_OF_INTEGERS = frozenset(("model_id_list", "mst_keys", "num_classes", "session_counts"))
 ALL_INTEGERS = INTEGERS | LONG_INTEGERS | LISTS_OF_INTEGERS
 
 

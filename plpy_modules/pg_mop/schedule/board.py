@@ -361,6 +361,10 @@ class Board(Assignment):
         """The segments that a stage is trained on."""
         return self._visits(stage)
 
+    def evaluations(self, stage: Stage) -> set[DatasetSegment]:
+        """The segments that a stage is evaluated on, if a trial wants its metrics."""
+        return self._evaluations(stage)
+
     @property
     def held_out(self) -> Callable[[Stage], Collection[SegmentNumber]]:
         """The function that gives the segments that a stage leaves out."""
