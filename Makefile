@@ -41,6 +41,7 @@ help:
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff, its formatter, and mypy'
 	@echo 'make bench     pg_mop against other ways of model selection;  make bench WORKLOAD=search RUNS=1'
+	@echo 'make papers    the experiments of the papers in the simulator, into docs/papers.md'
 	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
@@ -202,3 +203,9 @@ clean:
 	@-test -d $(LOCAL) && $(SERVER) stop
 	rm -rf $(LOCAL) build
 endif
+
+.PHONY: papers
+# the papers' experiments in the simulator: docs/papers.md (some minutes)
+papers: $(LOCAL)/packages
+	@mkdir -p build && PYTHONPATH=plpy_modules:.:benchmarks $(VENV)/bin/python -B benchmarks/papers/run.py > build/papers.md.new \
+	  && mv build/papers.md.new docs/papers.md

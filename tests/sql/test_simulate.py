@@ -45,7 +45,7 @@ def test_given_seconds_are_simulated(db):
     assert (row["scheduler"], row["sessions"]) == ("milp", 3) and 10 <= row["makespan"] <= 12
 
 
-def test_bad_calls_name_what_is_wrong(db, run_id, stranger):
+def test_bad_calls_name_what_is_wrong(db, run_id):
     for call, fragment in (
         ("", "either run_id or unit_seconds"),
         ("1, ARRAY[1.0]", "either run_id or unit_seconds"),
@@ -62,6 +62,8 @@ def test_bad_calls_name_what_is_wrong(db, run_id, stranger):
         ("unit_seconds => ARRAY[1.0], segment_count => 1000, num_iterations => 1000", "too many"),
     ):
         assert fragment in str(db.error(f"SELECT * FROM madlib.mop_simulate({call})")), call
+    db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
+    stranger = db.another("stranger")
     assert "there is no run" in str(stranger.error("SELECT * FROM madlib.mop_simulate(%s)", [run_id]))
 
 

@@ -1,0 +1,1 @@
+"""The papers' experiments, by pg_mop's schedulers in the simulator: make papers."""
