@@ -10,10 +10,10 @@ SCHEDULERS = ("randomized", "longest-first", "vector-rearrangement", "monte-carl
 def disturbed(costs, slow, iterations, seed, name):
     """The makespan where 2 % of the units take twice as long (they fail at their end and are done again), and 2 % three
     times as long; and the bound for these times."""
+    from papers.common import plan_of
     from pg_mop.schedule import SCHEDULERS as KINDS
     from pg_mop.schedule.board import Board
     from pg_mop.schedule.simulator import makespan, simulate
-    from papers.common import plan_of
 
     plan = plan_of(len(costs), iterations)
     board = Board(plan, range(len(slow)))
@@ -48,14 +48,16 @@ def sections():
                     plain.append(seconds(name, costs, slow, 3, draw) / bound(costs, slow, 3))
                     disturbances.append(disturbed(costs, slow, 3, draw, name))
             for kind, at in (("none", 0), ("failures, stragglers", 1)):
-                rows.append([f"{ratio} x", configurations, places, kind, *(span(found[name][at]) for name in SCHEDULERS)])
+                rows.append(
+                    [f"{ratio} x", configurations, places, kind, *(span(found[name][at]) for name in SCHEDULERS)]
+                )
     text = table(["units differ by", "configurations", "places", "disturbance", *SCHEDULERS], rows)
     return [
         f"""## Makespans against the lower bound
 
 No paper has this table. 3 iterations, mean of 3 draws (least to most), as ratios to the lower bound: the work of the place that
-has most, or the units of the configuration that has most. "Failures, stragglers": 2 % of the units take twice as long, since they
-fail at their end and are done again, and 2 % take three times as long; the bound counts these times.
+has most, or the units of the configuration that has most. "Failures, stragglers": 2 % of the units take twice as long, since
+they fail at their end and are done again, and 2 % take three times as long; the bound counts these times.
 
 {text}"""
     ]

@@ -11,7 +11,27 @@ from pg_mop.schedule.simulator import Transport
 
 MILP_SECONDS = 10
 # appendix B, table 7, millions of floating-point operations
-FLOPS = [727, 724, 837, 360, 727, 2000, 3000, 2000, 2000, 2000, 16000, 16000, 20000, 2000, 2000, 4000, 4000, 8000, 11000]
+FLOPS = [
+    727,
+    724,
+    837,
+    360,
+    727,
+    2000,
+    3000,
+    2000,
+    2000,
+    2000,
+    16000,
+    16000,
+    20000,
+    2000,
+    2000,
+    4000,
+    4000,
+    8000,
+    11000,
+]
 FLOPS += [4000, 8000, 16000, 6000, 4000, 8000, 11000, 4000, 8000, 21000, 2000, 3000, 8000, 3000, 4000, 579]
 TERAFLOPS = (12.1, 5.6, 11.3, 18.7)
 SCHEDULERS = ("vector-rearrangement", "milp", "longest-first", "monte-carlo")
@@ -37,7 +57,8 @@ def figure_6():
                 kind = "unequal" if unequal else "equal"
                 rows.append([kind, configurations, places, span(over), *(span(ratios[name]) for name in SCHEDULERS)])
     text = table(
-        ["units", "configurations", "places", "randomized / lower bound", *(f"{n} / randomized" for n in SCHEDULERS)], rows
+        ["units", "configurations", "places", "randomized / lower bound", *(f"{n} / randomized" for n in SCHEDULERS)],
+        rows,
     )
     return f"""## Cerebro, Figure 6: schedulers
 
@@ -61,7 +82,8 @@ def figure_8a():
     for places in range(1, 9):
         transport = Transport(293e6, 10 * GIGABIT, 1e9)
         taken = mean(
-            seconds("randomized", [whole / places] * 8, [1.0] * places, 5, seed, transport=transport) for seed in range(5)
+            seconds("randomized", [whole / places] * 8, [1.0] * places, 5, seed, transport=transport)
+            for seed in range(5)
         )
         one = one or taken
         rows.append([places, f"{one / taken:.2f}"])
@@ -150,7 +172,9 @@ def half():
     p, rows = 8, []
     for configurations in range(1, p + 1):
         mop = seconds("randomized", [1.0 / p] * configurations, [1.0] * p, 4, 1) / 4
-        rows.append([configurations, f"{mop:.2f}", *(f"{configurations / p * factor:.2f}" for factor in (1.0, 2.0, 4.0))])
+        rows.append(
+            [configurations, f"{mop:.2f}", *(f"{configurations / p * factor:.2f}" for factor in (1.0, 2.0, 4.0))]
+        )
     return f"""## Cerebro, Figure 17: fewer configurations than places
 
 Source: sections 5.7 and 6.2, appendix D. 8 places; time of an iteration, a pass of one configuration on one place = 1.
@@ -198,13 +222,11 @@ Source: appendix C, Figures 7, 14 and 15: Criteo, 16 configurations, 5 epochs, 8
 
 {table(["schedule", "paper", "here"], rows)}
 Differences. The times of the configurations are not published. Here they are proportional to the batch size (32, 64, 256, 512)
-to the power of -{exponent:.2f}, and together they take MOP's 17.0 h on 8 workers. No such exponent gives a best order of 19.7 h;
-this one comes nearest. Hence only the order of the three can be compared: FIFO, best order, MOP.
+to the power of -{exponent:.2f}, and together they take MOP's 17.0 h on 8 workers. No such exponent gives a best order of
+19.7 h; this one comes nearest. Hence only the order of the three can be compared: FIFO, best order, MOP.
 """
 
 
 def sections():
     """The sections of the page."""
     return [figure_6(), figure_8a(), figure_8b(), table_2(), half(), stragglers()]
-
-

@@ -23,9 +23,7 @@ def run(name, costs, slowness, iterations, seed, known=True, transport=None, pre
     board = Board(plan, range(len(slowness)))
     cost = lambda stage: costs[stage.mst_key - 1]  # noqa: E731
     known = known and name != "randomized"  # (Cerebro's does not ask for them)
-    scheduler = SCHEDULERS[name](
-        board, seed, lambda number: plan.stages[number].mst_key, cost if known else None
-    )
+    scheduler = SCHEDULERS[name](board, seed, lambda number: plan.stages[number].mst_key, cost if known else None)
     if known and hasattr(scheduler, "costs"):
         scheduler.costs.expected_on = lambda stage, segment: cost(stage) * slowness[segment]
     if prepare is not None:

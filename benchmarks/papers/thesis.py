@@ -37,10 +37,7 @@ def sections():
                 f"{mean(planned):.3f}",
             ]
         )
-    text = table(
-        ["figure", "models", "GPUs of the nodes", "random: thesis", "here", "MILP: thesis", "here"],
-        rows,
-    )
+    text = table(["figure", "models", "GPUs of the nodes", "random: thesis", "here", "MILP: thesis", "here"], rows)
     return [
         f"""## Thesis, Figures 4.1 to 4.3: one model on a node, or one on each GPU
 

@@ -34,7 +34,9 @@ def space(count):
     """A space of so many configurations, whose learning rate is a number."""
     rates = [i / 10000 for i in range(1, count + 1)]
     return Space.of_texts(
-        [1], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': {rates}}}]}}", "{'epochs': [1]}"
+        [1],
+        f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': {rates}}}]}}",
+        "{'epochs': [1]}",
     )
 
 
@@ -115,18 +117,29 @@ def saving():
         values = schedules(trials, 1)
         whole, _, _ = study("grid", values, iterations=ITERATIONS, trials=trials)
         if parameters is None or name == "asha":
-            more = {"iterations": ITERATIONS, "least": LEAST, "reduction": REDUCTION, "trials": trials, **(parameters or {})}
+            more = {
+                "iterations": ITERATIONS,
+                "least": LEAST,
+                "reduction": REDUCTION,
+                "trials": trials,
+                **(parameters or {}),
+            }
         else:
             more = parameters
         together, _, time = study(name, values, **more)
         apart, _, longer = study(name, values, shared=False, **more)
         rows.append(
-            [name, trials, rate, saved, f"{trials * ITERATIONS / whole:.2f}", f"{apart / together:.2f}", f"{longer / time:.2f}"]
+            [
+                name,
+                trials,
+                rate,
+                saved,
+                f"{trials * ITERATIONS / whole:.2f}",
+                f"{apart / together:.2f}",
+                f"{longer / time:.2f}",
+            ]
         )
-    text = table(
-        ["procedure", "trials", "merge rate: thesis", "saved", "merge rate: here", "saved", "sooner"],
-        rows,
-    )
+    text = table(["procedure", "trials", "merge rate: thesis", "saved", "merge rate: here", "saved", "sooner"], rows)
     return f"""## TreeML, section 6.1: one study
 
 Source: section 6.1, Table 6.2, Figure 6.1. GPU time without sharing / with sharing ("saved"), against the merge rate of the
@@ -195,9 +208,9 @@ Source: section 6.3, Figure 6.4. Makespans of the schedulers `longest-first` (cr
 `breadth-first` ("BFS"); {GPUS} GPUs, mean of 5 draws. The text gives no figure for breadth-first.
 
 {text}
-Differences. The order makes no difference here, and the thesis' gain is not seen. All iterations take equally long, {2 * GPUS} trials
-run at a time, and a rung asks for few iterations at once, so no path is much longer than the others. The thesis' search space
-has a merge rate of 3.55 and is not published, and neither are the times of its stages.
+Differences. The order makes no difference here, and the thesis' gain is not seen. All iterations take equally long, {2 * GPUS}
+trials run at a time, and a rung asks for few iterations at once, so no path is much longer than the others. The thesis' search
+space has a merge rate of 3.55 and is not published, and neither are the times of its stages.
 """
 
 

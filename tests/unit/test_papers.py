@@ -1,0 +1,53 @@
+"""benchmarks/papers: the parts of the page that follow from formulas, and small runs of the others."""
+
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def papers(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def test_the_formulas_give_the_figures_of_the_paper():
+    from papers import cerebro
+
+    text = cerebro.table_2()
+    for row in ("4 TB | 4.02 TB", "10 TB | 10.02 TB", "400 TB | 400.02 TB", "8 TB | 8.00 TB", "80 PB | 80.00 PB"):
+        assert row in text
+    assert len(cerebro.FLOPS) == 35 and min(cerebro.FLOPS) == 360 and max(cerebro.FLOPS) == 21000
+    assert "| 1 | 1.00 | 0.12 | 0.25 | 0.50 |" in cerebro.half()
+
+
+def test_fifo_gives_every_task_to_the_first_idle_worker():
+    from papers.cerebro import fifo
+
+    assert fifo([1, 1, 1, 3], 2) == 4 and fifo([3, 1, 1, 1], 2) == 3
+
+
+def test_a_lost_server_delays_an_iteration_and_stops_nothing():
+    from papers import cerebro
+
+    row = next(line for line in cerebro.figure_8b().splitlines() if line.startswith("| 16 |"))
+    first, second, third, *_ = map(float, row.split("|")[2:-1])
+    assert first == 1 and 1 < second < third <= 2
+
+
+def test_sharing_saves_a_grid_its_merge_rate_and_early_stopping_more():
+    from papers.treeml import ITERATIONS, schedules, study
+
+    values = schedules(40, 1)
+    grid = {"iterations": ITERATIONS, "trials": 40}
+    units, requested, _ = study("grid", values, **grid)
+    apart, asked, _ = study("grid", values, shared=False, **grid)
+    distinct = len({tuple(v[:i]) for v in values.values() for i in range(1, ITERATIONS + 1)})
+    assert (units, requested, apart, asked) == (distinct, 40 * ITERATIONS, 40 * ITERATIONS, 40 * ITERATIONS)
+    halving = {**grid, "least": 4, "reduction": 4}
+    early = (
+        study("successive-halving", values, shared=False, **halving)[0]
+        / study("successive-halving", values, **halving)[0]
+    )
+    assert early > apart / units
