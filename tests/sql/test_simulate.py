@@ -1,5 +1,7 @@
 """mop_simulate, and runs with the schedulers that plan."""
 
+import pathlib
+
 import pytest
 
 from workload import ADAM, dense, fit, load, make_data, selection
@@ -65,6 +67,26 @@ def test_bad_calls_name_what_is_wrong(db, run_id):
     db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     stranger = db.another("stranger")
     assert "there is no run" in str(stranger.error("SELECT * FROM madlib.mop_simulate(%s)", [run_id]))
+
+
+def test_the_solver_of_milp_plans_while_units_of_a_second_are_trained(db, run_id):
+    rows = [(1, ADAM.format(0.01), f"batch_size=1, epochs={epochs}") for epochs in (60, 40, 30, 20)]
+    selection(db, "mst_long", "arch", rows)
+    db.run("SET pg_mop.scheduler = 'milp'; SET pg_mop.reuse = off")
+    again = fit(db, "flowers_packed", "models_long", "mst_long", 2)
+    db.run("RESET pg_mop.scheduler; RESET pg_mop.reuse")
+    units = db.run(
+        "SELECT mst_key, iteration, count(*) AS units FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
+        "AND status = 'finished' GROUP BY 1, 2",
+        [again],
+    )
+    assert len(units) == 8 and all(u["units"] == 3 for u in units)
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        assert b"pg_mop.schedule.milp_process" not in command, "the run has ended"
 
 
 @pytest.mark.parametrize("scheduler", ["vector-rearrangement", "milp", "monte-carlo"])

@@ -81,6 +81,7 @@ class Coordinator:
     catalog: Catalog
     planner: Planner
     executor: Executor | None = None
+    solver: SolverProcess | None = None  # of the scheduler milp
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
@@ -110,6 +111,8 @@ class Coordinator:
             sessions = self._open_run(stack)
             executor = self._executor(sessions)
             executor.go()
+            if self.solver is not None:
+                self.solver.close()
             self.engine.check_whole(self.catalog.execute)
             self._finish(sessions, executor, started)
             stack.pop_all()
@@ -250,8 +253,8 @@ class Coordinator:
         if isinstance(self.scheduler, Planned):
             self.scheduler.on_notice = lambda text: self.db.warning(f"run {self.run_id}: {text}")
         if isinstance(self.scheduler, Milp):
-            self.scheduler.solver = solver = SolverProcess(mop_udf.home or sys.prefix)
-            stack.callback(solver.close)
+            self.scheduler.solver = self.solver = SolverProcess(mop_udf.home or sys.prefix)
+            stack.callback(self.solver.close)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db,
