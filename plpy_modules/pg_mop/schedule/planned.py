@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.cost import STAGES_PER_UNIT
 from pg_mop.schedule.follower import Follower, Visit
 from pg_mop.schedule.longest_first import LongestFirst
 from pg_mop.schedule.open_shop import Operation, Seconds
@@ -14,7 +15,7 @@ from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
 MOST_TRIED = 6000  # units of a simulation that compares a plan with the longest first (about half a second)
-MOST_PLANNED = 20_000  # units of an iteration that is planned
+MOST_PLANNED = 10_000  # units of an iteration that is planned (some seconds)
 
 
 class Planned(Follower):
@@ -37,6 +38,7 @@ class Planned(Follower):
         self.unplanned: dict[StageNumber, None] = {}  # open stages without a plan
         self.declined: set[StageNumber] = set()  # stages for which there is no better plan than longest-first
         self.due = False  # a plan may be possible now
+        self.ended: int | None = None  # units since the last attempt to plan; None: there was none
         self.planned: tuple[list[StageNumber], dict[Worker, list[SegmentNumber]], Seconds] | None = None
         self.on_notice: Callable[[str], None] = lambda text: None  # told what the run's log should have
         super().__init__(board, seed, model_of, expected)
@@ -67,7 +69,7 @@ class Planned(Follower):
             self.declined.add(stage.number)
         else:
             self.unplanned[stage.number] = None
-            self.due = True
+            self._look_again()
 
     def served(self, workers: Sequence[Worker]) -> None:
         super().served(workers)
@@ -76,8 +78,13 @@ class Planned(Follower):
 
     def finished(self, unit: Unit, seconds: float) -> None:
         super().finished(unit, seconds)
-        if unit.kind == "train":
-            self.due = self.due or bool(self.unplanned)
+        if unit.kind == "train" and self.unplanned:
+            self.ended = (self.ended or 0) + 1
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Try to plan if enough units have ended since the last attempt, so that its cost for each unit is bounded."""
+        self.due = self.due or self.ended is None or self.ended * STAGES_PER_UNIT >= len(self.board.left)
 
     def urgent_visit(self, worker: Worker) -> Unit | None:
         # (the first question about a training unit)
@@ -90,7 +97,7 @@ class Planned(Follower):
     # --- planning -------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
         """Begin to plan the first iteration that has open stages without a plan, if all its units are known."""
-        self.due, board = False, self.board
+        self.due, self.ended, board = False, 0, self.board
         stages = [board.plan.stages[number] for number in self.unplanned if board.visits_left(number)]
         if not stages:
             self.unplanned.clear()
