@@ -1,7 +1,9 @@
 -- EXPLAIN for calls that train: what they would do and take, and what runs have taken.
 
--- Users see with this what a call would do and take. The call makes all its checks, and nothing else.
-CREATE FUNCTION @extschema@.mop_explain(command text, format text DEFAULT 'text') RETURNS text
+-- Users see with this what a call would do and take. The call makes all its checks, and nothing else;
+-- with `measure`, a few mini-batches of each net are timed in a trial that is rolled back, for 5 seconds at most.
+CREATE FUNCTION @extschema@.mop_explain(command text, format text DEFAULT 'text', measure boolean DEFAULT FALSE)
+RETURNS text
 LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import explain

@@ -10,7 +10,10 @@ from mop_udf import architecture
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
+from pg_mop.plan.fixed_costs import learned
 from pg_mop.schedule.prediction import predict, to_json
+from pg_mop.search import create, outlook
+from pg_mop.search.space import Space
 from workload import dense, layer, sequential
 
 FIXED = FixedCosts(start=2.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
@@ -218,3 +221,89 @@ def test_a_thousand_configurations_are_predicted_in_a_fraction_of_a_second():
     began = time.perf_counter()
     found = predict(planner, configurations, {}, 8, Estimates(planner, fixed=FIXED))
     assert found.units == 80_000 and time.perf_counter() - began < 1.0
+
+
+# --- fixed costs by the log -------------------------------------------------------------------------------------------
+
+
+def logged(session, began, ended, kind="train", read=0.001, write=0.001, compiled=False, rows=100):
+    return {
+        "run_id": 1,
+        "session": session,
+        "kind": kind,
+        "rows": rows,
+        "began": began,
+        "ended": ended,
+        "train": ended - began,
+        "read": read,
+        "write": write,
+        "compiled": compiled,
+    }
+
+
+def test_fixed_costs_are_learned_from_the_log():
+    runs = [
+        {"run_id": 1, "start": 0.4, "end": 0.1},
+        {"run_id": 2, "start": 9.0, "end": 0.2},
+        {"run_id": 3, "start": 0.5, "end": 3.0},
+    ]
+    # ten commands of two units that follow at once, 10 ms apart
+    units = [logged(7, n * 0.11 + half * 0.05, n * 0.11 + 0.05 + half * 0.05) for n in range(10) for half in (0, 1)]
+    units.append(logged(8, 0.0, 0.025, kind="evaluate"))
+    found = learned(runs, units)
+    assert (found.start, found.end, found.measured) == (0.5, 0.2, 3)
+    assert found.around == pytest.approx(0.014), "two units to read and to write, and the gap"
+    assert found.evaluation == pytest.approx(0.5)
+
+
+def test_without_a_log_the_usual_costs_count_and_a_short_one_tells_a_part():
+    assert learned([], []) == FixedCosts()
+    found = learned([{"run_id": 1, "start": -0.1, "end": 0.1}], [logged(7, 0.0, 1.0, compiled=True)])
+    assert found.start == 0.0 and (found.around, found.evaluation) == (FixedCosts().around, FixedCosts().evaluation)
+
+
+# --- searches -----------------------------------------------------------------------------------------------------------
+
+SPACE = (
+    "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [1e-4, 0.1, 'log']}]}",
+    "{'batch_size': [8, 16], 'epochs': [1]}",
+)
+
+
+@pytest.mark.parametrize(
+    "name,parameters",
+    [
+        ("asha", {"trials": 30, "iterations": 16}),
+        ("random", {"trials": 7, "iterations": 3}),
+        ("successive-halving", {"trials": 9, "iterations": 9}),
+        ("hyperband", {"iterations": 9}),
+        ("median-stopping", {"trials": 20, "iterations": 8}),
+        ("population", {"population": 6, "iterations": 8, "interval": 2}),
+    ],
+)
+@pytest.mark.parametrize("goal", ["min", "max"])
+def test_a_search_is_driven_to_its_end_by_made_up_results(name, parameters, goal):
+    total = {}
+    for order in outlook.ORDERS:
+        procedure = create(name, Space.of_texts([1], *SPACE), 3, goal, parameters)
+        trials = outlook.drive(procedure, order, 3)
+        assert procedure.done and trials and all(1 <= t.iterations <= procedure.most for t in trials)
+        assert all(1 <= t.evaluations <= t.iterations for t in trials)
+        total[order] = sum(t.iterations for t in trials)
+    if name in ("random", "successive-halving"):
+        assert len(set(total.values())) == 1, "its budgets do not depend on the results"
+    if name == "asha":
+        assert total["worse"] < total["random"] < total["better"]
+
+
+def test_max_trials_ends_the_drive():
+    procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 30, "iterations": 4})
+    assert len(outlook.drive(procedure, "random", most_trials=5)) == 5
+
+
+@pytest.mark.thorough
+def test_ten_thousand_trials_are_driven_within_a_second_or_so():
+    began = time.perf_counter()
+    procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
+    trials = outlook.drive(procedure, "random")
+    assert len(trials) == 10_000 and time.perf_counter() - began < 5

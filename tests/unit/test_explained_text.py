@@ -86,7 +86,7 @@ def test_an_empty_text_is_refused(text):
 
 def test_parameters_become_literals():
     assert literals((1, "it's", None, True, [1, 2])) == ("1", "'it''s'", "NULL", "true", "ARRAY[1, 2]")
-    assert literals({"a": "\\"}) == {"a": "E'\\\\'"} and literal(()) == "'{}'"
+    assert "%(a)s" % literals({"a": "\\", "not named": object()}) == "E'\\\\'" and literal(()) == "'{}'"
     with pytest.raises(TypeError):
         literal(object())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from typing import Any
 
 from mop_udf.errors import raise_error, sqlstate_of
@@ -22,8 +24,9 @@ PROCEDURES = {
 
 
 @sql_function
-def mop_explain(db, command, output_format):
-    """The plan of a call (text), as text or JSON. The call makes all its checks, and nothing else.
+def mop_explain(db, command, output_format, measure):
+    """The plan of a call (text), as text or JSON. The call makes all its checks, and nothing else; with `measure`, a few
+    mini-batches of each net are timed in a trial that is rolled back.
 
     Raises MopError for a text that is not one call of a function that can be explained, and the call's own error where the
     call would fail.
@@ -32,7 +35,7 @@ def mop_explain(db, command, output_format):
     db.check_engine("mop_explain")
     call = call_text.parse(command, db.extension)
     statement = f"SELECT {db.extension}.{quote_identifier(_function(db, call))}({call.arguments})"
-    made = planned(db, statement)
+    made = planned(db, statement, bool(measure))
     return json.dumps(made) if wanted == "json" else plan_text.render(made)
 
 
@@ -78,9 +81,9 @@ def _function(db: Any, call: call_text.Call) -> str:
     return target
 
 
-def planned(db: Any, statement: str) -> dict[str, Any]:
+def planned(db: Any, statement: str, measure: bool = False) -> dict[str, Any]:
     """The plan of a statement that calls one of our functions with constants. Raises the error of the call."""
-    begun = Explaining(preview.explain, db.callers_path)
+    begun = Explaining(functools.partial(preview.explain, measure=measure), db.callers_path)
     problem: Any = None
     try:
         with explaining.begun(begun, db):
@@ -90,7 +93,10 @@ def planned(db: Any, statement: str) -> dict[str, Any]:
         problem = error
     if problem is not None:
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        raise_error(db.plpy, str(problem), sqlstate_of(problem), data[1], data[2])
+        message = re.sub(
+            r"^plpy\.\w+: ", "", str(problem)
+        )  # (PL/Python puts the class of the error before it, once more)
+        raise_error(db.plpy, message, sqlstate_of(problem), data[1], data[2])
     if begun.made is None:
         raise MopError(
             "this call shows help and trains nothing", hint="Give all its arguments, as the call that trains has them."

@@ -495,6 +495,7 @@ ARGUMENTS = {
     "k": "the true class must be among the k most probable",
     "keras_model_arch_table": "created if it does not exist",
     "max_trials": "maximum number of configurations",
+    "measure": "time a few mini-batches of each net, in a trial that is rolled back",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
     "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
     "model": "a named model; mop_import_model: the bytes of a .keras file; fit: the table to create, with <name>_summary",

@@ -18,6 +18,7 @@ from pg_mop.backend.errors import MopError
 MARK = "mop_explain.call"  # (no name of pg_mop.*: those are checked against the known settings)
 # functions whose calls can be explained
 SUPPORTED = ("madlib_keras_fit_multiple_model", "madlib_keras_fit", "mop_search", "madlib_keras_automl", "mop_more")
+HELP = "answer"  # in Python: the forms of these functions that return a text about themselves
 
 _present: Explaining | None = None
 
@@ -64,6 +65,8 @@ def present(plpy: Any, function: str) -> Explaining | None:
     set_to = plpy.execute(f"SELECT pg_catalog.current_setting('{MARK}', true) AS token")[0]["token"]
     if set_to != found.token:
         _present = None
+        return None
+    if function == HELP:
         return None
     if function not in SUPPORTED:
         raise unsupported(function)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.catalog.catalog import Catalog
-from pg_mop.catalog.session import Row, Values
+from pg_mop.catalog.session import Row, T, Values
 
 if TYPE_CHECKING:
     from pg_mop.backend.database import Database
@@ -30,6 +30,14 @@ class LocalCatalog(Catalog):
     def close(self) -> None:
         """Nothing is open."""
 
+    def _retrying(self, work: Callable[..., T], *arguments: Any) -> T:
+        """(No session can be lost but the caller's own.)"""
+        return work(*arguments)
+
+    def _in_transaction(self, work: Callable[..., T], *arguments: Any) -> T:
+        """(The caller's transaction, or a part of it, is the transaction.)"""
+        return work(_Cursor(self), *arguments)
+
     def execute(self, sql: str, values: Values = None) -> list[Row]:
         self.db.check_cancel()
         result = self.db.plpy.execute(sql.replace("%%", "%") if values is None else sql % literals(values))
@@ -42,6 +50,19 @@ class LocalCatalog(Catalog):
         return rows
 
 
+class _Cursor:
+    """What the catalog's methods need of a psycopg2 cursor."""
+
+    def __init__(self, catalog: LocalCatalog) -> None:
+        self._catalog, self._rows = catalog, list[Row]()
+
+    def execute(self, sql: str, values: Values = None) -> None:
+        self._rows = self._catalog.execute(sql, values)
+
+    def fetchone(self) -> Row:
+        return self._rows.pop(0)
+
+
 def literals(values: Sequence[Any] | Mapping[str, Any]) -> Any:
     """Parameters as SQL literals, in a tuple or a dict for the operator %.
 
@@ -49,8 +70,15 @@ def literals(values: Sequence[Any] | Mapping[str, Any]) -> Any:
     ('1', "'it''s'", 'NULL', 'ARRAY[1, 2]', "ARRAY['a']", "'{}'")
     """
     if isinstance(values, Mapping):
-        return {name: literal(value) for name, value in values.items()}
+        return _Literals(values)
     return tuple(literal(value) for value in values)
+
+
+class _Literals(dict):
+    """The values of a mapping as literals: of those alone that the SQL names."""
+
+    def __getitem__(self, name: str) -> str:
+        return literal(super().__getitem__(name))
 
 
 def literal(value: Any) -> str:

@@ -18,13 +18,19 @@ from pg_mop.plan.planner import Planner
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
 
-HISTORY, OTHERS, GUESS = "history", "other nets", "arithmetic"  # where the seconds of a net come from
+HISTORY, MEASURED, OTHERS, GUESS = (
+    "history",
+    "measured",
+    "other nets",
+    "arithmetic",
+)  # where the seconds of a net come from
 BACKWARD = 3.0  # operations of a training step, in forward passes
 RATE = 8e9  # operations a second of one processor core, without any measurement
+MOST_IN_COMMAND = 64.0  # units of a command, about
 SAMPLED_STAGES = 100  # of a run whose prediction is stored
 BASE = 2e-4  # seconds of a mini-batch that computes nothing
 # seconds that a run may take, as multiples of what is expected
-SPREAD = {HISTORY: (0.85, 1.25), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
+SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,17 @@ class Estimates:
         if (net, place) not in self._nets:
             self._nets[net, place] = self._find(net, stage, place)
         return self._nets[net, place]
+
+    def note(self, stage: Stage, cost: NetCost) -> None:
+        """Take a measurement of a stage's net, at all places."""
+        net = self.planner.sharing.net(stage)
+        for place in {*self.planner.workload.places, None}:
+            self._nets[net, place] = cost
+
+    def take_over(self, other: Estimates) -> None:
+        """Take what another object knows of nets, so that it is not found again."""
+        self._nets.update(other._nets)
+        self._rate, self._measured = other._rate, other._measured
 
     def _find(self, net: Net, stage: Stage, place: str | None) -> NetCost:
         measured = known(self.history, net, place)
@@ -175,7 +192,13 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
             longest, key_of_longest = path, min(stage.trials)
         models.setdefault(planner.sharing.key(stage), estimates.ready(stage))
     low, high = estimates.spread(sample)
-    work = {"train": train * count, "evaluate": evaluate * count, "ready": sum(models.values())}
+    units = sum(map(planner.visits, sample)) * count
+    work = {
+        "train": train * count,
+        "evaluate": evaluate * count,
+        "ready": sum(models.values()),
+        "around": units / in_a_command(planner.workload.options, train * count / units) * fixed.around,
+    }
     makespan = max(sum(work.values()) / sessions, longest)
     return {
         "seconds": fixed.start + makespan + fixed.end,
@@ -186,11 +209,20 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         "start_seconds": fixed.start,
         "end_seconds": fixed.end,
         "sessions": sessions,
-        "training_units": round(sum(map(planner.visits, sample)) * count),
+        "training_units": round(units),
         "session_seconds": work,
         "longest_path": {"mst_key": key_of_longest, "seconds": longest},
         "sources": sorted({estimates.net(stage).source for stage in sample}),
     }
+
+
+def in_a_command(options: Mapping[str, Any], unit: float) -> float:
+    """How many units of so many seconds a command has, about: chains and unit batches are as long as the setting says.
+
+    >>> in_a_command({"chain_seconds": 0.5}, 0.1), in_a_command({"chain_seconds": 0}, 0.1), in_a_command({}, 1e-6)
+    (5.0, 1.0, 1.0)
+    """
+    return max(1.0, min(MOST_IN_COMMAND, (options.get("chain_seconds") or 0.0) / max(1e-4, unit)))
 
 
 def known(history: CostHistory, net: Net, place: str | None = None) -> NetCost | None:

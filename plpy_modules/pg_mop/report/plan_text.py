@@ -157,7 +157,7 @@ def source(net: Mapping[str, Any]) -> str:
     """Where the seconds of a net come from, in words."""
     if net["source"] == "history":
         return f"measured by {net['runs']} run{'s' * (net['runs'] != 1)} with the kernel {net['kernel']}"
-    if net["source"] == "analyze":
+    if net["source"] == "measured":
         return "measured now"
     if net["source"] == "other nets":
         return f"a guess by its arithmetic and by {net['measured_nets']} other nets on this machine"

@@ -12,9 +12,10 @@ from pg_mop.catalog import LocalCatalog
 from pg_mop.plan import arithmetic
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.estimates import BACKWARD, Estimates, FixedCosts, Sample
+from pg_mop.plan.fixed_costs import learned
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.stages import Stage
-from pg_mop.run import segments
+from pg_mop.run import segments, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.coordinator import Coordinator
@@ -29,18 +30,24 @@ OTHER_NETS = 30  # measured nets that give the speed of this machine
 PROCESS_BYTES = 420 << 20  # of a trainer that has imported TensorFlow and made a small net ready
 SAVES = 0.95  # a suggestion takes at most this share of the time
 MOST_SUGGESTIONS = 3
+LAST_RUNS = 3  # whose log tells the fixed costs
+MOST_LOGGED = 3000  # units of such a run
 LISTED = 5  # configurations of a net that are named
 
 
-def explain(spec: RunSpec) -> dict[str, Any]:
-    """The plan of a call as plain values, with stable names (docs/explain.md). Raises MopError where the call would fail."""
-    return Preview(spec).plan()
+def explain(spec: RunSpec, measure: bool = False) -> dict[str, Any]:
+    """The plan of a call as plain values, with stable names (docs/explain.md). `measure`: time a few mini-batches of each net
+    (run/trial.py). Raises MopError where the call would fail."""
+    preview = Preview(spec)
+    preview.measures = measure
+    return preview.plan()
 
 
 class Preview(Coordinator):
     """Makes the checks of a coordinator in the caller's own session, and a plan in place of a run."""
 
     catalog: Any
+    measures = False
 
     # --- checks ---------------------------------------------------------------------------------------
     def _open_catalog(self, stack: contextlib.ExitStack) -> None:
@@ -71,7 +78,10 @@ class Preview(Coordinator):
         taken = self._take_over()
         counts = self._stages(taken)
         estimates = self._estimates(self.planner)
+        if self.measures:
+            trial.measure(self, estimates)
         nets, memory = self._nets(estimates), self._memory()  # before the simulation ends all stages
+        self.estimated = estimates
         found = self._predict(self.planner, estimates)
         return {
             **self._head(),
@@ -349,7 +359,9 @@ class Preview(Coordinator):
         for stage in planner.plan.stages.values():
             if (of := known.get(stage.identity)) is not None:
                 stage.trained, stage.scored = True, of.scored
-        return self._predict(planner, self._estimates(planner))
+        other = self._estimates(planner)
+        other.take_over(self.estimated)
+        return self._predict(planner, other)
 
     # --- searches -------------------------------------------------------------------------------------
     def _searched(self) -> dict[str, Any]:
@@ -367,27 +379,29 @@ class Preview(Coordinator):
         times = 1 + len(search.held_out)  # a trial, and its folds
         sample = trials[:: max(1, len(trials) // LOOKED_AT)] or trials
         keys = []
-        for number, trial in enumerate(sample, 1):
-            c: Configuration = self.spec.configurations.make(number, trial.configuration)
-            if self.configurations.add(c, trial.iterations) is None:
+        for number, one in enumerate(sample, 1):
+            c: Configuration = self.spec.configurations.make(number, one.configuration)
+            if self.configurations.add(c, one.iterations) is None:
                 planner.register(c)
-                planner.ask(c, max(1, trial.iterations), {max(1, trial.iterations)})
-                keys.append((number, trial))
+                planner.ask(c, max(1, one.iterations), {max(1, one.iterations)})
+                keys.append(number)
         estimates = self._estimates(planner)
         seconds = {
             number: planner.visits(planner.plan.path(number)[0]) * estimates.unit(planner.plan.path(number)[0])
-            for number, _ in keys
+            for number in keys
         }
-        one = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of an iteration of a trial
+        iteration = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
         rows = sum(segment.rows for segment in self.segments.values())
-        first = [planner.plan.path(number)[0] for number, _ in keys]
+        first = [planner.plan.path(number)[0] for number in keys]
+        if self.measures and trial.measure(self, estimates):
+            iteration = sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
         evaluated = sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
         nets = self._nets(estimates)
         distinct = {planner.sharing.key(stage): stage for stage in first}
         anywhere = setup.trains_anywhere(planner, list(self.configurations))
         ready = sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
         cases = {
-            name: self._case(driven[order], times, one, evaluated, ready, search.seconds)
+            name: self._case(driven[order], times, iteration, evaluated, ready, search.seconds)
             for name, order in zip(("least", "expected", "most"), outlook.ORDERS)
         }
         by_work = sorted(cases.values(), key=lambda case: case["seconds"])
@@ -489,4 +503,28 @@ def other_nets(catalog: Any) -> list[Sample]:
 
 def fixed_costs(catalog: Any) -> FixedCosts:
     """Seconds that do not depend on the rows, by the log of the role's last finished runs; the usual ones without any."""
-    return FixedCosts()
+    runs = catalog.execute(
+        f"""
+        SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
+               extract(epoch FROM r.finished_at - u.last)::float8 AS "end"
+        FROM {catalog.prefix}run r CROSS JOIN LATERAL (
+            SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
+            WHERE u.run_id = r.run_id AND u.status = 'finished') u
+        WHERE r.owner = {catalog._role} AND r.status = 'finished' AND r.function <> 'remote_run' AND r.run_id IN (
+            SELECT o.run_id FROM {catalog.prefix}run o WHERE o.owner = {catalog._role} AND o.status = 'finished'
+              AND greatest(o.configurations, 1)::bigint * o.num_iterations * o.segments <= {MOST_LOGGED}
+            ORDER BY o.run_id DESC LIMIT {LAST_RUNS})
+          AND u.first IS NOT NULL
+        ORDER BY r.run_id DESC
+        """
+    )
+    units = catalog.execute(
+        f"""
+        SELECT u.run_id, u.backend_pid AS session, u.kind, u.rows, extract(epoch FROM u.started_at)::float8 AS began,
+               extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, u.read_seconds AS read,
+               u.write_seconds AS write, u.compilations > 0 AS compiled
+        FROM {catalog.prefix}unit u WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'
+        """,
+        ([run["run_id"] for run in runs],),
+    )
+    return learned(runs, units)

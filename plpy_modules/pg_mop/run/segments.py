@@ -110,10 +110,12 @@ WRITTEN_NOW = (
     "CASE WHEN age(xmin) <= age((txid_current() & 4294967295)::text::xid) THEN "
     "txid_status(txid_current() + age((txid_current() & 4294967295)::text::xid) - age(xmin)) = 'in progress' ELSE false END"
 )
-# SQL: this transaction has updated or deleted rows of a table ($1) or of its partitions
+# SQL: this transaction has updated or deleted rows of a table ($1) or of its partitions. (The counters alone may still have
+# rows of the session's transaction before.)
 CHANGED_NOW = (
     "SELECT coalesce(sum(pg_stat_get_xact_tuples_updated(t.relid) + pg_stat_get_xact_tuples_deleted(t.relid)), 0) > 0 "
-    "FROM (SELECT $1::regclass::oid AS relid UNION SELECT p.relid::oid FROM pg_partition_tree($1::regclass) p) t"
+    "FROM (SELECT $1::regclass::oid AS relid UNION SELECT p.relid::oid FROM pg_partition_tree($1::regclass) p) t "
+    "JOIN pg_locks l ON l.relation = t.relid AND l.pid = pg_backend_pid() AND l.granted AND l.mode = 'RowExclusiveLock'"
 )
 
 

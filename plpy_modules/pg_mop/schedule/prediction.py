@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.plan.estimates import Estimates
+from pg_mop.plan.estimates import Estimates, in_a_command
 from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.sharing import ModelKey
 from pg_mop.plan.stages import Stage, StageNumber
@@ -268,7 +268,7 @@ def _sum_up(found: Prediction, work: _Work) -> None:
     fixed = work.estimates.fixed
     units = work.units + work.evaluations
     mean = (work.train + work.evaluate) / units
-    together = max(1.0, min(16.0, work.chain_seconds / max(1e-4, mean))) if work.chain_seconds else 1.0
+    together = in_a_command({"chain_seconds": work.chain_seconds}, mean)
     found.work = {
         "train": work.train,
         "evaluate": work.evaluate,
