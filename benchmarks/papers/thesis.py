@@ -46,7 +46,8 @@ each GPU with a shard of its own. Makespans relative to the latter; mean of {DRA
 
 {text}
 Differences. The thesis does not publish the models' times; here they are drawn from the nets of Table 7 of Cerebro, which are
-more unequal: with 8 shards, a ratio of 0.675 means that all models together take 5.4 times as long as the longest one. Its MILP may give a model fewer GPUs than a node has; pg_mop's places do one unit at a time. Its MILP had 300 s
+more unequal: with 8 shards, a ratio of 0.675 means that all models together take 5.4 times as long as the longest one. Its
+MILP may give a model fewer GPUs than a node has; pg_mop's places do one unit at a time. Its MILP had 300 s
 and did not converge; ours had at most 10 s.
 """
     ]

@@ -29,7 +29,7 @@ class Follower(LongestFirst):
         expected: Callable[[Stage], float] | None = None,
     ) -> None:
         self.positions: dict[Visit, float] = {}
-        self.waits = False  # a worker waits for the first unit of the order while its stage is trained elsewhere
+        self.waits = False  # workers and stages wait until they may do their first unit of the order
         self.ahead: dict[SegmentNumber, list[tuple[Iteration, float, StageNumber]]] = {}  # heaps of the ordered units
         super().__init__(board, seed, model_of, expected)
 
@@ -39,12 +39,19 @@ class Follower(LongestFirst):
         self.positions = {visit: at for visit, at in self.positions.items() if visit[0] not in stages}
         self.positions.update(positions)
         self.waits, self.ahead = waits, {}
-        for number in self.board.open("train"):
-            self._order(self.board.plan.stages[number], self.board.segments)
+        for number, stage in sorted(self.board.left.items()):
+            if waits or self.board.trains(number):
+                self._order(stage, self.board.segments)
 
     def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
         super().may_train(stage, segments)
         self._order(stage, segments)
+
+    def added(self, stages: Sequence[Stage]) -> None:
+        super().added(stages)
+        if self.waits:
+            for stage in stages:
+                self._order(stage, self.board.segments)
 
     def is_ordered(self, stage: Stage) -> bool:
         """True where the order has the stage, or its parent."""
@@ -61,8 +68,21 @@ class Follower(LongestFirst):
     def _order(self, stage: Stage, segments: Collection[SegmentNumber]) -> None:
         for segment in segments:
             position = self._position(stage, segment)
-            if position is not None and self.board.may_train(stage.number, segment):
+            if position is not None and self._is_to_come(stage.number, segment):
                 heappush(self.ahead.setdefault(segment, []), (stage.iteration, position, stage.number))
+
+    def _is_to_come(self, number: StageNumber, segment: SegmentNumber) -> bool:
+        """True for a unit that has not begun, and that the order needs to know now."""
+        board = self.board
+        if board.trains(number):
+            return board.may_train(number, segment)
+        return self.waits and board.visits_left(number, segment) > 0
+
+    def _is_turn(self, number: StageNumber, position: float) -> bool:
+        """True unless the order has another segment first for the stage, and waits for it."""
+        return not self.waits or all(
+            self.positions.get((number, segment), position) >= position for segment in self.board.next_visits(number)
+        )
 
     # --- choosing -------------------------------------------------------------------------------------------------
     def urgent_visit(self, worker: Worker) -> Unit | None:
@@ -84,18 +104,27 @@ class Follower(LongestFirst):
             heap, later = self.ahead.get(segment, []), []
             while heap:
                 entry = heap[0]
-                if not board.may_train(entry[2], segment):
+                number = entry[2]
+                if not self._is_to_come(number, segment):
                     heappop(heap)
-                elif board.is_running(entry[2]) or board.reserved(entry[2]) not in (None, worker):
-                    if self.waits and board.is_running(entry[2]) and (blocked is None or entry[:2] < blocked):
-                        blocked = entry[:2]
+                elif (
+                    board.may_train(number, segment)
+                    and not board.is_running(number)
+                    and self._is_turn(number, entry[1])
+                ):
+                    if board.reserved(number) in (None, worker):
+                        if best is None or entry < best[:3]:
+                            best = *entry, segment
+                        break
                     later.append(heappop(heap))
                 else:
-                    if best is None or entry < best[:3]:
-                        best = *entry, segment
-                    break
+                    if self.waits and (blocked is None or entry[:2] < blocked):
+                        blocked = entry[:2]
+                    later.append(heappop(heap))
             for entry in later:
                 heappush(heap, entry)
-        if best is None or blocked is not None and blocked < best[:2]:
-            return None, blocked is not None
+        # (a worker waits for something that runs: so an order that has lost a worker, or a unit, stops nothing)
+        waits = blocked is not None and bool(board.training) and (best is None or blocked < best[:2])
+        if best is None or waits:
+            return None, waits
         return board.unit(best[2], "train", "training", best[3]), False

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.monte_carlo import best_of
 from pg_mop.schedule.open_shop import Operation, Seconds, check, loads, longest_first, lower_bound, makespan
 from pg_mop.schedule.planned import Planned
 from pg_mop.schedule.unit import CompiledModel
@@ -38,10 +39,10 @@ class Solver(Protocol):
 class Milp(Planned):
     """Follows the schedule of a mixed-integer linear program (Cerebro's platform, thesis 2023, section 4.3).
 
-    The better one of longest-first and vector rearrangement is the start: its makespan bounds the program from above, and it
-    is followed where HiGHS finds no better one within its time, 5 % of the lower bound of the makespan and at most a
-    minute. `solver` says where that happens; the default solves at once. Where it takes its time, the run begins with
-    longest-first meanwhile (section 4.2.2), and changes to the plan when it is there.
+    The best one of longest-first, vector rearrangement and Monte-Carlo dry runs is the start: its makespan bounds the
+    program from above, and it is followed where HiGHS finds no better one within its time, 5 % of the lower bound of the
+    makespan and at most a minute. `solver` says where that happens; the default solves at once. Where it takes its time,
+    the run begins with longest-first meanwhile (section 4.2.2), and changes to the plan when it is there.
     """
 
     name = "milp"
@@ -103,8 +104,8 @@ def choices(shop: Seconds) -> int:
 
 
 def heuristic(shop: Seconds) -> list[Operation]:
-    """The shorter one of the schedules of longest-first and of vector rearrangement."""
-    return min((longest_first(shop), vector_rearrangement(shop)), key=makespan)
+    """The shortest of the schedules of longest-first, vector rearrangement and Monte-Carlo dry runs."""
+    return min((longest_first(shop), vector_rearrangement(shop), best_of(shop, 0)), key=makespan)
 
 
 def solve(shop: Seconds, seconds: float) -> Solution:

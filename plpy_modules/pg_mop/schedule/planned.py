@@ -14,7 +14,7 @@ from pg_mop.schedule.rollout import copy_of
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
-MOST_TRIED = 6000  # units of a simulation that compares a plan with the longest first (about half a second)
+MOST_TRIED = 10_000  # units of a simulation that compares a plan with the longest first (about a second)
 MOST_PLANNED = 10_000  # units of an iteration that is planned (some seconds)
 
 
@@ -22,10 +22,11 @@ class Planned(Follower):
     """Plans an iteration as soon as the seconds of all its units are known, from this run or from earlier ones, and repeats
     the plan in the iterations that follow.
 
-    Before a plan is followed, the rest of the run is simulated with the plan and with longest-first, and the shorter one
-    is taken: by the estimates, the run is never longer than with longest-first. So it is also where there is no plan: while
-    seconds are unknown, where units are so short that unit batches and chains matter more than their order, where a
-    segment has several workers, and where `propose` gives up.
+    Before a plan is followed, the rest of the run is simulated (as far as it has 10,000 units): with longest-first, with
+    the plan as an order in which workers take what they may do, and with the plan followed strictly, so that workers wait.
+    The shortest one is taken: by the estimates, the run is never longer than with longest-first. So it is also where there
+    is no plan: while seconds are unknown, where units are so short that unit batches and chains matter more than their
+    order, where a segment has several workers, and where `propose` gives up.
     """
 
     def __init__(
