@@ -5,6 +5,7 @@ import sys
 import time
 
 import mop_udf
+from pg_mop.api import automl, fit_multiple, more, search
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -12,6 +13,7 @@ from pg_mop.run.solver import SolverProcess
 from pg_mop.schedule.milp import Milp
 from pg_mop.schedule.what_if import Step, Work, compare
 
+SIMULATED = (fit_multiple.FUNCTION, search.FUNCTION, automl.FUNCTION, more.FUNCTION)
 COMPARED = ("randomized", "longest-first", "vector-rearrangement", "monte-carlo", "round-robin")
 MOST_UNITS = 100_000  # simulated units of a call (about half a minute)
 MOST_SESSIONS = 1000
@@ -157,7 +159,7 @@ def _of_run(db, run_id):
             hint=f"SELECT run_id, status FROM {schema}.mop_runs WHERE run_id = {run_id};",
             sqlstate="55000",
         )
-    if run["function"] not in ("madlib_keras_fit_multiple_model", "mop_search", "madlib_keras_automl", "mop_more"):
+    if run["function"] not in SIMULATED:
         raise MopError(
             f"run {run_id} is of {run['function']}, which has nothing to schedule",
             hint="Runs of madlib_keras_fit_multiple_model and of searches can be simulated.",
