@@ -334,3 +334,47 @@ def test_folds_are_simulated_on_the_segments_that_they_visit():
     work = work_of([1.0, 1.0], 3, 1, held_out={1: {0}, 2: {1}})
     (row,) = compare(work, [1], ["longest-first"], 1)
     assert row.makespan == 4.0
+
+
+@pytest.mark.parametrize("name", ["monte-carlo", "vector-rearrangement"])
+def test_whatever_happens_a_plan_leaves_nobody_idle_for_ever(name):
+    """Units that are lost, workers that come and go, configurations that stop and fail, while a plan is followed."""
+    strict = 0
+    for seed in range(100):
+        source = random.Random(seed)
+        configurations, places, iterations = source.randint(2, 8), source.randint(2, 5), source.randint(1, 3)
+        plan, costs = Plan(), [10 ** source.random() for _ in range(configurations)]
+        for key in range(1, configurations + 1):
+            metrics = [iterations] if source.random() < 0.3 else ()
+            plan.ask(key, str(key), lambda iteration, key=key: (str(key), ""), iterations, metrics)
+        board = Board(plan, range(places))
+        cost_of = lambda stage, costs=costs: costs[stage.mst_key - 1]  # noqa: E731
+        scheduler = SCHEDULERS[name](board, seed, lambda number, p=plan: p.stages[number].mst_key, cost_of)
+        running = {}
+        for _ in range(5000):
+            for worker in scheduler.arrange([w for w in board.workers if w not in running]):
+                unit = None if worker in running else scheduler.choose(worker)
+                if unit is not None:
+                    board.start(unit)
+                    running[worker] = unit
+            if board.done:
+                break
+            assert running, f"seed {seed}: all workers are idle"
+            worker, luck = source.choice(sorted(running)), source.random()
+            if luck < 0.1:
+                board.release(running.pop(worker))
+            elif luck < 0.13:
+                board.serve(source.sample(range(places), source.randint(1, places)) if luck < 0.12 else range(places))
+                for gone in set(running) - set(board.workers):
+                    board.release(running.pop(gone))
+            elif luck < 0.14:
+                board.withdraw(source.randint(1, configurations))
+            elif luck < 0.145:
+                board.fail(running.pop(worker).stage)
+            else:
+                unit = running.pop(worker)
+                board.finish(unit)
+                scheduler.finished(unit, cost_of(plan.stages[unit.stage]))
+        assert board.done
+        strict += scheduler.waits
+    assert strict > 5
