@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -84,8 +86,10 @@ def ended(db):
 
 
 @pytest.fixture(scope="module")
-def ray(db, tmp_path_factory):
-    made = Ray(tmp_path_factory.mktemp("ray"))
+def ray(db):
+    # below /tmp, because the path of a socket has a limit of 107 bytes
+    home = tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True)
+    made = Ray(pathlib.Path(home.name))
     db.run(
         f"CREATE SERVER gpus FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://127.0.0.1:{made.port}',"
         " cpus '1', wait '120')"
@@ -99,6 +103,7 @@ def ray(db, tmp_path_factory):
     yield made
     db.run("RESET pg_mop.trainers")
     made.close()
+    home.cleanup()
 
 
 def weights(db, table):
