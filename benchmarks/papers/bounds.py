@@ -38,7 +38,7 @@ def sections():
     """The section of the page."""
     rows = []
     for ratio in (10, 100):
-        for configurations, places in ((16, 8), (64, 8), (64, 32), (128, 32)):
+        for configurations, places in ((16, 8), (64, 8), (64, 32)):
             found = {name: ([], []) for name in SCHEDULERS}
             for draw in range(3):
                 source = random.Random(f"{draw} {ratio} {configurations} {places}")
@@ -59,5 +59,8 @@ No paper has this table. 3 iterations, mean of 3 draws (least to most), as ratio
 has most, or the units of the configuration that has most. "Failures, stragglers": 2 % of the units take twice as long, since
 they fail at their end and are done again, and 2 % take three times as long; the bound counts these times.
 
-{text}"""
+{text}
+A plan that is followed strictly comes nearest to the bound where units take the time that is expected. It is given up with the
+first unit that is late, and then the longest go first.
+"""
     ]

@@ -92,11 +92,18 @@ class Follower(LongestFirst):
         return super().urgent_visit(worker)
 
     def train(self, worker: Worker) -> Unit | None:
-        unit, waits = self._first(worker)
-        return unit if unit is not None or waits else super().train(worker)
+        unit, blocked = self._first(worker)
+        if unit is not None and not self.waits:
+            return unit
+        other = super().train(worker)
+        iteration = blocked if unit is None else unit.iteration
+        if iteration is None or other is not None and other.iteration < iteration:
+            return other  # (an earlier iteration that has no order)
+        return unit
 
-    def _first(self, worker: Worker) -> tuple[Unit | None, bool]:
-        """The first unit of the order that the worker may do now, or None, and whether it waits for an earlier one."""
+    def _first(self, worker: Worker) -> tuple[Unit | None, Iteration | None]:
+        """The first unit of the order that the worker may do now, or None; and the iteration of the unit that it waits for,
+        or None."""
         board = self.board
         best: tuple[Iteration, float, StageNumber, SegmentNumber] | None = None
         blocked: tuple[Iteration, float] | None = None  # the first unit that the worker waits for
@@ -126,5 +133,5 @@ class Follower(LongestFirst):
         # (a worker waits for something that runs: so an order that has lost a worker, or a unit, stops nothing)
         waits = blocked is not None and bool(board.training) and (best is None or blocked < best[:2])
         if best is None or waits:
-            return None, waits
-        return board.unit(best[2], "train", "training", best[3]), False
+            return None, blocked[0] if waits and blocked is not None else None
+        return board.unit(best[2], "train", "training", best[3]), None

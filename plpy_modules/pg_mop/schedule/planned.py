@@ -14,6 +14,7 @@ from pg_mop.schedule.rollout import copy_of
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
+LATE = 1.3  # a unit that takes so many times its estimate ends a plan that is followed strictly
 MOST_TRIED = 10_000  # units of a simulation that compares a plan with the longest first (about a second)
 MOST_PLANNED = 10_000  # units of an iteration that is planned (some seconds)
 
@@ -26,7 +27,8 @@ class Planned(Follower):
     the plan as an order in which workers take what they may do, and with the plan followed strictly, so that workers wait.
     The shortest one is taken: by the estimates, the run is never longer than with longest-first. So it is also where there
     is no plan: while seconds are unknown, where units are so short that unit batches and chains matter more than their
-    order, where a segment has several workers, and where `propose` gives up.
+    order, where a segment has several workers, and where `propose` gives up. A plan that is followed strictly is given up
+    when a unit is late or is to be done again, and when workers change.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Planned(Follower):
         expected: Callable[[Stage], float] | None = None,
     ) -> None:
         self.unplanned: dict[StageNumber, None] = {}  # open stages without a plan
+        self.opened: set[StageNumber] = set()
+        self.planned_from = 1  # earlier iterations are not planned any more
         self.declined: set[StageNumber] = set()  # stages for which there is no better plan than longest-first
         self.due = False  # a plan may be possible now
         self.ended: int | None = None  # units since the last attempt to plan; None: there was none
@@ -63,8 +67,11 @@ class Planned(Follower):
     # --- messages -------------------------------------------------------------------------------------------------
     def may_train(self, stage: Stage, segments: Sequence[SegmentNumber]) -> None:
         super().may_train(stage, segments)
+        if stage.number in self.opened:  # a unit is to be done again
+            self._give_up()
+        self.opened.add(stage.number)
         parent = 0 if stage.parent is None else stage.parent.number
-        if stage.number in self.declined or self.is_ordered(stage):
+        if stage.number in self.declined or self.is_ordered(stage) or stage.iteration < self.planned_from:
             return
         if parent in self.declined:
             self.declined.add(stage.number)
@@ -74,10 +81,13 @@ class Planned(Follower):
 
     def served(self, workers: Sequence[Worker]) -> None:
         super().served(workers)
+        self._give_up()
         self.planned = None  # (the order that is followed stays: it needs no worker in particular)
         self.due = bool(self.unplanned)
 
     def finished(self, unit: Unit, seconds: float) -> None:
+        if self.waits and unit.kind == "train" and seconds > LATE * self.costs.on(unit.stage, unit.segment):
+            self._give_up()
         super().finished(unit, seconds)
         if unit.kind == "train" and self.unplanned:
             self.ended = (self.ended or 0) + 1
@@ -94,6 +104,14 @@ class Planned(Follower):
         if self.planned is not None:
             self._take_up()
         return super().urgent_visit(worker)
+
+    def _give_up(self) -> None:
+        """Give up a plan that is followed strictly: it does not hold any more, and waiting for its sake costs time. The
+        iterations that follow those that have begun are planned anew."""
+        if self.waits:
+            self.positions, self.ahead, self.waits = {}, {}, False
+            stages = self.board.plan.stages
+            self.planned_from = 1 + max((stages[number].iteration for number in self.board.open("train")), default=0)
 
     # --- planning -------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
