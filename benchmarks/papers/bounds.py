@@ -38,7 +38,7 @@ def sections():
     """The section of the page."""
     rows = []
     for ratio in (10, 100):
-        for configurations, places in ((16, 8), (64, 8), (64, 32)):
+        for configurations, places in ((16, 8), (64, 8), (20, 16)):
             found = {name: ([], []) for name in SCHEDULERS}
             for draw in range(3):
                 source = random.Random(f"{draw} {ratio} {configurations} {places}")
