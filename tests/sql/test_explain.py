@@ -8,7 +8,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import all_trainers
+from conftest import all_trainers, eventually
 from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, 'flowers_val')"
@@ -111,6 +111,7 @@ def test_the_call_that_was_explained_runs_afterwards(db):
 
 
 def test_history_reuse_and_sharing_are_in_the_plan(db):
+    db.run("SET pg_mop.reuse = on")
     fit(db, "flowers_packed", "m", "mst", 2, "flowers_val")
     db.run("DROP TABLE m, m_info, m_summary")
     found = plan(db, FIT)
@@ -123,8 +124,12 @@ def test_history_reuse_and_sharing_are_in_the_plan(db):
     selection(db, "same", "arch", [(1, ADAM.format(0.01), "batch_size=8")] * 2)
     found = plan(db, FIT.replace("'mst'", "'same'"))
     assert found["stages"]["shared"] == 3 and found["stages"]["asked"] == 6
-    load(db, "wide", dense(64))
-    selection(db, "others", "wide", [(1, ADAM.format(0.01), "batch_size=8")])
+    # of a net with enough operations that its seconds tell the speed of this machine
+    load(db, "wide", dense(5000), dense(64, name="narrow"))
+    selection(db, "heavy", "wide", [(1, ADAM.format(0.01), "batch_size=50, epochs=20")])
+    fit(db, "flowers_packed", "m", "heavy", 1)
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+    selection(db, "others", "wide", [(2, ADAM.format(0.01), "batch_size=8")])
     found = plan(db, FIT.replace("'mst'", "'others'"))
     assert found["nets"][0]["source"] == "other nets" and "a guess" in explain(db, FIT.replace("'mst'", "'others'"))
 
@@ -346,12 +351,13 @@ def test_nobody_learns_of_the_nets_or_runs_of_others(db):
 
 
 def test_more_iterations_of_a_configuration_are_planned(db):
+    db.run("SET pg_mop.reuse = on")
     run_id = fit(db, "flowers_packed", "m", "mst", 2)
     before = everything(db)
     found = plan(db, f"SELECT madlib.mop_more({run_id}, 1, 3)")
     assert found["configurations"] == 1 and found["stages"]["to_train"] == 3 and found["stages"]["found_trained"] == 2
     assert everything(db) == before
-    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints(); RESET pg_mop.reuse")
 
 
 def test_a_role_with_few_sessions_is_planned_with_these(db):
@@ -395,4 +401,5 @@ def test_measure_times_each_net_in_a_trial_that_is_rolled_back(db):
         assert everything(db)[:4] == before
         assert took < 30, "(a trainer may have to start, and a net to be compiled)"
     assert "measured now" in db.value("SELECT madlib.mop_explain(%s, measure => TRUE)", [FIT])
-    assert db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'") == 0
+    leased = "SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'"
+    assert eventually(lambda: db.value(leased) == 0, 10), "the session has given its trainer back"

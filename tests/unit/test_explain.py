@@ -16,7 +16,7 @@ from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
 from workload import dense, layer, sequential
 
-FIXED = FixedCosts(start=2.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
+FIXED = FixedCosts(start=2.0, unit=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
 # `chain_seconds` of the run
 CHAINS = {"chain_seconds": 0.5}
 
@@ -140,15 +140,14 @@ def test_without_history_a_net_is_guessed_by_its_operations():
     plain = Estimates(planner, lambda key: own)
     assert plain.net(stage).source == "arithmetic"
     assert plain.net(stage).batch == pytest.approx(estimating.BASE + 3 * own.operations * 10 / estimating.RATE)
-    batch = 3 * own.operations * 10
-    others = Estimates(planner, lambda key: own, lambda: [(batch, estimating.BASE + 0.004)])
+    others = Estimates(planner, lambda key: own, lambda: [(1e8, estimating.BASE + 0.01)])
     assert others.net(stage).source == "other nets" and others.measured_nets == 1
-    assert others.net(stage).batch == pytest.approx(estimating.BASE + 0.004)
+    assert others.net(stage).batch == pytest.approx(estimating.BASE + 3 * own.operations * 10 / 1e10)
     assert others.spread([stage])[1] < plain.spread([stage])[1], "a measured machine is a better guess"
 
 
 def test_the_rate_is_a_median_which_one_odd_net_does_not_move():
-    assert rate_of([(1e8, 0.0102), (2e8, 0.0202), (1e8, 1.0)]) == (pytest.approx(1e10), 3)
+    assert rate_of([(1e8, 0.0101), (2e8, 0.0201), (1e8, 1.0), (1e3, 0.001)]) == (pytest.approx(1e10), 3)
     assert rate_of([]) == (estimating.RATE, 0)
 
 
@@ -163,7 +162,7 @@ def test_a_long_configuration_is_named_as_the_limit():
 
 
 def test_making_nets_ready_counts_once_for_each_trainer_that_meets_the_net():
-    slow = FixedCosts(start=0.0, ready=3.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
+    slow = FixedCosts(start=0.0, unit=0.0, ready=3.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
     work = workload(options={**CHAINS, "scheduler": "round-robin"})  # every trainer has the rows of its own segment
     found = predicted(work, [configuration(1)], 0.001, slow)
     assert found.work["ready"] == pytest.approx(4 * 3.0) and found.makespan >= 12.0

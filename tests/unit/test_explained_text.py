@@ -122,6 +122,7 @@ PLAN = {
     ],
     "sessions": 2,
     "threads": 1,
+    "warm_trainers": False,
     "use_gpus": False,
     "trainers": None,
     "scheduler": "randomized",

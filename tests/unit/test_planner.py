@@ -192,7 +192,7 @@ def test_a_slow_server_makes_the_run_longer_and_its_units_too():
     rows = [{**base, "place": ""}, {**base, "place": "slow", "batch_seconds": 0.03}]
     planner = planned(work, configurations, history=CostHistory(lambda architecture: rows))
     assert planner.unit_seconds(planner.plan.path(1)[0]) == pytest.approx(2 * 10 * 0.02)
-    fixed = FixedCosts(start=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
+    fixed = FixedCosts(start=0.0, unit=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
     estimates = Estimates(planner, fixed=fixed)
     stage = planner.plan.path(1)[0]
     assert [estimates.slowness(stage, place) for place in (None, "slow")] == [pytest.approx(0.5), pytest.approx(1.5)]

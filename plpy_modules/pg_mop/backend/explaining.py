@@ -18,7 +18,8 @@ from pg_mop.backend.errors import MopError
 MARK = "mop_explain.call"  # (no name of pg_mop.*: those are checked against the known settings)
 # functions whose calls can be explained
 SUPPORTED = ("madlib_keras_fit_multiple_model", "madlib_keras_fit", "mop_search", "madlib_keras_automl", "mop_more")
-HELP = "answer"  # in Python: the forms of these functions that return a text about themselves
+# in Python: the forms of these functions that return a text about themselves, and what the plan itself reads
+PASSES = ("answer", "mop_pool")
 
 _present: Explaining | None = None
 
@@ -66,7 +67,7 @@ def present(plpy: Any, function: str) -> Explaining | None:
     if set_to != found.token:
         _present = None
         return None
-    if function == HELP:
+    if function in PASSES:
         return None
     if function not in SUPPORTED:
         raise unsupported(function)

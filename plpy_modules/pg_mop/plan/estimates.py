@@ -25,10 +25,11 @@ HISTORY, MEASURED, OTHERS, GUESS = (
     "arithmetic",
 )  # where the seconds of a net come from
 BACKWARD = 3.0  # operations of a training step, in forward passes
-RATE = 8e9  # operations a second of one processor core, without any measurement
+RATE = 2.5e10  # operations a second of one processor core, without any measurement
+LEAST_OPERATIONS = 2e6  # of a mini-batch whose seconds tell the rate: of fewer, other work takes most of the time
 MOST_IN_COMMAND = 64.0  # units of a command, about
 SAMPLED_STAGES = 100  # of a run whose prediction is stored
-BASE = 2e-4  # seconds of a mini-batch that computes nothing
+BASE = 1e-4  # seconds of a mini-batch that computes nothing
 # seconds that a run may take, as multiples of what is expected
 SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
 
@@ -37,14 +38,15 @@ SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUES
 class FixedCosts:
     """Seconds that do not depend on the rows.
 
-    `start`: from the call to its first unit; `ready`: to make a net ready in a trainer, besides the time to compile that
-    the cost history has; `compile`: to compile, where it has none; `around`: around a command, for its transaction and
-    its way to the trainer and back; `write`: of a megabyte of states; `end`: from the last unit to the end of the call;
-    `evaluation`: seconds of an evaluated row, in seconds of a trained row; `measured`: runs of the role whose log gave the
-    values, 0: none did.
+    `start`: from the call to its first unit; `unit`: in the trainer, to begin and to end a training unit; `ready`: to make a
+    net ready in a trainer, besides the time to compile that the cost history has; `compile`: to compile, where it has none;
+    `around`: around a command, for its transaction and its way to the trainer and back; `write`: of a megabyte of states;
+    `end`: from the last unit to the end of the call; `evaluation`: seconds of an evaluated row, in seconds of a trained row;
+    `measured`: runs of the role whose log gave the values, 0: none did.
     """
 
-    start: float = 1.0
+    start: float = 0.4
+    unit: float = 0.005
     ready: float = 0.3
     compile: float = 1.5
     around: float = 0.006
@@ -88,6 +90,7 @@ class Estimates:
         self._arithmetic, self._samples, self.threads = arithmetic, samples, threads or 1
         self._rate: float | None = None
         self._measured = 0  # nets that gave the rate
+        self.warm = False  # the trainers have the measured nets ready, from earlier runs
         self._nets: dict[tuple[Net, str | None], NetCost] = {}
         rows = planner.workload.rows
         self.mean_rows = sum(rows) / len(rows) if rows else 0.0
@@ -107,6 +110,7 @@ class Estimates:
 
     def take_over(self, other: Estimates) -> None:
         """Take what another object knows of nets, so that it is not found again."""
+        self.warm = other.warm
         self._nets.update(other._nets)
         self._rate, self._measured = other._rate, other._measured
 
@@ -138,7 +142,7 @@ class Estimates:
         the segments."""
         places = self.planner.workload.places
         batches = epochs(stage.parameters[1]) * math.ceil(self.mean_rows / self.planner.sharing.net(stage).batch_size)
-        return batches * sum(self.net(stage, place).batch for place in places) / max(1, len(places))
+        return self.fixed.unit + batches * sum(self.net(stage, place).batch for place in places) / max(1, len(places))
 
     def slowness(self, stage: Stage, place: str | None) -> float:
         """Seconds of a unit at a place, as a multiple of the mean over all places."""
@@ -155,7 +159,8 @@ class Estimates:
 
     def ready(self, stage: Stage) -> float:
         """Seconds until a trainer that has never had a stage's net can train it."""
-        return self.fixed.ready + self.net(stage).compile
+        cost = self.net(stage)
+        return 0.0 if self.warm and cost.source == HISTORY else self.fixed.ready + cost.compile
 
     def spread(self, stages: Iterable[Stage]) -> tuple[float, float]:
         """The least and the most that the units of some stages may take, as multiples of what is expected."""
@@ -245,12 +250,15 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def rate_of(samples: Iterable[Sample]) -> tuple[float, int]:
-    """(operations a second, how many samples gave it): the median of the samples' rates; (RATE, 0) without any.
+    """(operations a second, how many samples gave it): the median of the samples' rates; (RATE, 0) without any that has
+    enough operations.
 
-    >>> rate_of([(1e8, 0.0102), (2e8, 0.0202), (1e8, 1.0)])
+    >>> rate_of([(1e8, 0.0101), (2e8, 0.0201), (1e8, 1.0), (1e3, 0.001)])
     (10000000000.0, 3)
     """
     rates: Sequence[float] = [
-        operations / max(seconds - BASE, seconds / 10) for operations, seconds in samples if operations and seconds
+        operations / max(seconds - BASE, seconds / 2)
+        for operations, seconds in samples
+        if operations >= LEAST_OPERATIONS and seconds
     ]
     return (statistics.median(rates), len(rates)) if rates else (RATE, 0)

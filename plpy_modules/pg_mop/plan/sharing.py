@@ -27,6 +27,7 @@ class Sharing:
         self._digests: list[str] = []
         self._architecture_digests: dict[str, str] = {}  # every unit asks, so each text is hashed once
         self._number = functools.lru_cache(100_000)(self._parsed)
+        self._read = functools.lru_cache(100_000)(_parameters)
         self._net = functools.lru_cache(100_000)(self._described)
 
     def key(self, stage: Stage) -> ModelKey:
@@ -37,8 +38,7 @@ class Sharing:
         return self._number(self._architecture_digests[architecture], *stage.parameters)
 
     def _parsed(self, architecture: str, compile_params: str, fit_params: str) -> ModelKey:
-        fit = params.parse_fit_params(fit_params)
-        compiled = params.without_scalars(params.parse_compile_params(compile_params))
+        compiled, fit = self._read(compile_params, fit_params)
         text = json.dumps([architecture, self.shape, self.framework, compiled], sort_keys=True)
         return self.number(digest(text)), fit["batch_size"]
 
@@ -58,13 +58,12 @@ class Sharing:
         return self._net(self.architectures[stage.mst_key], *stage.parameters)
 
     def _described(self, architecture: str, compile_params: str, fit_params: str) -> Net:
-        return Net.of(
-            architecture,
-            params.without_scalars(params.parse_compile_params(compile_params)),
-            params.parse_fit_params(fit_params),
-            self.shape,
-            self.framework,
-        )
+        return Net.of(architecture, *self._read(compile_params, fit_params), self.shape, self.framework)
+
+
+def _parameters(compile_params: str, fit_params: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The parsed parameters of a stage: to compile, without scalars; and to fit."""
+    return params.without_scalars(params.parse_compile_params(compile_params)), params.parse_fit_params(fit_params)
 
 
 @functools.lru_cache(10_000)

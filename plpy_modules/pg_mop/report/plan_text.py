@@ -92,6 +92,8 @@ def _sessions(plan: Mapping[str, Any]) -> str:
     others = [place["server"] for place in plan["places"] if place["server"] is not None]
     on = f" on {len(plan['places'])} servers" if others else ""
     name = plan["scheduler"] + (", averaging" if plan["averaging"] else "")
+    if plan["warm_trainers"]:
+        where = ", ".join(filter(None, (where, "trainers have the nets ready")))
     return f"Sessions: {count}{on}{of}{', ' + where if where else ''}   Scheduler: {name}"
 
 

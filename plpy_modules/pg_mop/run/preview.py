@@ -27,7 +27,7 @@ from pg_mop.search import outlook
 
 LOOKED_AT = 60  # trials of a search whose nets give the seconds of all
 OTHER_NETS = 30  # measured nets that give the speed of this machine
-PROCESS_BYTES = 420 << 20  # of a trainer that has imported TensorFlow and made a small net ready
+PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
 SAVES = 0.95  # a suggestion takes at most this share of the time
 MOST_SUGGESTIONS = 3
 LAST_RUNS = 3  # whose log tells the fixed costs
@@ -48,6 +48,7 @@ class Preview(Coordinator):
 
     catalog: Any
     measures = False
+    warm = False  # the trainers have the nets ready
 
     # --- checks ---------------------------------------------------------------------------------------
     def _open_catalog(self, stack: contextlib.ExitStack) -> None:
@@ -77,6 +78,7 @@ class Preview(Coordinator):
             self.check_limits()
         taken = self._take_over()
         counts = self._stages(taken)
+        self.warm = self._are_warm()
         estimates = self._estimates(self.planner)
         if self.measures:
             trial.measure(self, estimates)
@@ -141,7 +143,23 @@ class Preview(Coordinator):
 
     # --- nets -----------------------------------------------------------------------------------------
     def _estimates(self, planner: Planner) -> Estimates:
-        return self.estimates(planner, lambda: other_nets(self.catalog))
+        found = self.estimates(planner, lambda: other_nets(self.catalog))
+        found.warm = self.warm
+        return found
+
+    def _are_warm(self) -> bool:
+        """True where so many idle trainers of the role have as many nets as the call has: most likely these."""
+        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials and not stage.trained]
+        wanted = len({self.planner.sharing.key(stage)[0] for stage in stages})
+        idle = self.catalog.execute(
+            f"""
+            SELECT t.nets FROM {self.catalog.schema}.mop_trainers t
+            WHERE t.state = 'idle' AND t.role = current_user AND t.database = current_database()
+              AND t.framework = %s AND t.threads = %s
+            """,
+            (self.options["keras_backend"], self.options["threads"]),
+        )
+        return sum((row["nets"] or 0) >= wanted for row in idle) >= self.wanted
 
     def _state_bytes(self, stage: Stage) -> int:
         return self.state_bytes(self._configuration(stage)) or 1 << 16
@@ -215,6 +233,7 @@ class Preview(Coordinator):
             "places": self._places(),
             "sessions": self.wanted,
             "threads": options["threads"],
+            "warm_trainers": self.warm,
             "use_gpus": inputs.use_gpus,
             "trainers": options["trainers"],
             "scheduler": setup.scheduler_name(self.planner),

@@ -236,7 +236,7 @@ def _simulate(
             return 0.0
         if unit.kind == "train":
             has.add(key)
-        seconds = estimates.ready(stage) if unit.kind == "train" else estimates.fixed.ready
+        seconds = estimates.ready(stage) if unit.kind == "train" else min(estimates.fixed.ready, estimates.ready(stage))
         spent += seconds
         return seconds
 
