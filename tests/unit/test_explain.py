@@ -1,5 +1,6 @@
 """What a run will take, before it is begun: arithmetic of nets, guesses, the real scheduler in simulated time, and the text."""
 
+import dataclasses
 import json
 import time
 
@@ -170,8 +171,6 @@ def test_making_nets_ready_counts_once_for_each_trainer_that_meets_the_net():
 
 
 def test_unequal_segments_and_trained_stages_count():
-    import dataclasses
-
     work = workload(options=CHAINS)
     unequal = dataclasses.replace(
         work, segments={("training", k): segment(k, rows=1000 if k == 0 else 10) for k in range(4)}
@@ -253,6 +252,23 @@ def test_fixed_costs_are_learned_from_the_log():
     assert (found.start, found.end, found.measured) == (0.5, 0.2, 3)
     assert found.around == pytest.approx(0.014), "two units to read and to write, and the gap"
     assert found.evaluation == pytest.approx(0.5)
+
+
+def test_units_that_took_longer_than_the_history_said_make_the_next_ones_longer():
+    """The history has the least seconds of each run, as on a quiet machine."""
+    said = {"sources": ["history"], "session_seconds": {"train": 1.0}, "training_units": 4}
+    run = {"run_id": 1, "start": 0.4, "end": 0.1, "prediction": said}
+    units = [logged(7, n, n + 0.4) for n in range(4)]
+    assert learned([run], units).slowdown == pytest.approx(1.6)
+    assert learned([{**run, "prediction": {**said, "slowdown": 2.0}}], units).slowdown == pytest.approx(3.2)
+    for other in ({"sources": ["arithmetic"]}, {"training_units": 5}, {"session_seconds": {"train": 0.0}}):
+        assert learned([{**run, "prediction": {**said, **other}}], units).slowdown == 1.0
+    assert learned([{**run, "prediction": None}], units).slowdown == 1.0
+    assert learned([run], [*units[:3], logged(7, 3, 3.4, compiled=True)]).slowdown == 1.0
+    configurations = [configuration(1)]
+    plain = predicted(workload(options=CHAINS), configurations, 0.05)
+    slow = predicted(workload(options=CHAINS), configurations, 0.05, dataclasses.replace(FIXED, slowdown=1.6))
+    assert slow.work["train"] == pytest.approx(1.6 * plain.work["train"])
 
 
 def test_without_a_log_the_usual_costs_count_and_a_short_one_tells_a_part():

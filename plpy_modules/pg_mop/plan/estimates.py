@@ -42,7 +42,8 @@ class FixedCosts:
     net ready in a trainer, besides the time to compile that the cost history has; `compile`: to compile, where it has none;
     `around`: around a command, for its transaction and its way to the trainer and back; `write`: of a megabyte of states;
     `end`: from the last unit to the end of the call; `evaluation`: seconds of an evaluated row, in seconds of a trained row;
-    `measured`: runs of the role whose log gave the values, 0: none did.
+    `slowdown`: seconds of training units, as a multiple of what the history said when their runs began (it has the least
+    seconds of each run); `measured`: runs of the role whose log gave the values, 0: none did.
     """
 
     start: float = 0.4
@@ -53,6 +54,7 @@ class FixedCosts:
     write: float = 0.004
     end: float = 0.3
     evaluation: float = 0.4
+    slowdown: float = 1.0
     measured: int = 0
 
 
@@ -142,7 +144,11 @@ class Estimates:
         the segments."""
         places = self.planner.workload.places
         batches = epochs(stage.parameters[1]) * math.ceil(self.mean_rows / self.planner.sharing.net(stage).batch_size)
-        return self.fixed.unit + batches * sum(self.net(stage, place).batch for place in places) / max(1, len(places))
+        mean = sum(self.net(stage, place).batch for place in places) / max(1, len(places))
+        return self._slowdown(stage) * (self.fixed.unit + batches * mean)
+
+    def _slowdown(self, stage: Stage) -> float:
+        return self.fixed.slowdown if self.net(stage).source == HISTORY else 1.0
 
     def slowness(self, stage: Stage, place: str | None) -> float:
         """Seconds of a unit at a place, as a multiple of the mean over all places."""
@@ -155,7 +161,7 @@ class Estimates:
     def evaluation(self, stage: Stage, rows: float) -> float:
         """Seconds of an evaluation of a stage on so many rows, without fixed costs."""
         batch_size = self.planner.sharing.net(stage).batch_size
-        return self.fixed.evaluation * rows / batch_size * self.net(stage).batch
+        return self._slowdown(stage) * self.fixed.evaluation * rows / batch_size * self.net(stage).batch
 
     def ready(self, stage: Stage) -> float:
         """Seconds until a trainer that has never had a stage's net can train it."""
@@ -215,6 +221,7 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         "end_seconds": fixed.end,
         "sessions": sessions,
         "training_units": round(units),
+        "slowdown": fixed.slowdown,
         "session_seconds": work,
         "longest_path": {"mst_key": key_of_longest, "seconds": longest},
         "sources": sorted({estimates.net(stage).source for stage in sample}),

@@ -8,19 +8,21 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pg_mop.plan.estimates import FixedCosts
+from pg_mop.plan.estimates import HISTORY, FixedCosts
 
 Row = Mapping[str, Any]
 
 APART = 2e-4  # seconds between two units of a session that are of two commands: those of a chain follow at once
 NEXT = 0.1  # seconds: a longer gap is idle time
+MOST_SLOWDOWN = 4.0  # the log may tell, and its inverse
 LEAST_COMMANDS = 5  # that tell what a command costs
 
 
 def learned(runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None = None) -> FixedCosts:
     """The medians over runs, latest first. What the log does not tell stays as `usual`.
 
-    `runs`: of each run `run_id`, `start` (seconds to its first unit) and `end` (from its last unit); `units`: of these runs
+    `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), and `prediction`, as it was
+    stored, or None; `units`: of these runs
     `run_id`, `session`, `kind`, `rows`, `began`, `ended` (seconds), `train`, `read`, `write` and `compiled`.
     """
     usual = usual or FixedCosts()
@@ -36,11 +38,27 @@ def learned(runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None 
         "end": statistics.median(max(0.0, run["end"]) for run in runs),
         "measured": len(runs),
     }
+    slowdown = [value for run in runs if (value := _slowdown(run, by_run[run["run_id"]])) is not None]
+    if slowdown:
+        found["slowdown"] = min(MOST_SLOWDOWN, max(1 / MOST_SLOWDOWN, statistics.median(slowdown)))
     if around:
         found["around"] = statistics.median(around)
     if evaluation:
         found["evaluation"] = statistics.median(evaluation)
     return dataclasses.replace(usual, **found)
+
+
+def _slowdown(run: Row, units: Sequence[Row]) -> float | None:
+    """Seconds that training units took, as a multiple of those that the history said; None where the run was predicted from
+    something else, or trained other units than it was expected to."""
+    said = run.get("prediction")
+    if said is None or said["sources"] != [HISTORY]:
+        return None
+    trained = [unit["train"] or 0.0 for unit in units if unit["kind"] == "train"]
+    expected = said["session_seconds"]["train"]
+    if len(trained) != said["training_units"] or not expected or any(u["compiled"] for u in units):
+        return None
+    return sum(trained) / expected * said.get("slowdown", 1.0)
 
 
 def _around(units: Sequence[Row]) -> float | None:

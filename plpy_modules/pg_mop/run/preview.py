@@ -525,7 +525,7 @@ def fixed_costs(catalog: Any) -> FixedCosts:
     runs = catalog.execute(
         f"""
         SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
-               extract(epoch FROM r.finished_at - u.last)::float8 AS "end"
+               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction
         FROM {catalog.prefix}run r CROSS JOIN LATERAL (
             SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
             WHERE u.run_id = r.run_id AND u.status = 'finished') u
