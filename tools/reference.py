@@ -25,7 +25,7 @@ VIEWS = {
     "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
     "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
     "frozen layers that the unit did not compute.",
-    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel and device. "
+    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel, device and server. "
     "New runs choose kernels by it, and estimate the remaining time before their first unit "
     "has ended.",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
@@ -36,7 +36,8 @@ VIEWS = {
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
     "mop_trainers": "The trainers in the pool: who leases each, since when, and the memory, compiled nets and rows of each.",
-    "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model. NULL: no limit.",
+    "mop_my_limits": "The limits of the caller's role: sessions, threads, MB of a trainer and of a model, and of a run, by "
+    "estimate, seconds and MB of states. NULL: no limit.",
     "mop_models": "The versions of all named models that the role may read (docs/tables.md).",
     "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
 }

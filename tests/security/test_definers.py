@@ -367,7 +367,14 @@ def test_options_of_a_trainer_that_would_pass_a_limit(roles, changed):
 def test_another_role_that_is_set_does_not_lift_a_limit(db, roles):
     mallory, _ = roles
     db.run("INSERT INTO madlib.mop_limit VALUES ('mallory', 1, 2, 3000, 10), (NULL, 5, 5, 5000, 50)")
-    limits = {"sessions": 1, "threads": 2, "trainer_memory_mb": 3000, "max_model_mb": 10}
+    limits = {
+        "sessions": 1,
+        "threads": 2,
+        "trainer_memory_mb": 3000,
+        "max_model_mb": 10,
+        "max_seconds": None,
+        "max_disk_mb": None,
+    }
     assert mallory.run("SELECT * FROM madlib.mop_limits()") == [limits]
     mallory.run("SET ROLE mop_user")
     assert mallory.run("SELECT * FROM madlib.mop_limits()") == [limits]
