@@ -72,6 +72,20 @@ def test_the_example_trains_and_its_best_model_predicts(db, example, s, run):
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_rows_%'") == 0
 
 
+def test_a_call_and_a_run_are_explained_as_text(s, example, run):
+    call = ("madlib_keras_fit_multiple_model", example["train"], "explained", "grid", 5, False)
+    text = s.explain(*call)
+    assert text.startswith("Train 4 configurations on ") and "Makespan: " in text
+    assert s.explain(*call[:4], num_iterations=5, use_gpus=False).splitlines()[1:3] == text.splitlines()[1:3]
+    written = f"SELECT {s.schema}.{call[0]}('{example['train']}', 'explained', 'grid', 5, FALSE)"
+    assert s.explain(written).splitlines()[1:3] == text.splitlines()[1:3]
+    with pytest.raises(ClientError, match="the call has its arguments already"):
+        s.explain(written, 1)
+    with pytest.raises(ServerError, match="does not exist"):
+        s.explain(*call[:3], "no_such_grid", 5, False)
+    assert run.explain().startswith(f"Run {run.run_id}: ") and "Critical path: " in run.explain()
+
+
 def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
     model, keras = run.to_keras(), example["keras"]
     rows = example["digits"].head(50)
