@@ -126,7 +126,7 @@ CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELE
 ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
-ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0),
+ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
     ADD COLUMN max_disk_mb integer CHECK (max_disk_mb > 0);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,

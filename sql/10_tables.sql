@@ -162,7 +162,8 @@ CREATE TABLE @extschema@.mop_limit (
     trainer_memory_mb integer CHECK (trainer_memory_mb > 0), -- of a trainer
     max_model_mb integer CHECK (max_model_mb > 0),           -- of a model with its optimizer's variables
     who regrole,                        -- the named role's OID; 0: no role had this name
-    max_seconds double precision CHECK (max_seconds > 0),    -- of a run, as the planner expects it at least
+    -- of a run, as the planner expects it at least
+    max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
     max_disk_mb integer CHECK (max_disk_mb > 0)              -- of the live model states of a run, as the planner expects them
 );
 

@@ -313,6 +313,27 @@ def test_a_run_is_explained_with_what_was_predicted(db):
     assert re.search(r"Makespan: expected .*, actual .*  \(\d+\.\d\d x\)", text)
 
 
+def test_a_run_without_units_of_its_own_is_explained(db):
+    db.run("SET pg_mop.reuse = on")
+    fit(db, "flowers_packed", "m", "mst", 3)
+    db.run("DROP TABLE m, m_info, m_summary")
+    run_id = fit(db, "flowers_packed", "m", "mst", 3)
+    db.run("DROP TABLE m, m_info, m_summary; RESET pg_mop.reuse")
+    found = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))
+    assert found["units"]["train"] == 0 and found["actual"]["start_seconds"] is None
+    assert db.value("SELECT madlib.mop_explain_run(%s)", [run_id]).startswith(f"Run {run_id}: ")
+    db.run("SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_a_long_look_at_a_search_can_be_cancelled(db):
+    search = SEARCH.replace("$$", "$q$")
+    call = "SELECT madlib.mop_explain($x$ " + search + " $x$)"
+    db.run("SET statement_timeout = '1ms'")
+    assert db.error(call).pgcode == "57014"
+    db.run("RESET statement_timeout")
+    assert "Search: " in db.value(call)
+
+
 def test_a_search_has_no_stored_prediction_and_is_explained_all_the_same(db):
     db.run(SEARCH)
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")

@@ -62,6 +62,9 @@ def test_bad_calls_name_what_is_wrong(db, run_id):
         ("unit_seconds => ARRAY[1.0]", "segment_count must be"),
         ("unit_seconds => ARRAY[1.0, NULL], segment_count => 1", "unit_seconds must have"),
         ("unit_seconds => ARRAY['nan'::float8], segment_count => 1", "unit_seconds must have"),
+        ("unit_seconds => ARRAY[1e300], segment_count => 1", "at most 1e+09"),
+        ("unit_seconds => ARRAY[[1.0, 2.0]], segment_count => 1", "an array of one dimension"),
+        (f"{run_id}, session_counts => ARRAY[[1, 2]]", "an array of one dimension"),
         ("unit_seconds => ARRAY[1.0], segment_count => 1000, num_iterations => 1000", "too many"),
     ):
         assert fragment in str(db.error(f"SELECT * FROM madlib.mop_simulate({call})")), call

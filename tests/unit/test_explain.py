@@ -301,7 +301,7 @@ def test_a_search_is_driven_to_its_end_by_made_up_results(name, parameters, goal
     total = {}
     for order in outlook.ORDERS:
         procedure = create(name, Space.of_texts([1], *SPACE), 3, goal, parameters)
-        trials = outlook.drive(procedure, order, 3)
+        trials = outlook.drive(procedure, order, 3).trials
         assert procedure.done and trials and all(1 <= t.iterations <= procedure.most for t in trials)
         assert all(1 <= t.evaluations <= t.iterations for t in trials)
         total[order] = sum(t.iterations for t in trials)
@@ -311,14 +311,39 @@ def test_a_search_is_driven_to_its_end_by_made_up_results(name, parameters, goal
         assert total["worse"] < total["random"] < total["better"]
 
 
+def test_trainers_that_share_cores_take_longer():
+    planner = planned(workload(segments=8, options=CHAINS), [configuration(1)])
+    estimates = Estimates(planner, threads=1, cores=2)
+    assert [estimates.crowding(sessions) for sessions in (1, 2, 8)] == [1.0, 1.0, 4.0]
+    assert Estimates(planner, cores=2).crowding(2) == 1.0, "one thread each"
+    some = [configuration(key, key / 100) for key in range(1, 9)]
+    alone = predicted(workload(segments=8, options=CHAINS), some, 0.05, sessions=8)
+    crowded = predicted(workload(segments=8, options=CHAINS), some, 0.05, sessions=8, threads=1, cores=2)
+    assert crowded.makespan == pytest.approx(4 * alone.makespan, rel=0.1)
+    assert crowded.lower_bound == pytest.approx(4 * alone.lower_bound)
+
+
+def test_the_drive_ends_in_time_and_hears_the_caller():
+    procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
+    found = outlook.drive(procedure, "random", seconds=0.0)
+    assert not found.whole and len(found.trials) < 10_000
+    called = []
+    whole = outlook.drive(
+        create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 9, "iterations": 4}),
+        "random",
+        check=lambda: called.append(1),
+    )
+    assert whole.whole and len(called) > 9
+
+
 def test_max_trials_ends_the_drive():
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 30, "iterations": 4})
-    assert len(outlook.drive(procedure, "random", most_trials=5)) == 5
+    assert len(outlook.drive(procedure, "random", most_trials=5).trials) == 5
 
 
 @pytest.mark.thorough
 def test_ten_thousand_trials_are_driven_within_a_second_or_so():
     began = time.perf_counter()
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
-    trials = outlook.drive(procedure, "random")
+    trials = outlook.drive(procedure, "random").trials
     assert len(trials) == 10_000 and time.perf_counter() - began < 5

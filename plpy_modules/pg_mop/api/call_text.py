@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pg_mop.backend.errors import MopError
 
 MOST_CHARACTERS = 4 << 20
+MOST_DEEP = 50  # parentheses and brackets around a constant
 TOKENS = re.compile(
     r"""(?P<blank>[ \t\n\r\f\v]+|--[^\n\r]*)
       | (?P<string>[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*')
@@ -88,7 +89,7 @@ def parse(text: str | None, schema: str) -> Call:
 
 class _Parser:
     def __init__(self, text: str, schema: str) -> None:
-        self.text, self.hint, self.at = text, HINT.format(schema=schema), 0
+        self.text, self.hint, self.at, self.depth = text, HINT.format(schema=schema), 0, 0
         if len(text) > MOST_CHARACTERS:
             raise self.refused(f"it has {len(text)} characters, at most {MOST_CHARACTERS}")
         self.tokens = self._read()
@@ -195,15 +196,17 @@ class _Parser:
 
     def value(self) -> None:
         """A constant, with casts."""
+        self.depth += 1
+        if self.depth > MOST_DEEP:
+            raise self.refused(f"its parentheses and brackets are nested more than {MOST_DEEP} deep")
         while self.take("+", "-"):
             pass
         token = self.now
         if token.kind in ("string", "number"):
             self.at += 1
-            while (
-                token.kind == "string" and self.now.kind == "string"
-            ):  # (PostgreSQL decides whether they are one string)
-                self.at += 1
+            if token.kind == "string" and self.now.kind == "string":
+                # (over a line's end, PostgreSQL reads the second one as a part of the first, with its escapes)
+                raise self.refused("two strings follow one another")
         elif self.take("("):
             self.value()
             self.need(")")
@@ -226,9 +229,17 @@ class _Parser:
             raise self.unexpected("a constant is expected")
         while self.take("::"):
             self.type()
+        self.depth -= 1
 
     def elements(self) -> None:
+        self.depth += 1
+        if self.depth > MOST_DEEP:
+            raise self.refused(f"its parentheses and brackets are nested more than {MOST_DEEP} deep")
         self.need("[")
+        self._elements()
+        self.depth -= 1
+
+    def _elements(self) -> None:
         if self.take("]"):
             return
         while True:

@@ -1,6 +1,5 @@
 """mop_simulate: a run, or units of given seconds, with other schedulers and numbers of sessions."""
 
-import math
 import sys
 import time
 
@@ -15,7 +14,8 @@ from pg_mop.schedule.what_if import Step, Work, compare
 
 SIMULATED = (fit_multiple.FUNCTION, search.FUNCTION, automl.FUNCTION, more.FUNCTION)
 COMPARED = ("randomized", "longest-first", "vector-rearrangement", "monte-carlo", "round-robin")
-MOST_UNITS = 100_000  # simulated units of a call (about half a minute)
+MOST_UNITS = 100_000  # simulated units of a call
+MOST_SECONDS = 1e9  # of a unit
 MOST_SESSIONS = 1000
 
 # A command of several units is divided equally among them.
@@ -110,6 +110,7 @@ def _counts(counts, segments):
         return sorted({min(2**power, segments) for power in range(segments.bit_length() + 1)})
     if not counts:
         raise MopError("session_counts is empty", sqlstate="22023")
+    _check_flat("session_counts", counts)
     for count in counts:
         if count is None or not 1 <= count <= segments:
             raise MopError(
@@ -121,6 +122,11 @@ def _counts(counts, segments):
     return list(dict.fromkeys(counts))
 
 
+def _check_flat(name, values):
+    if any(isinstance(value, list) for value in values):
+        raise MopError(f"{name} must be an array of one dimension", sqlstate="2202E")
+
+
 def _of_numbers(unit_seconds, segments, iterations):
     """The work of configurations with given seconds of a unit."""
     for name, value, most in (("segment_count", segments, MOST_SESSIONS), ("num_iterations", iterations, MOST_UNITS)):
@@ -128,8 +134,12 @@ def _of_numbers(unit_seconds, segments, iterations):
             raise MopError(
                 f"{name} must be from 1 to {most}, not {'NULL' if value is None else value}", sqlstate="22023"
             )
-    if not unit_seconds or any(s is None or not 0 < s < math.inf for s in unit_seconds):
-        raise MopError("unit_seconds must have a number of seconds above 0 for each configuration", sqlstate="22023")
+    _check_flat("unit_seconds", unit_seconds or ())
+    if not unit_seconds or any(s is None or not 0 < s <= MOST_SECONDS for s in unit_seconds):
+        raise MopError(
+            f"unit_seconds must have a number of seconds above 0, and at most {MOST_SECONDS:g}, for each configuration",
+            sqlstate="22023",
+        )
     if len(unit_seconds) * segments * iterations > MOST_UNITS:
         raise MopError(f"the units are too many to be simulated (at most {MOST_UNITS})", sqlstate="54000")
     steps, seconds = [], {}

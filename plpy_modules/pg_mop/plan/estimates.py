@@ -77,7 +77,8 @@ class Estimates:
     """Seconds of the units of a plan.
 
     `planner`: has the stages and the history; `arithmetic(mst_key)`: of a configuration's architecture, None if unknown;
-    `samples`: of other nets that runs of the role measured on this machine; `threads`: of a trainer, None: unknown.
+    `samples`: of other nets that runs of the role measured on this machine; `threads`: of a trainer, None: the cores are
+    divided among the sessions; `cores`: of the coordinator's server, None: unknown.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Estimates:
         samples: Callable[[], Iterable[Sample]] = tuple,
         fixed: FixedCosts | None = None,
         threads: int | None = None,
+        cores: int | None = None,
     ) -> None:
         self.planner, self.history, self.fixed = planner, planner.history, fixed or FixedCosts()
-        self._arithmetic, self._samples, self.threads = arithmetic, samples, threads or 1
+        self._arithmetic, self._samples, self._threads, self._cores = arithmetic, samples, threads, cores
         self._rate: float | None = None
         self._measured = 0  # nets that gave the rate
         self.warm = False  # the trainers have the measured nets ready, from earlier runs
@@ -131,13 +133,21 @@ class Estimates:
         if self._rate is None:
             self._rate, self._measured = rate_of(self._samples())
             if not self._measured:
-                self._rate *= self.threads
+                self._rate *= self._threads or self._cores or 1
         return self._rate
 
     @property
     def measured_nets(self) -> int:
         """How many other nets gave the rate; 0 where it was not needed, or none was measured."""
         return self._measured
+
+    def crowding(self, sessions: int) -> float:
+        """How many times as long everything takes because trainers with more threads than cores share the processor."""
+        if self._cores is None:
+            return 1.0
+        sessions = -(-sessions // max(1, len(self.planner.workload.places)))  # (on this server)
+        threads = self._threads or max(1, self._cores // sessions)
+        return max(1.0, sessions * threads / self._cores)
 
     def unit(self, stage: Stage) -> float:
         """Seconds of a training unit of a stage on a segment of mean size, without fixed costs: the mean over the places of
@@ -203,11 +213,13 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
             longest, key_of_longest = path, min(stage.trials)
         models.setdefault(planner.sharing.key(stage), estimates.ready(stage))
     low, high = estimates.spread(sample)
+    crowd = estimates.crowding(sessions)
+    longest *= crowd
     units = sum(map(planner.visits, sample)) * count
     work = {
-        "train": train * count,
-        "evaluate": evaluate * count,
-        "ready": sum(models.values()),
+        "train": train * count * crowd,
+        "evaluate": evaluate * count * crowd,
+        "ready": sum(models.values()) * crowd,
         "around": units / in_a_command(planner.workload.options, train * count / units) * fixed.around,
     }
     makespan = max(sum(work.values()) / sessions, longest)

@@ -139,6 +139,8 @@ def _search(search: Mapping[str, Any]) -> Iterator[str]:
             f"units={case['training_units']} longest trial={case['longest']} iterations)"
             f"{' ends by the time limit' if case['ends_by_limit'] else ''}"
         )
+    if not search.get("whole", True):
+        yield f"{INDENT}-> its proposals take long to make: these are the first of them, and the search trains more"
 
 
 def _nets(plan: Mapping[str, Any]) -> Iterator[str]:

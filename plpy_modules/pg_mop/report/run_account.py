@@ -22,7 +22,14 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
     """
     begun = [unit for unit in units if unit["began"] is not None]
     if not begun:
-        return {"makespan": 0.0, "session_seconds": {}, "sessions": [], "critical_path": None, "units": 0}
+        return {
+            "makespan": 0.0,
+            "start_seconds": None,
+            "session_seconds": {},
+            "sessions": [],
+            "critical_path": None,
+            "units": 0,
+        }
     first = min(unit["began"] for unit in begun)
     last = max(unit["ended"] if unit["ended"] is not None else until for unit in begun)
     spent: Counter[str] = Counter()
@@ -127,7 +134,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield "  " + _compared("Makespan", expected and expected["makespan"], actual["makespan"], found["status"])
     if expected is not None:
         yield "  " + _range(expected, actual, found["status"])
-        yield "  " + _compared("Before the first unit", expected["start_seconds"], actual["start_seconds"], "finished")
+        if actual["start_seconds"] is not None:
+            yield "  " + _compared(
+                "Before the first unit", expected["start_seconds"], actual["start_seconds"], "finished"
+            )
         yield (
             f"  Units: expected {expected['training_units']} to train, actual {found['units']['train']} "
             f"(and {found['units']['evaluate']} evaluations)"

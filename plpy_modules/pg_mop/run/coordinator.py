@@ -306,8 +306,8 @@ class Coordinator:
     # --- estimates ------------------------------------------------------------------------------------
     def estimates(self, planner: Planner, samples: Callable[[], Iterable[Sample]] = tuple) -> Estimates:
         """The seconds of a plan's units; `samples`: of other nets on this machine."""
-        threads = self.options["threads"] or self.servers[None].info["cores"]
-        return Estimates(planner, self.arithmetic, samples, self.fixed, threads)
+        cores = self.servers[None].info["cores"]
+        return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores)
 
     def check_limits(self) -> None:
         """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected."""

@@ -28,7 +28,8 @@ from pg_mop.search import outlook
 LOOKED_AT = 60  # trials of a search whose nets give the seconds of all
 OTHER_NETS = 30  # measured nets that give the speed of this machine
 PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
-SAVES = 0.95  # a suggestion takes at most this share of the time
+SAVES = 0.9  # a suggestion takes at most this share of the time
+DRIVE_SECONDS = 3  # of a search procedure with made-up results, in each order
 MOST_SUGGESTIONS = 3
 LAST_RUNS = 3  # whose log tells the fixed costs
 MOST_LOGGED = 3000  # units of such a run
@@ -393,8 +394,10 @@ class Preview(Coordinator):
             procedure = search.procedure(self.seed, segments_)
             if search.known:
                 procedure.begin_with(search.known)
-            driven[order] = outlook.drive(procedure, order, self.seed, search.most_trials)
-        trials = driven["random"]
+            driven[order] = outlook.drive(
+                procedure, order, self.seed, search.most_trials, check=self.db.check_interrupts, seconds=DRIVE_SECONDS
+            )
+        trials = driven["random"].trials
         times = 1 + len(search.held_out)  # a trial, and its folds
         sample = trials[:: max(1, len(trials) // LOOKED_AT)] or trials
         keys = []
@@ -409,18 +412,19 @@ class Preview(Coordinator):
             number: planner.visits(planner.plan.path(number)[0]) * estimates.unit(planner.plan.path(number)[0])
             for number in keys
         }
-        iteration = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
+        crowding = estimates.crowding(self.wanted)
+        iteration = crowding * sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
         rows = sum(segment.rows for segment in self.segments.values())
         first = [planner.plan.path(number)[0] for number in keys]
         if self.measures and trial.measure(self, estimates):
-            iteration = sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
-        evaluated = sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
+            iteration = crowding * sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
+        evaluated = crowding * sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
         nets = self._nets(estimates)
         distinct = {planner.sharing.key(stage): stage for stage in first}
         anywhere = setup.trains_anywhere(planner, list(self.configurations))
-        ready = sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
+        ready = crowding * sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
         cases = {
-            name: self._case(driven[order], times, iteration, evaluated, ready, search.seconds)
+            name: self._case(driven[order].trials, times, iteration, evaluated, ready, search.seconds)
             for name, order in zip(("least", "expected", "most"), outlook.ORDERS)
         }
         by_work = sorted(cases.values(), key=lambda case: case["seconds"])
@@ -430,6 +434,7 @@ class Preview(Coordinator):
             **self._head(),
             "configurations": len(trials),
             "search": {
+                "whole": all(one.whole for one in driven.values()),
                 "procedure": search.procedure(self.seed, segments_).name,
                 "metric": search.metric,
                 "dataset": search.dataset,

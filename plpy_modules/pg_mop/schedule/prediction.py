@@ -138,6 +138,7 @@ class _Work:
     ) -> None:
         self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
         self.sessions = max(1, sessions)
+        self.crowding = estimates.crowding(self.sessions)
         options, segments = planner.workload.options, planner.workload.segments
         self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
         self.rows = {key: segment.rows for key, segment in segments.items()}
@@ -164,7 +165,7 @@ class _Work:
                 held_out = planner.held_out(stage)
                 keys = [("training", k) for k in held_out] if held_out else list(segments)
                 self.evaluations += len(keys)
-                self.evaluate += sum(estimates.evaluation(stage, self.rows[key]) for key in keys)
+                self.evaluate += self.crowding * sum(estimates.evaluation(stage, self.rows[key]) for key in keys)
             parent = stage.parent.number if stage.parent is not None else None
             paths[stage.number] = own + (paths.get(parent, 0.0) if parent is not None else 0.0)
         if averaging:  # the replicas of an iteration wait for one another, and each trains on one segment
@@ -181,7 +182,7 @@ class _Work:
         """Seconds of a training unit on a segment of mean size."""
         key = self.planner.sharing.key(stage), stage.parameters[1]
         if key not in self._unit:
-            self._unit[key] = self.estimates.unit(stage)
+            self._unit[key] = self.crowding * self.estimates.unit(stage)
         return self._unit[key]
 
     def _write(self, stage: Stage, seconds: float) -> float:
@@ -193,7 +194,7 @@ class _Work:
     def ready(self) -> float:
         """Session seconds to make nets ready: each compiled model in one trainer, or in every trainer that meets it."""
         times = 1 if self.anywhere else self.sessions
-        return times * sum(map(self.estimates.ready, self.models.values()))
+        return times * self.crowding * sum(map(self.estimates.ready, self.models.values()))
 
     @property
     def lower_bound(self) -> float:
@@ -205,7 +206,7 @@ class _Work:
         """Seconds of a unit, for the simulator."""
         stage, rows = self.planner.plan.stages[unit.stage], self.rows[unit.dataset, unit.segment]
         if unit.kind == "evaluate":
-            return self.estimates.evaluation(stage, rows)
+            return self.crowding * self.estimates.evaluation(stage, rows)
         mean = self._mean(stage)
         slow = self.estimates.slowness(stage, self.servers[unit.dataset, unit.segment])
         return slow * mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
@@ -237,6 +238,7 @@ def _simulate(
         if unit.kind == "train":
             has.add(key)
         seconds = estimates.ready(stage) if unit.kind == "train" else min(estimates.fixed.ready, estimates.ready(stage))
+        seconds *= work.crowding
         spent += seconds
         return seconds
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -23,18 +25,37 @@ class TrialOutlook:
     evaluations: int
 
 
-def drive(
-    procedure: Procedure, order: str, seed: int = 0, most_trials: int | None = None, most: int = 200_000
-) -> list[TrialOutlook]:
-    """The trials of a whole search whose results come in the order `order` (one of ORDERS), in the order of proposal.
+@dataclass
+class Outlook:
+    """The trials of a search, in the order of proposal; `whole`: the search came to its end."""
 
-    `procedure`: new; `most_trials`: no more are begun; `most`: results, after which the drive ends.
+    trials: list[TrialOutlook]
+    whole: bool = True
+
+
+def drive(
+    procedure: Procedure,
+    order: str,
+    seed: int = 0,
+    most_trials: int | None = None,
+    most: int = 200_000,
+    check: Callable[[], None] = lambda: None,
+    seconds: float | None = None,
+) -> Outlook:
+    """The trials of a search whose results come in the order `order` (one of ORDERS).
+
+    `procedure`: new; `most_trials`: no more are begun; `most`: results, and `seconds`: time, after which the drive ends;
+    `check`: called often, so that the caller can cancel.
     """
+    end = None if seconds is None else time.monotonic() + seconds
     random, level = Random(seed), {}
     found: dict[int, TrialOutlook] = {}
     live: deque[tuple[int, int]] = deque()
     told = 0
     while told < most:
+        if end is not None and time.monotonic() > end:
+            return Outlook(list(found.values()), False)
+        check()
         for proposal in procedure.ask():
             key = proposal.trial
             if key not in found:
@@ -59,4 +80,4 @@ def drive(
                 loss = 1.0 + level[key] + 1e-3 / iteration
                 procedure.tell(key, iteration, loss if procedure.goal == "min" else -loss)
                 told += 1
-    return list(found.values())
+    return Outlook(list(found.values()), told < most)
