@@ -326,12 +326,14 @@ def test_a_run_without_units_of_its_own_is_explained(db):
 
 
 def test_a_long_look_at_a_search_can_be_cancelled(db):
-    search = SEARCH.replace("$$", "$q$")
-    call = "SELECT madlib.mop_explain($x$ " + search + " $x$)"
-    db.run("SET statement_timeout = '1ms'")
-    assert db.error(call).pgcode == "57014"
-    db.run("RESET statement_timeout")
-    assert "Search: " in db.value(call)
+    call = "SELECT madlib.mop_explain($x$" + SEARCH.replace("trials=9", "trials=50000") + "$x$)"
+    db.run("SET statement_timeout = '500ms'")
+    try:
+        error = db.error(call)
+    finally:
+        db.run("RESET statement_timeout")
+    assert error.pgcode == "57014", error
+    assert "Search: " in db.value("SELECT madlib.mop_explain($x$" + SEARCH + "$x$)")
 
 
 def test_a_search_has_no_stored_prediction_and_is_explained_all_the_same(db):
@@ -406,6 +408,28 @@ def test_a_limit_refuses_a_run_by_its_estimate_and_so_does_its_explanation(db):
             assert explain(db, FIT), "a short one is allowed"
         finally:
             db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_a_limit_of_seconds_wants_a_time_limit_of_a_search(db):
+    db.run("INSERT INTO madlib.mop_limit (role, max_seconds) VALUES (NULL, 60)")
+    try:
+        for call in (SEARCH, f"SELECT madlib.mop_explain($x${SEARCH}$x$)"):
+            error = db.error(call)
+            assert error.pgcode == "53400" and "must have a time limit of at most 60 s" in str(error)
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_equal_calls_have_equal_plans(db):
+    plans = [explain(db, FIT) for _ in range(3)]
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_many_epochs_are_not_measured(db):
+    selection(db, "epochs", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2000000")])
+    began = time.monotonic()
+    found = json.loads(db.value("SELECT madlib.mop_explain(%s, 'json', TRUE)", [FIT.replace("'mst'", "'epochs'")]))
+    assert "measured" not in {net["source"] for net in found["nets"]} and time.monotonic() - began < 30
 
 
 def test_measure_times_each_net_in_a_trial_that_is_rolled_back(db):

@@ -69,7 +69,11 @@ def _function(db: Any, call: call_text.Call) -> str:
     target = PROCEDURES.get(name, name) if call.procedure else name
     if not ours or target not in SUPPORTED or call.procedure != (name in PROCEDURES):
         shown = ".".join(call.name)
-        if ours and db.value("SELECT EXISTS (SELECT 1 FROM pg_proc WHERE proname = $1::name)", ["text"], [name]):
+        exists = (
+            "SELECT EXISTS (SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
+            "WHERE p.proname = $1::name AND n.nspname = $2::name)"
+        )
+        if ours and db.value(exists, ["text", "text"], [name, db.schema]):
             raise explaining.unsupported(shown)
         where = "" if ours or len(call.name) == 2 else f", or {db.extension} is not in your search_path"
         raise MopError(
@@ -93,9 +97,8 @@ def planned(db: Any, statement: str, measure: bool = False) -> dict[str, Any]:
         problem = error
     if problem is not None:
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        message = re.sub(
-            r"^plpy\.\w+: ", "", str(problem)
-        )  # (PL/Python puts the class of the error before it, once more)
+        # (PL/Python puts the class of the error before it, once more)
+        message = re.sub(r"^(?:(?:plpy|spiexceptions)\.\w+: )+", "", str(problem))
         raise_error(db.plpy, message, sqlstate_of(problem), data[1], data[2])
     if begun.made is None:
         raise MopError(

@@ -117,6 +117,8 @@ class Previous:
                 self.drop()
             self.aside = []
         except db.plpy.SPIError as error:
+            if getattr(error, "sqlstate", None) == "57014":
+                raise
             raise MopError(
                 f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
                 hint="Drop the dependent objects (views, functions), or base them on a copy of the tables.",

@@ -42,7 +42,9 @@ class Database(CallerSession):
                 parts = self.value("SELECT pg_catalog.parse_ident($1) AS p", ["text"], [text])
             else:
                 parts = parse_identifier(text)
-        except (self.plpy.SPIError, ValueError):
+        except (self.plpy.SPIError, ValueError) as error:
+            if getattr(error, "sqlstate", None) == "57014":
+                raise
             raise MopError(
                 f'invalid table name "{text}"', hint='Write it as in SQL: table, schema.table or "Quoted Table".'
             ) from None

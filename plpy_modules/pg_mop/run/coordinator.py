@@ -174,7 +174,11 @@ class Coordinator:
             else:
                 self.configurations.take_up(earlier.configurations)
         self.history = CostHistory(self.catalog.costs)
-        self.seed = self.options["seed"] if self.options["seed"] is not None else secrets.randbits(31)
+        self.seed = self.options["seed"] if self.options["seed"] is not None else self.drawn_seed()
+
+    def drawn_seed(self) -> int:
+        """The seed where the caller has set none."""
+        return secrets.randbits(31)
 
     @property
     def resumes(self) -> bool:
@@ -312,6 +316,16 @@ class Coordinator:
     def check_limits(self) -> None:
         """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected."""
         limits = self.catalog.execute(f"SELECT max_seconds, max_disk_mb FROM {self.catalog.schema}.mop_my_limits")[0]
+        search = self.spec.search
+        if search is not None:  # (its plan grows as it goes on)
+            if limits["max_seconds"] is not None and (search.seconds or float("inf")) > limits["max_seconds"]:
+                raise MopError(
+                    f"a search of this role must have a time limit of at most {limits['max_seconds']:g} s",
+                    detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb).",
+                    hint=f"mop_search(..., time_limit => '{limits['max_seconds']:g} s')",
+                    sqlstate="53400",
+                )
+            return
         if limits["max_seconds"] is not None:
             adoption = Adoption(self.spec, self.planner, self.catalog, 0)
             taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}

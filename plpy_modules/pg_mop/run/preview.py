@@ -339,6 +339,10 @@ class Preview(Coordinator):
         away = 1 - sum((n / count) ** 2 for n in share.values()) if count else 0.0
         return {"disk": {"states": live, "most": 3 * live}, "moved_bytes": int(found.units * away * mean)}
 
+    def drawn_seed(self) -> int:
+        """(Always the same, so that equal calls have equal plans.)"""
+        return 0
+
     # --- suggestions ----------------------------------------------------------------------------------
     def _suggestions(self, found: Prediction, taken: Sequence[Any]) -> list[dict[str, Any]]:
         """Statements that make the call faster by the prediction, each with its effect; those that save most first."""
@@ -388,6 +392,7 @@ class Preview(Coordinator):
         """The plan of a search: least, expected and most work, by made-up results."""
         search, planner = self.spec.search, self.planner
         assert search is not None
+        self.check_limits()
         segments_ = len(planner.workload.keys("training"))
         driven = {}
         for order in outlook.ORDERS:

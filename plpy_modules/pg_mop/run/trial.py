@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mop_udf import aggregate
 from pg_mop.backend.errors import MopError
 from pg_mop.plan.estimates import MEASURED, Estimates, NetCost
+from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
 from pg_mop.run.unit import run_unit
 from pg_mop.schedule import setup
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SECONDS = 5.0  # for all trials
 UNIT_SECONDS = 0.4  # of a trial's mini-batches, by what is expected of them
 LEAST_BATCHES, MOST_BATCHES = 12, 200
+MOST_SECONDS = 1.0  # of a trial, by what is expected of its mini-batches
 
 
 def measure(preview: Preview, estimates: Estimates) -> int:
@@ -82,7 +84,8 @@ def _open_run(preview: Preview) -> int:
 
 
 def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> bool:
-    """Time a few mini-batches of a stage's net; False where the trial fails: the call itself will tell why."""
+    """Time a few mini-batches of a stage's net. False where its epochs take too long, and where the trial fails: the call
+    itself will tell why."""
     planner, catalog, db = preview.planner, preview.catalog, preview.db
     net = planner.sharing.net(stage)
     number = min(planner.workload.keys("training"))
@@ -91,7 +94,10 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     guess = estimates.net(stage).batch
     batches = max(LEAST_BATCHES, min(MOST_BATCHES, int(UNIT_SECONDS / guess)))
     rows, size, source = _sample(preview, packed, segment, min(segment.rows, batches * net.batch_size))
-    passes = max(1, min(MOST_BATCHES, math.ceil(batches / math.ceil(rows / net.batch_size))))
+    passes = max(1, epochs(stage.parameters[1]))
+    made = passes * math.ceil(rows / net.batch_size)
+    if made > MOST_BATCHES and made * guess > MOST_SECONDS:
+        return False  # (a unit makes all its epochs, even on so few rows)
     command = preview.unit_specs.describe([[unit]], preview.board.workers[0])
     command["models"][0].update(
         stage=stage.number, iteration=stage.iteration, attempt=1, version=0, release=[], state_table=1, epochs=passes
@@ -126,7 +132,7 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     choice = found["choice"] or {}
     measured, compiled = choice.get("batch_seconds") or {}, choice.get("compile_seconds") or {}
     kernel = min(measured, key=lambda name: measured[name]) if measured else found["kernel"]
-    seconds = measured.get(kernel) or found["train_seconds"] / (passes * math.ceil(rows / net.batch_size))
+    seconds = measured.get(kernel) or found["train_seconds"] / made
     estimates.note(stage, NetCost(seconds, compiled.get(kernel) or 0.0, MEASURED, kernel, 1, choice.get("device")))
     return True
 

@@ -1,5 +1,6 @@
 """Schedulers that plan an iteration as an open shop, and follow the plan."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
 
 LATE = 1.3  # a unit that takes so many times its estimate ends a plan that is followed strictly
 MOST_TRIED = 10_000  # units of a simulation that compares a plan with the longest first (about a second)
+UNITS_BETWEEN_CHECKS = 500
 MOST_PLANNED = 10_000  # units of an iteration that is planned (some seconds)
 
 
@@ -46,6 +48,9 @@ class Planned(Follower):
         self.ended: int | None = None  # units since the last attempt to plan; None: there was none
         self.planned: tuple[list[StageNumber], dict[Worker, list[SegmentNumber]], Seconds] | None = None
         self.on_notice: Callable[[str], None] = lambda text: None  # told what the run's log should have
+        self.check: Callable[[], None] = lambda: (
+            None
+        )  # called often while a plan is made, so that the caller can cancel
         super().__init__(board, seed, model_of, expected)
 
     @abstractmethod
@@ -193,4 +198,11 @@ class Planned(Follower):
         scheduler = kind(board, self.seed, self.model_of, lambda stage: self.costs.unit_seconds.get(stage.number, 0.0))
         if positions is not None and isinstance(scheduler, Follower):
             scheduler.follow(positions, waits)
-        return makespan(simulate(board, scheduler, lambda unit: self.costs.on(unit.stage, unit.segment)))
+        asked = itertools.count(1)
+
+        def seconds(unit: Unit) -> float:
+            if next(asked) % UNITS_BETWEEN_CHECKS == 0:
+                self.check()
+            return self.costs.on(unit.stage, unit.segment)
+
+        return makespan(simulate(board, scheduler, seconds))

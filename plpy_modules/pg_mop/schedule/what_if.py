@@ -119,6 +119,8 @@ def compare(
                 scheduler.costs.expected_on = lambda stage, segment: of(
                     Unit(stage.iteration, stage.number, "train", "training", segment)
                 )
+            if hasattr(scheduler, "check"):
+                scheduler.check = check_interrupts
             prepare(scheduler)
             taken = makespan(simulate(board, scheduler, seconds))
             workers = len(board.workers)
