@@ -98,6 +98,8 @@ def test_no_function_for_users_is_without_help(db):
         "mop_connect_servers",
         "mop_report",
         "mop_simulate",
+        "mop_explain",
+        "mop_explain_run",
         "mop_functions",
         "mop_settings",
         "mop_submit",
@@ -122,7 +124,8 @@ def test_the_settings_are_listed_as_they_are_in_force(db):
     told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", (ROOT / "docs" / "reference.md").read_text(), re.M))
     assert listed.keys() == told.keys()
     for name, r in listed.items():
-        in_force = "off" if name == "pg_mop.reuse" else r["default"]  # (as cluster.py sets it)
+        # (as cluster.py sets them)
+        in_force = "off" if name in ("pg_mop.reuse", "pg_mop.compile_ahead") else r["default"]
         assert r["value"] == in_force and r["takes"]
         assert told[name].strip() == f"`{r['default']}`" if r["default"] else "`" not in told[name].split(",")[0]
     client.run("SET pg_mop.seed = 42; SET pg_mop.lock_timeout = '3s'; SET pg_mop.sharing = 'off'; RESET pg_mop.sharing")
