@@ -533,13 +533,13 @@ class TestConformance:
                 def own(place=place, pid=pid):
                     return engine.trainers(place, pid)
 
-                failed = "SELECT count(*) FROM madlib.mop_unit WHERE status = 'failed'"
-                before = place.value(failed)
+                failed = "SELECT count(*) FROM madlib.mop_units WHERE status = 'failed'"
+                before = db.value(failed)
                 # (a trainer that is killed between two units fails none)
-                while place.value(failed) == before and call.thread.is_alive():
+                while db.value(failed) == before and call.thread.is_alive():
                     if found := eventually(own, 60):  # its first unit may just have begun
                         os.kill(found[0], signal.SIGKILL)
-                        eventually(lambda: place.value(failed) > before, 1)  # noqa: B023
+                        eventually(lambda: db.value(failed) > before, 1)  # noqa: B023
         assert call.end() is None
         run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hurt'")
         assert_invariants(db, run_id)
