@@ -46,8 +46,8 @@ def smaller(workload, share):
 
 
 def in_database(dsn, workload, segments, backend, kernel="auto"):
-    """pg_mop's figures. `whole`: the seconds of a cold client. `warm-up`: the seconds by which its training exceeds a second
-    training of the same."""
+    """pg_mop's figures. `whole`: the seconds of a cold client. `warm-up`: the seconds of its training, less those of a
+    second training of the same."""
     forget(dsn)
     began = time.monotonic()
     connection, cursor = connect(dsn)

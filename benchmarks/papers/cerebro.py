@@ -179,8 +179,9 @@ def half():
     return f"""## Cerebro, Figure 17: fewer configurations than places
 
 Source: sections 5.7 and 6.2, appendix D. 8 places; time of an iteration, a pass of one configuration on one place = 1.
-Data-parallel training takes configurations / places, times what its communication costs. The paper switches to data-parallel
-training below p / 2 configurations; its Horovod took twice as long as Cerebro with batches of 32 (section 6.2, Figure 9).
+Data-parallel training takes configurations / places, multiplied by the cost of communication. The paper switches to
+data-parallel training below p / 2 configurations; its Horovod took twice as long as Cerebro with batches of 32 (section 6.2,
+Figure 9).
 
 {table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4"], rows)}
 With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere. So the

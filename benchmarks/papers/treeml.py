@@ -50,7 +50,7 @@ class SearchBoard(Board):
         self.serve(range(GPUS))
 
     def proposals(self):
-        """Request what the procedure proposes now."""
+        """Request the iterations that the procedure proposes at this moment."""
         ended = []
         for trial, configuration, budget in self.procedure.ask():
             if configuration is not None:

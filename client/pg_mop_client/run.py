@@ -133,7 +133,7 @@ class Run:
             )
 
     def explain(self) -> str:
-        """What the run was expected to take, and what it took, as a text: mop_explain_run."""
+        """The text of mop_explain_run: the expected and the actual time of the run."""
         with connected(self.selection.engine) as connection:
             return str(
                 connection.execute(

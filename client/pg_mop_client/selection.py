@@ -149,7 +149,7 @@ class Selection:
         )
 
     def explain(self, call: str, /, *arguments: Any, **named: Any) -> str:
-        """What a call that trains would do and take, as a text; nothing is trained. This is mop_explain.
+        """The text of mop_explain: the plan and the expected time of a call that trains. Nothing is trained.
 
         `call`: SQL, or the name of a function, with its arguments: explain("mop_search", train, "found", "nets", space).
         Raises ServerError where the call would fail.

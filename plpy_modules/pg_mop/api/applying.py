@@ -10,7 +10,7 @@ import dataclasses
 import psycopg2
 
 from pg_mop.backend import settings
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.inference.parts import why_alone
 from pg_mop.run.configurations import Configurations
@@ -135,6 +135,6 @@ def first_row(db, table, call):
 
 def tell_alone(db, error):
     """Tell the caller why the session works alone. Raises a cancel."""
-    if getattr(error, "sqlstate", None) == "57014":  # a cancel, in PostgreSQL's own words
+    if is_cancel(error):  # a cancel, in PostgreSQL's own words
         raise error
     db.notice(f"this session works alone, not on all segments at once: {str(error).strip()}")

@@ -194,11 +194,15 @@ class _Parser:
             self.at += 2
         self.value()
 
-    def value(self) -> None:
-        """A constant, with casts."""
+    def go_deeper(self) -> None:
+        """A value or an array begins, possibly within another."""
         self.depth += 1
         if self.depth > MOST_DEEP:
             raise self.refused(f"its parentheses and brackets are nested more than {MOST_DEEP} deep")
+
+    def value(self) -> None:
+        """A constant, with casts."""
+        self.go_deeper()
         while self.take("+", "-"):
             pass
         token = self.now
@@ -232,16 +236,13 @@ class _Parser:
         self.depth -= 1
 
     def elements(self) -> None:
-        self.depth += 1
-        if self.depth > MOST_DEEP:
-            raise self.refused(f"its parentheses and brackets are nested more than {MOST_DEEP} deep")
+        self.go_deeper()
         self.need("[")
-        self._elements()
+        if not self.take("]"):
+            self._elements()
         self.depth -= 1
 
     def _elements(self) -> None:
-        if self.take("]"):
-            return
         while True:
             if self.now.text == "[":
                 self.elements()

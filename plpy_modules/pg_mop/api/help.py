@@ -398,9 +398,9 @@ SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
 OF_RUNS = {
     "mop_resume": "Continues a run that was cancelled, failed or rolled back.",
     "mop_replay": "Repeats a finished run in its visit order, into new tables (not for searches).",
-    "mop_explain": "Returns what a call that trains would do and take, as text or 'json', without training: "
+    "mop_explain": "Returns the plan and the expected time of a call that trains, as text or 'json', without training: "
     "SELECT mop_explain($$ SELECT ... $$);",
-    "mop_explain_run": "Returns what a run was expected to take and what it took, as text or 'json'.",
+    "mop_explain_run": "Returns the expected and the actual time of a run, as text or 'json'.",
     "mop_report": "Returns a report of a run as one HTML file, or its data as 'json'; of all configurations, or of some.",
     "mop_simulate": "Simulates a past run, or units of given seconds, with other schedulers and numbers of sessions.",
     "mop_submit": "Starts a job, which runs SQL in a separate session without a client; returns the job's number at once.",

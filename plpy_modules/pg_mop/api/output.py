@@ -3,7 +3,7 @@
 import secrets
 
 from pg_mop import __version__
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
 from pg_mop.columns import madlib
 
@@ -117,7 +117,7 @@ class Previous:
                 self.drop()
             self.aside = []
         except db.plpy.SPIError as error:
-            if getattr(error, "sqlstate", None) == "57014":
+            if is_cancel(error):
                 raise
             raise MopError(
                 f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",

@@ -2,7 +2,7 @@
 
 import json
 
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
@@ -24,8 +24,5 @@ def mop_report(db, run_id, format, mst_keys):
         )
     data = None if run_id is None else gather(db, run_id, SAME, mst_keys)
     if data is None:
-        raise MopError(
-            f'there is no run {"NULL" if run_id is None else run_id} that role "{db.current_user()}" may see',
-            hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;",
-        )
+        raise unseen_run(db, run_id)
     return page(data) if format == "html" else json.dumps(data, default=str)

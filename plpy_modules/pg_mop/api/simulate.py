@@ -6,7 +6,7 @@ import time
 import mop_udf
 from pg_mop.api import automl, fit_multiple, more, search
 from pg_mop.backend import settings
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.run.solver import SolverProcess
 from pg_mop.schedule.milp import Milp
@@ -157,10 +157,7 @@ def _of_run(db, run_id):
     schema = db.extension
     run = db.one(f"SELECT status, function, segments FROM {schema}.mop_runs WHERE run_id = $1", ["bigint"], [run_id])
     if run is None:
-        raise MopError(
-            f'there is no run {run_id} that role "{db.current_user()}" may see',
-            hint=f"SELECT run_id, status, model_output_table FROM {schema}.mop_runs;",
-        )
+        raise unseen_run(db, run_id)
     units = db.execute(UNITS.format(schema=schema), ["bigint"], [run_id])
     trained = [u for u in units if u["kind"] == "train"]
     if not trained:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from pg_mop.backend.caller import CallerSession, extension_schema
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import MAX_NAME, parse_identifier, quote_identifier, written
 
 __all__ = ["Database", "Table", "extension_schema"]
@@ -43,7 +43,7 @@ class Database(CallerSession):
             else:
                 parts = parse_identifier(text)
         except (self.plpy.SPIError, ValueError) as error:
-            if getattr(error, "sqlstate", None) == "57014":
+            if is_cancel(error):
                 raise
             raise MopError(
                 f'invalid table name "{text}"', hint='Write it as in SQL: table, schema.table or "Quoted Table".'

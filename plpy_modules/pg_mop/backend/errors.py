@@ -20,6 +20,19 @@ class MopError(Exception):
         self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate
 
 
+def is_cancel(error: Any) -> bool:
+    """True if a plpy error is a cancel or a timeout: it must be raised again, whatever was being tried."""
+    return getattr(error, "sqlstate", None) == "57014"
+
+
+def unseen_run(db: Any, run_id: int | None) -> MopError:
+    """The MopError for a run that the role does not see, or that does not exist."""
+    return MopError(
+        f'there is no run {"NULL" if run_id is None else run_id} that role "{db.current_user()}" may see',
+        hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;",
+    )
+
+
 def has_lost_segment(error: Any) -> bool:
     """True if a psycopg2 error tells that the session has lost a Greenplum segment.
 

@@ -30,12 +30,11 @@ class Explained(Exception):
 
 class Explaining:
     """One call that is explained. `plan(spec)`: makes the plan of a checked call (a RunSpec); `path`: the search_path by which
-    the call looks names up; `made`: the plan, once it is there; `function`: the name of the function that was called."""
+    the call looks names up; `made`: the plan, once it is there."""
 
     def __init__(self, plan: Callable[[Any], Any], path: str | None) -> None:
         self.token, self._plan, self.path = secrets.token_hex(16), plan, path
         self.made: Any = None
-        self.function: str | None = None
 
     def take(self, spec: Any) -> None:
         """Make the plan of a checked call. Raises Explained, and MopError where the call would fail."""
@@ -71,7 +70,6 @@ def present(plpy: Any, function: str) -> Explaining | None:
         return None
     if function not in SUPPORTED:
         raise unsupported(function)
-    found.function = function
     return found
 
 

@@ -8,7 +8,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.connections.blocking import connect
@@ -97,7 +97,7 @@ def _on_host(db, host, call):
             f"SELECT {db.extension}.{call} FROM {db.extension}.mop_host_segment WHERE dist_key = {keys(db)[content]}"
         )
     except db.plpy.SPIError as error:
-        if getattr(error, "sqlstate", None) == "57014":
+        if is_cancel(error):
             raise
         problem = str(error)
     raise MopError(

@@ -319,11 +319,9 @@ class Coordinator:
         search = self.spec.search
         if search is not None:  # (its plan grows as it goes on)
             if limits["max_seconds"] is not None and (search.seconds or float("inf")) > limits["max_seconds"]:
-                raise MopError(
+                raise self._beyond(
                     f"a search of this role must have a time limit of at most {limits['max_seconds']:g} s",
-                    detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb).",
-                    hint=f"mop_search(..., time_limit => '{limits['max_seconds']:g} s')",
-                    sqlstate="53400",
+                    f"mop_search(..., time_limit => '{limits['max_seconds']:g} s')",
                 )
             return
         if limits["max_seconds"] is not None:
@@ -345,11 +343,12 @@ class Coordinator:
                     f"role's {limits['max_disk_mb']} MB"
                 )
 
-    def _beyond(self, message: str) -> MopError:
+    def _beyond(self, message: str, hint: str | None = None) -> MopError:
         return MopError(
             message,
             detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb).",
-            hint=f"SELECT * FROM {self.db.extension}.mop_my_limits; mop_explain tells what a call takes: ask for fewer "
+            hint=hint
+            or f"SELECT * FROM {self.db.extension}.mop_my_limits; mop_explain tells what a call takes: ask for fewer "
             "configurations, iterations or rows.",
             sqlstate="53400",
         )

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mop_udf import aggregate
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.plan.estimates import MEASURED, Estimates, NetCost
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
@@ -122,7 +122,7 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     try:
         run_unit(db.plpy, json.dumps(command))
     except (db.plpy.SPIError, db.plpy.Error) as error:
-        if getattr(error, "sqlstate", None) == "57014":
+        if is_cancel(error):
             raise
         return False
     found = catalog.execute(
