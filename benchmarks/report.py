@@ -178,7 +178,8 @@ on all rows, in batches of 1,024.
 written" counts the bytes that all processes, including the server's, sent to the disk, with a checkpoint at the end.
 
 The losses are compared with those of export and loop, which are Keras' own. Contenders with the same batches may differ by
-rounding alone: by 1e-6 + 0.001 x the loss + 30 x what rounding has moved it. For the last term, "arithmetic alone" trains each
+rounding alone: by 1e-6 + 0.001 x the loss (with Adam 0.005 x, since it makes whole steps of gradients that are 0 but for
+rounding) + 30 x what rounding has moved it. For the last term, "arithmetic alone" trains each
 configuration at least three more times, from weights with relative errors of up to 1e-6. (High learning rates multiply such
 errors until rounding alone decides on the loss; the text below a table counts these configurations.) A larger difference ends
 the benchmark with an error, unless its code states the reason: pg_mop and MADlib's way train other batches, because they
