@@ -124,6 +124,7 @@ CREATE INDEX mop_copy_segment ON @extschema@.mop_copy (run_id, dataset, segment)
 ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_unit ADD COLUMN cpu_seconds double precision;
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
@@ -245,6 +246,23 @@ END
 $do$;
 DROP TABLE @extschema@.mop_chain, @extschema@.mop_model_before;
 ALTER TABLE @extschema@.mop_unit REPLICA IDENTITY DEFAULT;
+
+CREATE TABLE @extschema@.mop_hop (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    stage integer NOT NULL,
+    version integer NOT NULL,           -- of the state
+    source text NOT NULL,
+    target text NOT NULL,
+    way text NOT NULL CHECK (way IN ('direct', 'coordinator')), -- coordinator: it passed through this server
+    bytes bigint NOT NULL,
+    seconds double precision NOT NULL,  -- of the statement that carried it, maybe with others
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage, version, target),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+ALTER TABLE @extschema@.mop_hop ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_hop FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_hop', '');
 ALTER TABLE @extschema@.mop_metric REPLICA IDENTITY DEFAULT;
 ALTER TABLE @extschema@.mop_partial REPLICA IDENTITY DEFAULT;
 ALTER TABLE @extschema@.mop_model REPLICA IDENTITY DEFAULT;

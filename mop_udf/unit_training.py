@@ -100,11 +100,12 @@ class UnitTraining:
         parts, done = self._parts(), {}
         parts[-1][-1].last = True
         for part in parts:
-            began, self.rows.wait_seconds = time.monotonic(), 0.0
+            began, busy, self.rows.wait_seconds = time.monotonic(), time.process_time(), 0.0
             compiled, batch = self._train_batch(part)
             share = (time.monotonic() - began - self.rows.wait_seconds) / len(part)
+            cpu_share = (time.process_time() - busy) / len(part)
             for number, work in enumerate(part):
-                began, self.rows.wait_seconds = time.monotonic(), 0.0
+                began, busy, self.rows.wait_seconds = time.monotonic(), time.process_time(), 0.0
                 if batch is None:
                     compiled = self._prepare(work)
                 else:
@@ -123,7 +124,11 @@ class UnitTraining:
                         # joined, since the next model may be trained in the variables that these buffers view
                         state = [b"".join(state)]
                 done[id(work)] = (
-                    {**report, "seconds": share + time.monotonic() - began - self.rows.wait_seconds},
+                    {
+                        **report,
+                        "seconds": share + time.monotonic() - began - self.rows.wait_seconds,
+                        "cpu_seconds": cpu_share + time.process_time() - busy,
+                    },
                     state,
                 )
         return [done[id(work)][0] for work in self.works], [done[id(work)][1] for work in self.works]

@@ -214,7 +214,23 @@ CREATE TABLE @extschema@.mop_unit (
     compilations integer,               -- number of steps and loops that the trainer compiled for this unit
     choice json,                        -- measurements of the kernel autotuner (mop_udf/kernels)
     decision text,                      -- of a failed attempt: why the unit was tried again, or not (run/attempt.py)
+    cpu_seconds double precision,       -- processor time of the trainer, of all its threads, within train_seconds
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+
+-- Model states that went from one server to another. A server is a foreign server's name, '' for this one.
+CREATE TABLE @extschema@.mop_hop (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    stage integer NOT NULL,
+    version integer NOT NULL,           -- of the state
+    source text NOT NULL,
+    target text NOT NULL,
+    way text NOT NULL CHECK (way IN ('direct', 'coordinator')), -- coordinator: it passed through this server
+    bytes bigint NOT NULL,
+    seconds double precision NOT NULL,  -- of the statement that carried it, maybe with others
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage, version, target),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
 
@@ -306,6 +322,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_hop', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_metric', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_output', '');
 -- A dump contains names instead of these tables' OIDs: pg_dump appends this text to its SELECT ... FROM the table. A

@@ -49,10 +49,17 @@ SELECT u.run_id, q.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
        u.dataset, u.metric, u.compilations, u.stage, q.mst_key <> s.mst_key AS shared,
-       u.decision
+       u.decision, u.cpu_seconds
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 JOIN @extschema@.mop_request q USING (run_id, stage);
+
+-- Model states that went from one server to another; NULL for this server. `way` tells whether a state came directly, or
+-- passed through the coordinator's server.
+CREATE VIEW @extschema@.mop_hops WITH (security_barrier) AS
+SELECT h.run_id, s.mst_key, s.iteration, h.stage, h.version, nullif(h.source, '') AS source, nullif(h.target, '') AS target,
+       h.way, h.bytes, h.seconds, h.noted_at
+FROM @extschema@.mop_hop h JOIN @extschema@.mop_seen_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage);
 
 -- Training units with their kernel and the measured times that selected it (seconds: of a mini-batch, and to compile).
 CREATE VIEW @extschema@.mop_kernel_choices WITH (security_barrier) AS

@@ -19,6 +19,8 @@ VIEWS = {
     "those of the whole run.",
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
+    "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
+    "coordinator's server.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
     "the times of their command; in a chain, each has its own times.",
     "mop_metrics": "One row per value of an evaluation: the loss and each metric, by iteration.",

@@ -23,6 +23,8 @@ ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_segment FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_hop ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_hop FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_remote_run ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_remote_run FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

@@ -109,6 +109,24 @@ BEGIN
 END
 $$;
 
+-- A coordinator records states that have arrived: of each its stage, version, source and target ('' for this server), way,
+-- bytes and seconds.
+CREATE FUNCTION @extschema@.mop_note_hops(run bigint, run_fencing_token integer, hops json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    -- nothing depends on these rows, so nobody waits for the disk
+    PERFORM set_config('synchronous_commit', 'off', true);
+    INSERT INTO @extschema@.mop_hop AS h (run_id, stage, version, source, target, way, bytes, seconds)
+    SELECT DISTINCT ON (r.stage, r.version, r.target) run, r.stage, r.version, r.source, r.target, r.way, r.bytes, r.seconds
+    FROM json_to_recordset(hops) AS r(stage integer, version integer, source text, target text, way text, bytes bigint,
+        seconds double precision)
+    ON CONFLICT (run_id, stage, version, target) DO UPDATE SET source = EXCLUDED.source, way = EXCLUDED.way,
+        bytes = EXCLUDED.bytes, seconds = h.seconds + EXCLUDED.seconds, noted_at = EXCLUDED.noted_at;
+END
+$$;
+
 -- A coordinator reads the sums of the evaluated segments, for the server that evaluates the last segment.
 CREATE FUNCTION @extschema@.mop_take_partials(run bigint, of_stage integer, of_dataset text,
     token text DEFAULT @extschema@.mop_token()) RETURNS json

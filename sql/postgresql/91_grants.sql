@@ -6,4 +6,4 @@ GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
     @extschema@.mop_stage_state, @extschema@.mop_state_table, @extschema@.mop_metric, @extschema@.mop_owner,
     @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint,
-    @extschema@.mop_control_request, @extschema@.mop_remote_run, @extschema@.mop_copy TO mop_user;
+    @extschema@.mop_control_request, @extschema@.mop_hop, @extschema@.mop_remote_run, @extschema@.mop_copy TO mop_user;

@@ -33,6 +33,7 @@ TABLES = (
     "search_log",
     "checkpoint",
     "control_request",
+    "hop",
     "remote_run",
     "copy",
 )

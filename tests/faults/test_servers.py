@@ -1,6 +1,7 @@
 """Segments on several servers, and faults on the way: killed, hanging, never coming back; and the coordinator's own."""
 
 import time
+from collections import Counter
 
 import pytest
 from servers import Servers
@@ -146,16 +147,30 @@ def fetches(servers):
     return False
 
 
+def ways(servers, run_id):
+    """{(between w1 and w2, way): hops} of a run; each has the bytes of a state."""
+    rows = servers.db.run("SELECT source, target, way, bytes, seconds FROM madlib.mop_hops WHERE run_id = %s", [run_id])
+    assert all(row["source"] != row["target"] and row["bytes"] > 0 and row["seconds"] > 0 for row in rows)
+    return Counter((None not in (row["source"], row["target"]), row["way"]) for row in rows)
+
+
 def test_states_go_straight_where_servers_know_one_another(servers):
     call, run_id = servers.begin()
     assert not fetches(servers)
     assert call.end() is None
     servers.check(run_id)
+    found = ways(servers, run_id)
+    assert found[True, "coordinator"] > 0 and not found[True, "direct"] and not found[False, "coordinator"]
+    text = servers.db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    assert f"States between servers: {found.total()} hops, " in text
+    assert f"; {found[True, 'coordinator']} of them through the coordinator's server" in text
+    assert "Processors: " in text
     rows = servers.db.run("SELECT on_server, server, role, missing FROM madlib.mop_connect_servers('w1, w2')")
     assert [tuple(row.values()) for row in rows] == [("w1", "w2", "postgres", None), ("w2", "w1", "postgres", None)]
     call, run_id = servers.begin()
     assert eventually(lambda: fetches(servers), 60)
     servers.kill_and_start(call, run_id)
+    assert ways(servers, run_id)[True, "direct"] > 0
 
 
 def test_a_line_between_servers_that_is_down_is_gone_around(servers):

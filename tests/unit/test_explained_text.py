@@ -252,6 +252,12 @@ def test_session_seconds_add_up_to_the_makespan_of_all_sessions():
     assert [(load["session"], load["busy"]) for load in found["sessions"]] == [(7, 4.0), (8, 4.0)]
 
 
+def test_the_processors_of_units_that_tell_them():
+    units = [unit(1, 7, 0.0, 2.0, train=2.0, cpu=3.0), unit(2, 8, 0.0, 1.0, train=1.0, cpu=None)]
+    assert run_account.account(units, 2.0, 2)["processors"] == {"seconds": 3.0, "busy": 1.5}
+    assert run_account.account(units[1:], 2.0, 2)["processors"] is None
+
+
 def test_units_of_a_batch_count_their_step_once():
     units = [unit(key, 7, 0.0, 2.0, train=0.5) for key in (1, 2, 3)]
     found = run_account.account(units, 2.0, 2)
@@ -283,7 +289,7 @@ def test_a_run_that_goes_on_counts_until_now_and_one_without_units_is_told():
         "prediction": None,
         "units": {"train": 0, "evaluate": 0},
         "actual": {**empty, "seconds": 6.0},
-        "moved": {"hops": 0, "bytes": 0},
+        "moved": {"hops": 0, "bytes": 0, "seconds": 0, "ways": {}},
     }
     assert run_account.render(account).splitlines() == [
         "Run 4: f, goes on  (actual time=6 s)",

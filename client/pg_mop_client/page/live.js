@@ -256,8 +256,8 @@
         }
         if (compared) return;
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
-            ["activity", "units", "seconds", "trainer at work", "reading", "writing"],
-            time.map(t => [t.what, t.units, t.seconds, t.compute, t.read, t.write]), "Where the sessions' time went")] : []);
+            ["activity", "units", "seconds", "trainer at work", "its processors", "reading", "writing"],
+            time.map(t => [t.what, t.units, t.seconds, t.compute, t.cpu, t.read, t.write]), "Where the sessions' time went")] : []);
         fill("failures", view.failed_units, units => units.length ? [plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
             units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)")]
             : [el("p", {}, "None.")]);

@@ -78,7 +78,7 @@ def _units(db: Any, run_id: int) -> list[dict[str, Any]]:
     return db.execute(
         "SELECT u.mst_key, u.stage, u.iteration, u.segment, u.kind, u.status, u.backend_pid AS session, "
         "extract(epoch FROM u.started_at - r.started_at)::float8 AS began, "
-        "extract(epoch FROM u.finished_at - r.started_at)::float8 AS ended, u.train_seconds AS train, "
+        "extract(epoch FROM u.finished_at - r.started_at)::float8 AS ended, u.train_seconds AS train, u.cpu_seconds AS cpu, "
         "u.read_seconds AS read, u.write_seconds AS write, CASE WHEN u.compilations > 0 THEN "
         "greatest(c.plain_compile_seconds, c.loop_compile_seconds, c.xla_compile_seconds, c.vmap_compile_seconds) END "
         f"AS compile FROM {db.extension}.mop_units u JOIN {db.extension}.mop_runs r USING (run_id) "
@@ -110,18 +110,14 @@ def _segments(db: Any, run_id: int) -> list[dict[str, Any]]:
 
 
 def _moved(db: Any, run_id: int) -> dict[str, Any]:
-    """The hops of states between servers, and their bytes: None where no state is stored any more."""
-    at = {row["segment"]: row["server"] for row in _segments(db, run_id)}
-    if len(set(at.values())) < 2:
-        return {"hops": 0, "bytes": 0}
-    visits = db.execute(
-        f"SELECT mst_key, segment FROM {db.extension}.mop_visit_order WHERE run_id = $1 AND NOT shared "
-        "ORDER BY mst_key, iteration, position",
+    """The states that went from server to server: how many, their bytes, and the seconds to carry them, in all and by way."""
+    ways = db.execute(
+        "SELECT way, count(*) AS hops, sum(bytes)::bigint AS bytes, sum(seconds) AS seconds "
+        f"FROM {db.extension}.mop_hops WHERE run_id = $1 GROUP BY way ORDER BY way DESC",
         ["bigint"],
         [run_id],
     )
-    count = run_account.hops((row["mst_key"], at.get(row["segment"])) for row in visits)
-    mean = db.value(
-        f"SELECT avg(state_bytes)::float8 FROM {db.extension}.mop_stages WHERE run_id = $1", ["bigint"], [run_id]
-    )
-    return {"hops": count, "bytes": None if mean is None else int(count * mean)}
+    return {
+        **{name: sum(row[name] for row in ways) for name in ("hops", "bytes", "seconds")},
+        "ways": {row["way"]: {name: row[name] for name in ("hops", "bytes", "seconds")} for row in ways},
+    }

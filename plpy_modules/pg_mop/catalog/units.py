@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pg_mop.catalog.session import CatalogSession, Row
@@ -21,6 +22,20 @@ class Move:
     source: str | None
     to: str | None
     state_table: int
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A state has arrived on a server. `way`: "direct", or "coordinator" where it passed through the coordinator's server;
+    `seconds`: of the statement that carried it."""
+
+    stage: int
+    version: int
+    source: str | None
+    target: str | None
+    way: str
+    bytes: int
+    seconds: float
 
 
 class Units(CatalogSession):
@@ -137,6 +152,11 @@ class Units(CatalogSession):
     def arrived(self, run_id: int, stage: int, version: int, state_table: int) -> int:
         """Register that a stage's state has arrived from another server, in a state table. Returns its size in bytes."""
         return self.value(f"SELECT {self.schema}.{ARRIVED}", (run_id, self.fencing_token, stage, version, state_table))
+
+    def note_hops(self, run_id: int, hops: Sequence[Hop]) -> None:
+        """Write states that have arrived into the log, after `arrived` or `register` on their target's server."""
+        told = [{**asdict(hop), "source": hop.source or "", "target": hop.target or ""} for hop in hops]
+        self.call("mop_note_hops", run_id, self.fencing_token, json.dumps(told))
 
     def partials(self, run_id: int, stage: int, dataset: str) -> str | None:
         """The metric sums of the segments evaluated so far, as JSON text, or None."""

@@ -49,6 +49,7 @@ class WorkerSession:
         self.relay: Any = None  # the relay session that moves states for this session
         self.serves: Any = None  # a relay: the session that it moves states for
         self.moves: list[Any] = []  # Moves in progress
+        self.carries_since = 0.0  # when its relay began (time.monotonic)
         self.command: Any = None  # follows the Moves
         self.prepared = False  # a relay: its foreign tables exist
         self.nets: list[str] = []  # digests of the compiled models that its trainer had at first

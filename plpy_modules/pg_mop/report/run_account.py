@@ -4,7 +4,7 @@ Python."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pg_mop.report.plan_text import seconds, size
@@ -15,8 +15,8 @@ PURPOSES = ("train", "evaluate", "make ready", "read", "write", "transactions", 
 
 def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]:
     """The account of a run's units. `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind,
-    segment, session (any key), status, began and ended (seconds from the run's start, None: it runs), train, read, write
-    and compile (seconds; None: unknown); `until`: the run's end, or now; `sessions`: that it asked for.
+    segment, session (any key), status, began and ended (seconds from the run's start, None: it runs), train, cpu, read,
+    write and compile (seconds; None: unknown); `until`: the run's end, or now; `sessions`: that it asked for.
 
     The units of a unit batch have the times of their step and a part of its seconds each.
     """
@@ -28,6 +28,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
             "session_seconds": {},
             "sessions": [],
             "critical_path": None,
+            "processors": None,
             "units": 0,
         }
     first = min(unit["began"] for unit in begun)
@@ -57,7 +58,18 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
             for session, load in sorted(loads.items(), key=lambda item: (item[1]["from"], str(item[0])))
         ],
         "critical_path": _critical_path(begun, first, until),
+        "processors": _processors(begun),
     }
+
+
+def _processors(units: Sequence[Row]) -> dict[str, float] | None:
+    """The processor seconds of the trainers, and how many processors they had busy on average while they trained and
+    evaluated; None where no unit tells them."""
+    known = [unit for unit in units if unit.get("cpu") is not None and unit["train"]]
+    if not known:
+        return None
+    cpu = sum(unit["cpu"] for unit in known)
+    return {"seconds": cpu, "busy": cpu / max(1e-9, sum(unit["train"] for unit in known))}
 
 
 def _spend(spent: Counter[str], together: Sequence[Row], took: float) -> None:
@@ -153,6 +165,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "  Session seconds: " + ", ".join(
             f"{name} {seconds(value)} ({value / total:.0%})" for name, value in spent.items()
         )
+    processors = actual["processors"]
+    if processors is not None:
+        yield (
+            f"  Processors: {seconds(processors['seconds'])} of the trainers, {processors['busy']:.2f} busy on average while "
+            "one of them trains or evaluates"
+        )
     path = actual["critical_path"]
     if path is not None:
         yield (
@@ -170,8 +188,11 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         )
     moved = found["moved"]
     if moved["hops"]:
-        known = "" if moved["bytes"] is None else f", {size(moved['bytes'])}"
-        yield f"  States between servers: {moved['hops']} hops{known}"
+        through = moved["ways"].get("coordinator", {"hops": 0})["hops"]
+        yield (
+            f"  States between servers: {moved['hops']} hops, {size(moved['bytes'])}, {seconds(moved['seconds'])}"
+            + (f"; {through} of them through the coordinator's server" if through else "")
+        )
 
 
 def _compared(name: str, expected: float | None, actual: float, status: str) -> str:
@@ -188,17 +209,3 @@ def _range(expected: Mapping[str, Any], actual: Mapping[str, Any], status: str) 
     if status == "finished" and not low <= actual["makespan"] <= high:
         return f"{told}: the actual makespan is outside"
     return told
-
-
-def hops(visits: Iterable[tuple[Any, str | None]]) -> int:
-    """How often a state went to another server. `visits`: (path, server) in the order of the visits of each path.
-
-    >>> hops([(1, None), (1, "a"), (2, "a"), (2, "a"), (1, None)])
-    2
-    """
-    at: dict[Any, str | None] = {}
-    count = 0
-    for path, server in visits:
-        count += path in at and at[path] != server
-        at[path] = server
-    return count

@@ -23,7 +23,7 @@ WITH unit AS (
            date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
            sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
-           sum(write_seconds) FILTER (WHERE counted) AS write
+           sum(write_seconds) FILTER (WHERE counted) AS write, sum(cpu_seconds) FILTER (WHERE counted) AS cpu
     FROM ({{units}}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY backend_pid, started_at
 ), whole AS (
@@ -32,7 +32,8 @@ WITH unit AS (
 SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
        sum(units)::integer AS units,
        min(begins) AS begins, max(ends) AS ends, sum(ends - begins) AS seconds, coalesce(sum(read), 0) AS read,
-       coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, max(bars) AS bars
+       coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, sum(cpu) AS cpu,
+       max(bars) AS bars
 FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
                                ELSE width_bucket(u.begins, 0, w.ends, {LANE_BARS}) END AS bucket
       FROM unit u CROSS JOIN whole w) b
@@ -79,6 +80,7 @@ def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_ke
                         name: rounded(sum(row[name] for row in chosen))
                         for name in ("units", "seconds", "compute", "read", "write")
                     },
+                    "cpu": rounded(sum(row["cpu"] or 0.0 for row in chosen)),
                 }
             )
     data["makespan"] = rounded(max(r["ends"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0

@@ -17,6 +17,7 @@ from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
 from pg_mop.run.attempt import Attempt, Copied, CopyFailed, Event
 from pg_mop.run.context import RunContext
 from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.transfers import hop
 
 HANGING_SECONDS = 60  # for a copy, and one more for each MB of it
 
@@ -74,7 +75,7 @@ class StateCopies:
 
     def ended(self, relay: WorkerSession, error: Exception | None) -> list[Any]:
         """A relay session has ended, with an error or None: the stages that have ended by that."""
-        (name, _), ended = self.relays.pop(relay), []
+        (name, since), ended = self.relays.pop(relay), []
         queue = self.queues[name]
         attempt = queue[0]
         relay.prepared = relay.prepared or error is None
@@ -89,6 +90,7 @@ class StateCopies:
         if error is None:
             queue.popleft()
             self.run.states.copied(attempt.move, size)
+            self.run.catalog.note_hops(self.run.run_id, [hop(attempt.move, None, size, time.monotonic() - since)])
             ended = self.settle(attempt, Copied())
         else:
             if isinstance(error, SessionLost):

@@ -153,8 +153,8 @@ class States:
         """From now on write to an empty state table on the coordinator's server."""
         self.of[None].begin_anew()
 
-    def arrived(self, move: Move, movable: Callable[[int], bool]) -> None:
-        """All parts of the state have come; `movable`: see `finished`. Raises psycopg2.Error where they have not."""
+    def arrived(self, move: Move, movable: Callable[[int], bool]) -> int:
+        """All parts of the state have come: its bytes. `movable`: see `finished`. Raises psycopg2.Error where they have not."""
         server, state_tables = self.servers[move.to], self.of[move.to]
         size = None
         try:
@@ -163,6 +163,7 @@ class States:
             state_tables.arrived(move.stage, move.state_table, size)
         with self._unless_away(move.to):
             state_tables.tidy(movable)
+        return size
 
     def given_up(self, move: Move) -> None:
         """The state has not been carried."""

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg2
 
 from pg_mop.backend.errors import MopError
-from pg_mop.catalog.units import Move
+from pg_mop.catalog.units import Hop, Move
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, run, wait
 from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext
@@ -22,6 +22,12 @@ AGAIN_SECONDS = 0.5  # until a state is brought home again after a failure
 
 class NotCarried(Exception):
     """A model state could not be carried to the server that needs it."""
+
+
+def hop(move: Move, by: str | None, size: int, seconds: float) -> Hop:
+    """The log's entry of a move that a relay session on the server `by` has made."""
+    direct = by in (move.source, move.to)
+    return Hop(move.stage, move.version, move.source, move.to, "direct" if direct else "coordinator", size, seconds)
 
 
 class Transfers:
@@ -110,23 +116,27 @@ class Transfers:
             for move in moves:
                 states.given_up(move)
             raise NotCarried(f"a model state could not be carried: {message_of(error)}") from None
-        session.moves, session.relay = moves, relay
+        session.moves, session.relay, session.carries_since = moves, relay, time.monotonic()
         for move in moves:
             self.carried[move.stage] += 1
 
     def arrived(self, session: WorkerSession, error: Exception | None) -> Exception | None:
         """The relay of a worker session has ended, with an error or None: the error that its units meet, or None."""
-        moves, relay, states = session.moves, session.relay, self.run.states
+        moves, relay, states, hops = session.moves, session.relay, self.run.states, []
         session.moves, session.relay = [], None
+        seconds = time.monotonic() - session.carries_since
         for move in moves:
             self.carried[move.stage] -= 1
             if error is not None:
                 states.given_up(move)
                 continue
             try:
-                states.arrived(move, self.is_movable)
+                size = states.arrived(move, self.is_movable)
+                hops.append(hop(move, relay.target.server, size, seconds))
             except (psycopg2.Error, MopError) as trouble:
                 error = trouble
+        if hops:
+            self.run.catalog.note_hops(self.run.run_id, hops)
         if error is None:
             relay.prepared = True
             return None
@@ -174,7 +184,7 @@ class Transfers:
 
     def _bring(self, stage: int) -> Exception | None:
         """Carry a stage's state to the coordinator's server: the error, or None."""
-        states, home = self.run.states, self.run.servers[None]
+        states, home, began = self.run.states, self.run.servers[None], time.monotonic()
         move = states.expect(stage, self.needed.version(stage), None)
         try:
             relay = self.run.sessions.relay(None, home)
@@ -189,7 +199,8 @@ class Transfers:
         except (psycopg2.Error, SessionLost) as error:
             states.given_up(move)
             return error
-        states.arrived(move, self.is_movable)
+        size = states.arrived(move, self.is_movable)
+        self.run.catalog.note_hops(self.run.run_id, [hop(move, None, size, time.monotonic() - began)])
         return None
 
     def _check_interrupts(self) -> None:

@@ -483,6 +483,7 @@ class _Work:
                 "metric": _number(report.get("metric")),
                 "read_seconds": read_seconds,
                 "train_seconds": report["seconds"],
+                "cpu_seconds": report.get("cpu_seconds"),
                 "write_seconds": write_seconds,
                 "compilations": report.get("compilations"),
                 "choice": report.get("choice"),
