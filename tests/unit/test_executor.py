@@ -110,6 +110,9 @@ class Catalog:
         self.world.registered.append(unit)
         return 2 << 20
 
+    def note_hops(self, run_id, hops):
+        assert self.name is None and all(hop.source != hop.target and hop.bytes == 2 << 20 for hop in hops)
+
     def forget_remote_run(self, run_id, name):
         self.world.committed[name] = {}
 
