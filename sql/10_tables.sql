@@ -164,8 +164,29 @@ CREATE TABLE @extschema@.mop_limit (
     who regrole,                        -- the named role's OID; 0: no role had this name
     -- of a run, as the planner expects it at least
     max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
-    max_disk_mb integer CHECK (max_disk_mb > 0)              -- of the live model states of a run, as the planner expects them
+    max_disk_mb integer CHECK (max_disk_mb > 0),             -- of the live model states of a run, as the planner expects them
+    max_priority integer CHECK (max_priority BETWEEN -100 AND 100), -- of a run
+    share double precision CHECK (share > 0 AND share < 'Infinity') -- of the cores, where roles compete; NULL: 1
 );
+
+-- Training runs that share the cores of this server (postgresql/13_turns.sql).
+CREATE TABLE @extschema@.mop_turn (
+    run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner,
+    priority integer NOT NULL,
+    share double precision NOT NULL,    -- of its role, when the run began
+    wanted integer NOT NULL,            -- cores that it can use now
+    cores integer NOT NULL,             -- cores that it has
+    used double precision NOT NULL DEFAULT 0, -- core-seconds that it has had
+    pass double precision NOT NULL DEFAULT 0, -- the same, counted from where the other runs of its role were
+    charged_at timestamptz NOT NULL,    -- until when `used` counts
+    waits_since timestamptz             -- NULL: it has cores, or wants none
+) WITH (fillfactor = 50);
+-- The roles of these runs.
+CREATE TABLE @extschema@.mop_role_turn (
+    owner integer PRIMARY KEY REFERENCES @extschema@.mop_owner,
+    pass double precision NOT NULL DEFAULT 0 -- core-seconds divided by its share, counted from where the other roles were
+) WITH (fillfactor = 50);
 
 CREATE TABLE @extschema@.mop_segment (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
@@ -333,7 +354,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE fals
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
-        l.max_seconds, l.max_disk_mb
+        l.max_seconds, l.max_disk_mb, l.max_priority, l.share
     FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
     WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
 -- model states are not dumped: a run continues only in the database of its packed rows

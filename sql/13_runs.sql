@@ -88,6 +88,7 @@ BEGIN
     UPDATE @extschema@.mop_job j SET runs = j.runs || run
     WHERE j.session_pid = lost.coordinator_pid AND j.session_start = lost.coordinator_start AND run <> ALL (j.runs);
     DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
+    DELETE FROM @extschema@.mop_turn t WHERE t.run_id = run;
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
         coordinator_pid = backend.pid, coordinator_start = backend.start, fencing_token = r.fencing_token + 1
     WHERE r.run_id = run RETURNING r.fencing_token INTO reached;
@@ -114,6 +115,7 @@ BEGIN
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', decision = 'not retried: the run has ended', finished_at = ended
     WHERE u.run_id = run AND u.status = 'running';
     DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
+    DELETE FROM @extschema@.mop_turn t WHERE t.run_id = run;
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
 END

@@ -19,6 +19,7 @@ VIEWS = {
     "those of the whole run.",
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
+    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when.",
     "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
     "coordinator's server.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
@@ -117,6 +118,11 @@ SETTINGS = {
         "Worker sessions with which a run starts: at most one per segment, at least one on "
         "each server that holds segments. `mop_set_sessions` changes the number during the run.",
     ),
+    "priority": (
+        None,
+        "Where runs share the cores of a server, those of higher priority train first "
+        "([administration](administration.md#runs-side-by-side)).",
+    ),
     "resume": (None, "`on`: repeating a call resumes its unfinished run. `off`: the call starts a new run."),
     "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),
     "trainer_memory_mb": ("no limit", "Upper limit for the memory of a trainer."),
@@ -202,7 +208,7 @@ GROUPS = {
         "mop_resume",
         "mop_replay",
     ],
-    "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions"],
+    "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions", "mop_set_priority"],
     "Jobs": ["mop_submit", "mop_wait", "mop_cancel"],
     "Results": [
         "madlib_keras_evaluate",

@@ -8,6 +8,8 @@ ALTER TABLE @extschema@.mop_secret ENABLE ROW LEVEL SECURITY;
 ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads it; users read mop_jobs
 
 ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_unit_costs
+ALTER TABLE @extschema@.mop_turn ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_queue
+ALTER TABLE @extschema@.mop_role_turn ENABLE ROW LEVEL SECURITY; -- likewise
 
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
 CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT

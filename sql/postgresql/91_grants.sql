@@ -1,6 +1,6 @@
 -- Rights on the catalog's tables and on views that Greenplum lacks or creates differently.
 
-GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mop_watch TO mop_user;
+GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mop_watch, @extschema@.mop_queue TO mop_user;
 GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
 -- row security shows a role its own rows; only the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,

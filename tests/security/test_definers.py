@@ -105,6 +105,9 @@ ACTS = {
     "drop": "madlib.mop_drop_run({run})",
     "drop states": "madlib.mop_drop_states({run})",
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
+    "set priority": "madlib.mop_set_priority({run}, 1)",
+    "take turn": "madlib.mop_take_turn({run}, 1, 1, 0, 1, 0)",
+    "note hops": "madlib.mop_note_hops({run}, 1, '[]')",
     "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tokens",
     "output token": "madlib.mop_output_token({run})",
@@ -374,6 +377,8 @@ def test_another_role_that_is_set_does_not_lift_a_limit(db, roles):
         "max_model_mb": 10,
         "max_seconds": None,
         "max_disk_mb": None,
+        "max_priority": None,
+        "share": None,
     }
     assert mallory.run("SELECT * FROM madlib.mop_limits()") == [limits]
     mallory.run("SET ROLE mop_user")

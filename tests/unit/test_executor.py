@@ -13,6 +13,7 @@ from pg_mop.run import executor, failover, recovery, transfers, workers
 from pg_mop.run.attempt import Policy, State
 from pg_mop.run.executor import Executor
 from pg_mop.run.servers import Server
+from pg_mop.run.turns import Turns
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.longest_first import LongestFirst
 
@@ -310,6 +311,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
         SEGMENTS,
         reach,
         {},
+        Turns(None, 1, 1),
     )
     policy = Policy(retries, 60.0, "", first_delay=0.001, longest_delay=0.01, longest_wait=0.01)
     loop.run.policy = policy

@@ -407,6 +407,7 @@ OF_RUNS = {
     "mop_cancel": "Cancels a job.",
     "mop_wait": "Waits for the end of a job, or for a timeout; returns the job's status.",
     "mop_set_sessions": "Changes the number of worker sessions of a running run.",
+    "mop_set_priority": "Changes the priority of a running run (docs/administration.md).",
     "mop_end_trainers": "Ends the idle trainers of the caller's roles, to free their memory; returns their number.",
     "mop_drop_run": "Deletes a run: its log and its model states.",
     "mop_drop_states": "Drops the model states of a run that will not be resumed, and keeps its log.",

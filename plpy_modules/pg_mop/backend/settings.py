@@ -217,6 +217,7 @@ KNOWN = {
     "unit_retries": (_integer(0, 1000), "3"),
     "server_timeout": (_milliseconds, "10min"),
     "sessions": (_integer(1, 1000), None),
+    "priority": (_integer(-100, 100), "0"),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),

@@ -90,6 +90,8 @@ class Engine(ABC):
     several_servers = False  # segments may be on other servers
     away = MappingProxyType({})  # {server that does not answer, but whose segments have copies: its MopError}
 
+    takes_turns = True  # whether the runs of a server share its cores by turns (run/turns.py)
+
     @abstractmethod
     def segments(self, packed):
         """The Segments of a :class:`~pg_mop.packing.packed_table.PackedTable` that have rows, ordered by key."""

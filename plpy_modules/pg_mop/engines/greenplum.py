@@ -109,6 +109,8 @@ def _on_host(db, host, call):
 
 
 class Greenplum(PostgreSQL):
+    takes_turns = False  # an UPDATE locks the whole table
+
     def __init__(self, db, tables):
         """`tables`: PackedTables. Raises MopError unless each table is distributed by __dist_key__."""
         super().__init__(db)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.solver import SolverProcess
 from pg_mop.run.spec import RunResult, RunSpec
+from pg_mop.run.turns import Turns
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
 from pg_mop.schedule.milp import Milp
@@ -315,7 +317,15 @@ class Coordinator:
 
     def check_limits(self) -> None:
         """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected."""
-        limits = self.catalog.execute(f"SELECT max_seconds, max_disk_mb FROM {self.catalog.schema}.mop_my_limits")[0]
+        limits = self.catalog.execute(
+            f"SELECT max_seconds, max_disk_mb, max_priority FROM {self.catalog.schema}.mop_my_limits"
+        )[0]
+        most = limits["max_priority"]
+        if most is not None and self.options["priority"] > most:
+            raise self._beyond(
+                f'priority {self.options["priority"]} is more than the {most} that role "{self.db.current_user()}" may have',
+                f"SET pg_mop.priority = {most};",
+            )
         search = self.spec.search
         if search is not None:  # (its plan grows as it goes on)
             if limits["max_seconds"] is not None and (search.seconds or float("inf")) > limits["max_seconds"]:
@@ -346,7 +356,7 @@ class Coordinator:
     def _beyond(self, message: str, hint: str | None = None) -> MopError:
         return MopError(
             message,
-            detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb).",
+            detail="The table mop_limit sets the role's limits (max_seconds, max_disk_mb, max_priority).",
             hint=hint
             or f"SELECT * FROM {self.db.extension}.mop_my_limits; mop_explain tells what a call takes: ask for fewer "
             "configurations, iterations or rows.",
@@ -564,8 +574,21 @@ class Coordinator:
             self.wanted,
             self.remote_runs.take_back,
             self.remote_runs.away(),
+            self._turns(),
         )
         return self.executor
+
+    def _turns(self) -> Turns:
+        """The run's turns on this server's cores. Only training takes turns, in trainers of this server."""
+        cores, options = self.servers[None].info["cores"], self.options
+        ask = functools.partial(self._take_turn, cores) if self.engine.takes_turns and self._takes_turns() else None
+        return Turns(ask, options["threads"], cores)
+
+    def _takes_turns(self) -> bool:
+        return self.spec.application is None and self.options["trainers"] is None
+
+    def _take_turn(self, cores: int, wanted: int, busy: int) -> tuple[int, bool]:
+        return self.catalog.take_turn(self.run_id, wanted, busy, cores, self.options["priority"])
 
     def _extend(
         self, c: Configuration, until: int, evaluated: Any, new: bool, shareable: Any

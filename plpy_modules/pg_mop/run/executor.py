@@ -10,7 +10,7 @@ import psycopg2
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.catalog import Catalog
-from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, wait
+from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, WorkerSession, message_of, wait
 from pg_mop.connections.targets import Target
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.run.attempt import Action, Attempt, Copied, CopyFailed, Event, Finished, Policy, State, decide
@@ -25,6 +25,7 @@ from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.states import States
 from pg_mop.run.transfers import NotCarried, Transfers
+from pg_mop.run.turns import Turns
 from pg_mop.run.workers import Workers
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.unit_batches import Steps as UnitSteps
@@ -64,7 +65,8 @@ class Executor:
 
     `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
-    `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover.
+    `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
+    the coordinator's server.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Executor:
         wanted: int,
         take_back: Callable[[str], None],
         away: dict[str, tuple[Target, str]],
+        turns: Turns,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -93,7 +96,7 @@ class Executor:
         policy = Policy(options["unit_retries"], options["server_timeout"] / 1000, resume)
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
         self.scheduler, self.controller = scheduler, controller
-        self.begun_before = attempts
+        self.begun_before, self.turns = attempts, turns
         # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
         self.unit_batches = UnitBatches(
@@ -132,13 +135,15 @@ class Executor:
         self._dispatch()
         while self._is_wanted():
             busy = [s.relay or s for s in run.sessions.by_worker.values() if s.work] + self.copies.busy
-            if not (busy or run.attempts_in(State.RESTING, State.UNKNOWN) or self.workers.away or self.copies.resting):
+            resting = run.attempts_in(State.RESTING, State.UNKNOWN) or self.workers.away or self.copies.resting
+            if not (busy or resting or self.turns.waits):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
-            answers = wait(busy, run.sessions.check_interrupts)
+            answers = wait(busy, run.sessions.check_interrupts, self.turns.patience or CHECK_SECONDS)
             if ended := self._ended(answers):
                 self.requests.perform(self.controller.ended(ended))
             # (an idle loop must not dispatch, or random choices would depend on timing)
-            if self.recovery.wake() + self._look() + self.workers.come_back() + len(answers):
+            changed = self.recovery.wake() + self._look() + self.workers.come_back() + len(answers)
+            if self.turns.look(*self._local_workers()) or changed:
                 self._dispatch()
                 if self.done >= max(GROWTH[0], GROWTH[1] * self.told):  # while the sessions work
                     self.told = self.done
@@ -203,10 +208,25 @@ class Executor:
                 for worker, session in run.sessions.by_worker.items()
                 if not session.work and worker in run.board.workers
             ]
+            allowed = self.turns.begin(*self._local_workers())
             for worker in self.scheduler.arrange(idle):
-                session = run.sessions.by_worker.get(worker)
-                if session is not None and not session.work and (steps := self.unit_batches.choose(worker)):
+                session, local = run.sessions.by_worker.get(worker), run.board.server(worker) is None
+                if session is None or session.work or local and not allowed:
+                    continue
+                if steps := self.unit_batches.choose(worker):
+                    allowed -= local
                     self._start(session, steps)
+            self.turns.settle(self._local_workers()[0])
+
+    def _local_workers(self) -> tuple[int, int]:
+        """How many workers on the coordinator's server have a command, and how many have none."""
+        board = self.run.board
+        working = [
+            bool(session.work)
+            for worker, session in self.run.sessions.by_worker.items()
+            if worker in board.workers and board.server(worker) is None
+        ]
+        return sum(working), len(working) - sum(working)
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""

@@ -1,0 +1,119 @@
+-- Turns: runs of several sessions share the cores of this server. Each run asks before its workers begin commands. A run
+-- that may not go on keeps its sessions and trainers, and waits: its last command has committed, so nothing is lost.
+--
+-- The order: runs that have waited for a minute; then by priority; then roles by the core-seconds that they have had,
+-- divided by their share (stride scheduling: Waldspurger and Weihl, 1995); then the runs of a role in the same way. A run
+-- that has cores keeps its place until it is a second of the whole server ahead.
+
+-- A coordinator asks for cores: `wanted` now, of which its commands in progress use `busy`. `total`: of this server;
+-- `of_priority`: of the call, at the first time. Returns the cores that the run may use, and whether no other run asks.
+CREATE FUNCTION @extschema@.mop_take_turn(run bigint, run_fencing_token integer, wanted integer, busy integer,
+    total integer, of_priority integer, token text DEFAULT @extschema@.mop_token(), OUT cores integer, OUT alone boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mine @extschema@.mop_turn;
+    other record;
+    now_here timestamptz := clock_timestamp();
+    used double precision;
+    free integer := total;
+    in_use integer;
+    quantum double precision := total;
+BEGIN
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token);
+    IF wanted IS NULL OR busy IS NULL OR total IS NULL OR wanted < 0 OR busy < 0 OR total < 1 THEN
+        RAISE EXCEPTION 'a run wants some cores of a server' USING ERRCODE = '22023';
+    END IF;
+    -- nothing depends on these rows after a crash
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM pg_stat_clear_snapshot(); -- of the sessions, which tells whether the other coordinators live
+    -- (a run that has not asked for long counts as a newcomer, and is not charged for that time)
+    DELETE FROM @extschema@.mop_turn t WHERE t.run_id = run AND t.charged_at < now_here - interval '10 seconds';
+    SELECT t.* INTO mine FROM @extschema@.mop_turn t WHERE t.run_id = run;
+    IF mine.run_id IS NULL THEN
+        INSERT INTO @extschema@.mop_turn (run_id, owner, priority, share, wanted, cores, charged_at, waits_since)
+        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), wanted, 0, now_here, now_here
+        FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
+        RETURNING * INTO mine;
+        INSERT INTO @extschema@.mop_role_turn (owner) VALUES (mine.owner) ON CONFLICT DO NOTHING;
+        -- a newcomer begins where the others are
+        UPDATE @extschema@.mop_role_turn o SET pass = greatest(o.pass, (
+            SELECT min(p.pass) FROM @extschema@.mop_competing AS c JOIN @extschema@.mop_role_turn p USING (owner)
+            WHERE c.owner <> mine.owner))
+        WHERE o.owner = mine.owner AND NOT EXISTS (
+            SELECT 1 FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run);
+        UPDATE @extschema@.mop_turn t SET pass = coalesce((
+            SELECT min(c.pass) FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run), 0)
+        WHERE t.run_id = run RETURNING * INTO mine;
+    ELSE
+        used := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
+        UPDATE @extschema@.mop_turn t SET used = t.used + mop_take_turn.used, pass = t.pass + mop_take_turn.used,
+            charged_at = now_here, wanted = mop_take_turn.wanted
+        WHERE t.run_id = run RETURNING * INTO mine;
+        UPDATE @extschema@.mop_role_turn o SET pass = o.pass + mop_take_turn.used / mine.share WHERE o.owner = mine.owner;
+    END IF;
+    alone := true;
+    in_use := 0;
+    FOR other IN
+        SELECT c.run_id, c.wanted, c.cores FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
+        ORDER BY c.waits_since < now_here - interval '1 minute' DESC NULLS LAST, c.priority DESC,
+            p.pass - CASE WHEN c.cores > 0 THEN quantum / c.share ELSE 0 END, c.owner,
+            c.pass - CASE WHEN c.cores > 0 THEN quantum ELSE 0 END, c.run_id
+    LOOP
+        IF other.run_id = run THEN
+            cores := least(mop_take_turn.wanted, free);
+        ELSE
+            alone := false;
+            in_use := in_use + other.cores;
+            free := greatest(0, free - other.wanted);
+        END IF;
+    END LOOP;
+    -- what others still use is theirs until their commands end
+    cores := least(coalesce(cores, 0), greatest(0, total - in_use));
+    UPDATE @extschema@.mop_turn t SET cores = greatest(mop_take_turn.cores, mop_take_turn.busy), waits_since = CASE
+        WHEN mop_take_turn.cores = 0 AND mop_take_turn.wanted > 0 THEN coalesce(t.waits_since, now_here) END
+    WHERE t.run_id = run;
+END
+$$;
+
+-- How many runs have cores now, for mop_queue: a role sees how many are before it, not whose they are.
+CREATE FUNCTION @extschema@.mop_runs_with_cores() RETURNS integer
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT count(*)::integer FROM @extschema@.mop_competing c WHERE c.cores > 0
+$$;
+
+-- Sets the priority of a running run, for mop_set_priority.
+CREATE FUNCTION @extschema@.mop_want_priority(run_id bigint, priority integer,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(token);
+    super boolean := coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false);
+    most integer := (SELECT l.max_priority FROM @extschema@.mop_limits(token) AS l);
+BEGIN
+    IF priority IS NULL OR priority NOT BETWEEN -100 AND 100 THEN
+        RAISE EXCEPTION 'a priority is a number from -100 to 100, not %', coalesce(priority::text, 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
+    IF NOT super THEN
+        PERFORM @extschema@.mop_own($1, token);
+    END IF;
+    IF priority > most AND NOT super THEN
+        RAISE EXCEPTION 'priority % is more than the % that role "%" may have', priority, most, pg_get_userbyid(caller)
+            USING ERRCODE = '42501', DETAIL = 'The table mop_limit sets the role''s highest priority (max_priority).',
+                  HINT = format('SELECT @extschema@.mop_set_priority(%s, %s);', $1, most);
+    END IF;
+    UPDATE @extschema@.mop_turn t SET priority = $2 FROM @extschema@.mop_competing c
+    WHERE t.run_id = $1 AND c.run_id = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'run % is not training on this server', $1 USING ERRCODE = '55000',
+            HINT = 'SELECT * FROM @extschema@.mop_queue; lists the runs that are.';
+    END IF;
+END
+$$;
+
+-- Users change the priority of a running run with this.
+CREATE FUNCTION @extschema@.mop_set_priority(run_id double precision, priority double precision) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_want_priority(@extschema@.mop_integer('run_id', $1),
+                                         @extschema@.mop_integer('priority', $2)::integer)
+$$;

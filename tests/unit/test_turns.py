@@ -1,0 +1,66 @@
+"""Turns: how many workers of a run may have commands, by the database's answers."""
+
+from pg_mop.run.turns import Turns
+
+
+class Server:
+    """Answers with `free` cores for the run, and notes what it is asked."""
+
+    def __init__(self, free, alone=False):
+        self.free, self.alone, self.asked = free, alone, []
+
+    def ask(self, wanted, busy):
+        self.asked.append((wanted, busy))
+        return min(wanted, self.free), self.alone
+
+
+def test_a_run_without_turns_begins_all():
+    turns = Turns(None, 1, 4)
+    assert turns.begin(1, 3) == 3 and not turns.look(1, 3) and turns.patience is None
+    turns.settle(1)
+
+
+def test_a_run_that_is_alone_asks_rarely():
+    server = Server(4, alone=True)
+    turns = Turns(server.ask, 1, 4)
+    assert [turns.begin(busy, 4 - busy) for busy in (0, 3, 1)] == [4, 1, 3]
+    turns.settle(2)
+    assert not turns.look(4, 0) and turns.patience is None
+    assert server.asked == [(4, 0)]
+
+
+def test_a_run_beside_others_begins_what_it_may_and_waits_with_the_rest():
+    server = Server(1)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(0, 3) == 1 and turns.waits and turns.patience < 0.1
+    assert turns.begin(1, 2) == 0
+    turns._asked -= 1
+    server.free = 3
+    assert turns.look(1, 2) and turns.begin(1, 2) == 2 and not turns.waits
+    assert server.asked == [(3, 0), (3, 1), (3, 1), (3, 1)]
+
+
+def test_a_run_that_must_stop_begins_nothing_and_ends_what_it_has_begun():
+    server = Server(0)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(2, 1) == 0 and turns.waits
+    assert turns.begin(0, 3) == 0 and turns.waits
+
+
+def test_cores_that_no_worker_uses_are_left_to_others():
+    server = Server(4)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(1, 3) == 3
+    turns.settle(2)  # (the scheduler had one unit)
+    assert server.asked == [(4, 1), (2, 2)]
+
+
+def test_workers_of_several_threads_and_more_workers_than_cores():
+    server = Server(3)
+    turns = Turns(server.ask, 2, 4)
+    assert turns.begin(0, 2) == 1 and server.asked == [(4, 0)]
+    server = Server(4)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(0, 9) == 9  # it has asked for all cores, and shares them among its workers
+    turns = Turns(Server(1).ask, 8, 1)
+    assert turns.begin(0, 2) == 2
