@@ -186,8 +186,11 @@ def test_a_run_of_high_priority_trains_first_and_the_other_loses_nothing(db, ann
     """The long run is preempted at the end of a command: no unit is done twice, and its replay has the same weights."""
     db.run("SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off")
     ann.run("SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.priority = 10")
-    call = Calling(db.another(), "SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; "
-                   "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models', 'turn_long', 8)")  # fmt: skip
+    call = Calling(
+        db.another(),
+        "SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; "
+        "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models', 'turn_long', 8)",
+    )
     assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'") > 1, 60)
     long = last_run(db)
     short = fit(ann, "turn_rows_packed", "turn_models2", "turn_short", 2)
