@@ -14,7 +14,7 @@ DECLARE
     mine @extschema@.mop_turn;
     other record;
     now_here timestamptz := clock_timestamp();
-    used double precision;
+    spent double precision;
     free integer := total;
     in_use integer;
     quantum double precision := total;
@@ -45,17 +45,17 @@ BEGIN
             SELECT min(c.pass) FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run), 0)
         WHERE t.run_id = run RETURNING * INTO mine;
     ELSE
-        used := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
-        UPDATE @extschema@.mop_turn t SET used = t.used + mop_take_turn.used, pass = t.pass + mop_take_turn.used,
+        spent := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
+        UPDATE @extschema@.mop_turn t SET used = t.used + spent, pass = t.pass + spent,
             charged_at = now_here, wanted = mop_take_turn.wanted
         WHERE t.run_id = run RETURNING * INTO mine;
-        UPDATE @extschema@.mop_role_turn o SET pass = o.pass + mop_take_turn.used / mine.share WHERE o.owner = mine.owner;
+        UPDATE @extschema@.mop_role_turn o SET pass = o.pass + spent / mine.share WHERE o.owner = mine.owner;
     END IF;
     alone := true;
     in_use := 0;
     FOR other IN
         SELECT c.run_id, c.wanted, c.cores FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
-        ORDER BY c.waits_since < now_here - interval '1 minute' DESC NULLS LAST, c.priority DESC,
+        ORDER BY coalesce(c.waits_since < now_here - interval '1 minute', false) DESC, c.priority DESC,
             p.pass - CASE WHEN c.cores > 0 THEN quantum / c.share ELSE 0 END, c.owner,
             c.pass - CASE WHEN c.cores > 0 THEN quantum ELSE 0 END, c.run_id
     LOOP

@@ -31,6 +31,7 @@ class Run:
 
     def __init__(self, client, priority=0, total=2):
         self.client, self.priority, self.total = client, priority, total
+        client.run("SET application_name = 'pg_mop test'")  # (an idle session of another name coordinates nothing)
         told = {
             "function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
             "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1, "parameters": {},
@@ -189,7 +190,7 @@ def test_a_run_of_high_priority_trains_first_and_the_other_loses_nothing(db, ann
     call = Calling(
         db.another(),
         "SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; "
-        "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models', 'turn_long', 8)",
+        "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models', 'turn_long', 8, FALSE)",
     )
     assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'") > 1, 60)
     long = last_run(db)
@@ -219,7 +220,7 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
     blocks.total = 1000  # it uses whatever there is
     waiter.run("SET pg_mop.sessions = 1")
     call = Calling(
-        waiter, "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models3', 'turn_short', 1)"
+        waiter, "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models3', 'turn_short', 1, FALSE)"
     )
 
     def waits():
@@ -240,7 +241,7 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
 
 def test_a_bad_priority_is_refused_before_the_run_begins(db, ann, data):
     before = last_run(db)
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models4', 'turn_short', 1)"
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models4', 'turn_short', 1, FALSE)"
     assert 'invalid value for setting "pg_mop.priority": "high"' in str(
         ann.error(f"SET pg_mop.priority = 'high'; {call}")
     )
