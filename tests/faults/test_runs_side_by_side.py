@@ -185,11 +185,11 @@ def ann(db, data):
 
 def test_a_run_of_high_priority_trains_first_and_the_other_loses_nothing(db, ann):
     """The long run is preempted at the end of a command: no unit is done twice, and its replay has the same weights."""
-    db.run("SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off")
-    ann.run("SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.priority = 10")
+    db.run("SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.kernel = 'loop'")
+    ann.run("SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.kernel = 'loop'; SET pg_mop.priority = 10")
     call = Calling(
         db.another(),
-        "SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; "
+        "SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.kernel = 'loop'; "
         "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models', 'turn_long', 8, FALSE)",
     )
     assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'") > 1, 60)
@@ -220,7 +220,8 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
     blocks.total = 1000  # it uses whatever there is
     waiter.run("SET pg_mop.sessions = 1")
     call = Calling(
-        waiter, "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models3', 'turn_short', 1, FALSE)"
+        waiter,
+        "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models3', 'turn_short', 1, FALSE)",
     )
 
     def waits():

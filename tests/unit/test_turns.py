@@ -37,7 +37,7 @@ def test_a_run_beside_others_begins_what_it_may_and_waits_with_the_rest():
     turns._asked -= 1
     server.free = 3
     assert turns.look(1, 2) and turns.begin(1, 2) == 2 and not turns.waits
-    assert server.asked == [(3, 0), (3, 1), (3, 1), (3, 1)]
+    assert server.asked == [(3, 0), (3, 1), (3, 1)]  # what it was given at a look, it has not asked for again
 
 
 def test_a_run_that_must_stop_begins_nothing_and_ends_what_it_has_begun():

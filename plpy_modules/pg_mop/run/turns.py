@@ -21,13 +21,17 @@ class Turns:
         self._ask, self.threads, self.cores = ask, min(threads, cores), cores
         self.waits = False  # a worker is idle since the run may use no more cores
         self._allowed, self._alone, self._asked = 0, False, float("-inf")
+        # `look` has just got cores. (To ask again would be a second turn, which may be another run's.)
+        self._granted = False
 
     def begin(self, busy: int, idle: int) -> int:
         """How many of the idle workers may begin a command, where `busy` others have one."""
         if self._ask is None:
             return idle
-        if not (self._alone and busy + idle <= self._allowed and time.monotonic() - self._asked < LOOK_SECONDS):
+        known = self._alone and busy + idle <= self._allowed and time.monotonic() - self._asked < LOOK_SECONDS
+        if not (known or self._granted):
             self._take(busy + idle, busy)
+        self._granted = False
         self.waits = busy + idle > self._allowed
         return max(0, min(idle, self._allowed - busy))
 
@@ -42,7 +46,8 @@ class Turns:
         if self._ask is None or time.monotonic() - self._asked < patience:
             return False
         self._take(busy + (idle if self.waits else 0), busy)
-        return self.waits and self._allowed > busy
+        self._granted = self.waits and self._allowed > busy
+        return self._granted
 
     @property
     def patience(self) -> float | None:
