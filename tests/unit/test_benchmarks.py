@@ -220,7 +220,7 @@ def test_the_contenders_train_the_same(module, tiny):
     assert errors == [] and any(line.startswith("scikit-learn: 3 of 3 equal") for line in lines), (lines, errors)
     assert figures["arithmetic alone"]["seconds"] > 0 and len(figures["arithmetic alone"]["twins"]) == 3
     assert {"warm-up", "first pass"} <= figures["arithmetic alone"]["parts"].keys()
-    bounds, own = losses.allowed(figures), figures["export and loop"]["losses"]
+    bounds, own = losses.allowed(tiny.configurations, figures), figures["export and loop"]["losses"]
     assert all(bound < 0.01 * loss for bound, loss in zip(bounds, own)), (bounds, own)
     figures["scikit-learn"]["losses"][0] = own[1]  # as with the other learning rate
     assert len(losses.compare(tiny.configurations, figures)[1]) == 1
