@@ -32,6 +32,10 @@ BEGIN
         RAISE EXCEPTION 'run % is of %, which trains one model', $1, of_function USING ERRCODE = '0A000',
             HINT = 'SELECT pg_cancel_backend(' || addressed.coordinator_pid || '); ends it.';
     END IF;
+    IF (addressed.parameters #> '{tables,replay_of}') IS NOT NULL THEN
+        RAISE EXCEPTION 'run % is a replay, which follows its log', $1 USING ERRCODE = '0A000',
+            HINT = 'SELECT pg_cancel_backend(' || addressed.coordinator_pid || '); ends it.';
+    END IF;
     IF octet_length($2::text) > 1000000 THEN
         RAISE EXCEPTION 'the control request is longer than 1000000 bytes' USING ERRCODE = '54000';
     END IF;

@@ -56,8 +56,8 @@ def madlib_keras_automl(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """Search with the arguments of madlib_keras_automl (a dict); `earlier`: the run that mop_resume goes on with
-    (:class:`~pg_mop.run.earlier.Earlier`)."""
+    """Search with the arguments of madlib_keras_automl (a dict); `earlier`: the run that mop_resume goes on with, or
+    mop_replay repeats (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = arguments
     with errors_of_search():
         method = MadlibMethod(a)

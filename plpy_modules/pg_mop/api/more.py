@@ -1,8 +1,9 @@
 """mop_more: a configuration that has been trained is trained on."""
 
 from pg_mop.api.class_weights import ClassWeights
-from pg_mop.api.fit_multiple import info_of, weights_of
-from pg_mop.api.output import tell_of_large
+from pg_mop.api.fit_multiple import info_of, weights_of, write_models
+from pg_mop.api.output import tell_of_large, write_models_summary
+from pg_mop.api.search import write_trials
 from pg_mop.api.winner import best_of, winner
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
@@ -30,25 +31,19 @@ def mop_more(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """Train with the arguments of mop_more (a dict); `earlier`: the run that mop_resume goes on with."""
+    """Train with the arguments of mop_more (a dict); `earlier`: the run that mop_resume goes on with, or mop_replay repeats."""
     a = arguments
+    if earlier is not None and earlier.followed is not None:
+        _repeat(db, a, earlier)
+        return
     if a["iterations"] is None or a["iterations"] < 1:
         raise MopError(f"iterations must be at least 1, not {a['iterations']}")
     key = a["mst_key"]
     path = TrainedPath(db, a["run_id"], key)
     before = path.before
     inputs = path.inputs(a["iterations"], earlier)
-    functions = None if path.object_table is None else object_table.check(db, path.object_table)
     judged_by = inputs.read_metric(path.metric)
-    configurations = Configurations(
-        inputs,
-        ClassWeights(inputs.source, inputs.engine),
-        judged_by=judged_by,
-        keep="best" if path.searched else "last",
-    )
-    configurations.check([{**path.configuration, "error": None, "reason": None}], functions)
-    for c in configurations:  # the rule that stopped it shall not do so again
-        c["fit"]["stop"] = None
+    configurations = _one(db, inputs, path.configuration, path.object_table, judged_by, path.searched)
     model, info = path.tables
 
     def write(result):
@@ -71,7 +66,7 @@ def train(db, arguments, earlier=None):
         _update(db, info, key, {name: value for name, value in columns.items() if name in present})
         best = None
         if path.trials is not None:
-            write_trial(db, result, c, path.trials, judged_by)
+            update_trial(db, result, c, path.trials, judged_by)
             best = best_trial(db, path.trials, info, judged_by)
         elif path.summary is not None:
             best = winner(db, info, LOSS if path.automl else None)
@@ -89,6 +84,7 @@ def train(db, arguments, earlier=None):
             Output(before.output, model, write),
             a,
             {
+                "model_arch_table": before.tables.get("model_arch_table"),
                 "object_table": path.object_table,
                 "use_gpus": inputs.use_gpus,
                 "metric": path.metric,
@@ -96,6 +92,53 @@ def train(db, arguments, earlier=None):
                 "automl": path.automl,
             },
             preferred=a["run_id"],
+        )
+    )
+
+
+def _one(db, inputs, c, functions_table, judged_by, searched):
+    """The Configurations of a call that trains one configuration on. `c`: its row in the catalog; `searched`: its run is a
+    search. Raises MopError."""
+    functions = None if functions_table is None else object_table.check(db, functions_table)
+    configurations = Configurations(
+        inputs, ClassWeights(inputs.source, inputs.engine), judged_by=judged_by, keep="best" if searched else "last"
+    )
+    configurations.check([{**c, "error": None, "reason": None}], functions)
+    for one in configurations:  # the rule that stopped it shall not do so again
+        one["fit"]["stop"] = None
+    return configurations
+
+
+def _repeat(db, a, earlier):
+    """Replay a run of mop_more into tables of its own, with one row each; `a`: with `output_table` besides."""
+    tables, first = earlier.followed.tables, earlier.followed.configurations[0]
+    inputs = Inputs.read(
+        db, a["source_table"], a["validation_table"], earlier.num_iterations, None, tables["use_gpus"], earlier
+    ).replace(metrics_iterations=sorted(earlier.followed.evaluated[first["mst_key"]]))
+    judged_by = inputs.read_metric(tables["metric"])
+    suffixes = ("_info", "_summary", *(["_trials"] if tables["searched"] else []))
+    model, info, summary, *trials = db.output_table(a["output_table"], *suffixes)
+
+    def write(result):
+        write_models(result, model, info, None)
+        for table in trials:
+            write_trials(result, table, judged_by)
+        write_models_summary(
+            result,
+            summary,
+            {**a, "model_output_table": a["output_table"], "name": None, "description": None},
+            [("object_table", "text", tables["object_table"]), ("num_iterations", "integer", inputs.num_iterations)],
+            [("metrics_iters", "integer[]", inputs.metrics_iterations), ("best_mst_key", "integer", first["mst_key"])],
+        )
+
+    execute(
+        RunSpec(
+            FUNCTION,
+            inputs,
+            _one(db, inputs, first, tables["object_table"], judged_by, tables["searched"]),
+            Output(a["output_table"], model, write),
+            a,
+            {name: value for name, value in tables.items() if name != "replay_of"},
         )
     )
 
@@ -238,7 +281,7 @@ class TrainedPath:
         return table
 
 
-def write_trial(db, result, c, table, judged_by):
+def update_trial(db, result, c, table, judged_by):
     """Bring a trial's row in the table of trials (quoted) up to date. `c`: its outcome; `judged_by`: (metric, dataset,
     goal)."""
     metric, dataset, goal = judged_by

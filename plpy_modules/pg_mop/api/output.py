@@ -70,7 +70,7 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
             ("model", "text", a["model_output_table"]),
             ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
             *madlib.names(source.transform),
-            ("model_arch_table", "text", result.spec.tables["model_arch_table"]),
+            ("model_arch_table", "text", result.spec.tables.get("model_arch_table")),
             *own,
             ("name", "text", a["name"]),
             ("description", "text", a["description"]),

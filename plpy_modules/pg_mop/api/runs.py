@@ -1,18 +1,20 @@
 """mop_resume and mop_replay: continue a run, or repeat it."""
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
+from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
-from pg_mop.run.earlier import Earlier, open_catalog, own_run
+from pg_mop.run.earlier import Earlier, open_catalog, options_of, own_run
 
-# function -> (training function, the argument with the output table's name)
+# function -> (training function, {argument with the name of an output table: its suffix in a replay})
 TRAINS = {
-    fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"),
-    fit.FUNCTION: (fit.train, "model"),
-    search.FUNCTION: (search.train, "model_output_table"),
-    automl.FUNCTION: (automl.train, "model_output_table"),
-    more.FUNCTION: (more.train, None),
+    fit_multiple.FUNCTION: (fit_multiple.train, {"model_output_table": ""}),
+    fit.FUNCTION: (fit.train, {"model": ""}),
+    search.FUNCTION: (search.train, {"model_output_table": ""}),
+    automl.FUNCTION: (automl.train, {"model_output_table": "", "model_selection_table": "_best"}),
+    more.FUNCTION: (more.train, {"output_table": ""}),
 }
+SEARCHES = (search.FUNCTION, automl.FUNCTION)
 
 
 @sql_function
@@ -24,12 +26,7 @@ def mop_resume(db, run_id):
     """
     with open_catalog(db) as catalog:
         run = own_run(db, catalog, run_id)
-        if run["status"] == "running":
-            raise MopError(
-                f"run {run_id} is running",
-                hint=f"To cancel it: SELECT pg_cancel_backend({run['coordinator_pid']});",
-                sqlstate="55006",
-            )
+        _check_ended(run)
         if catalog.output_is_written(run_id):
             raise MopError(f"run {run_id} is finished", sqlstate="55000")
         if not run["has_states"]:
@@ -38,42 +35,81 @@ def mop_resume(db, run_id):
             )
         _check_trains(run)
         earlier = Earlier(catalog, run)
-    if "replay_of" in earlier.tables:
-        raise MopError(
-            f"run {run_id} is a replay, which cannot be resumed",
-            hint=f"To start it again: SELECT {db.extension}.mop_replay({earlier.tables['replay_of']}, ...);",
-            sqlstate="0A000",
-        )
-    train, _ = TRAINS[run["function"]]
-    db.look_up_as(earlier.path)
-    train(db, earlier.arguments, earlier)
+        earlier.follow(catalog)
+    _go_on(db, earlier)
 
 
 @sql_function
 def mop_replay(db, run_id, output_table):
-    """Repeat a run from its initial weights, in its visit order and with its kernels, as a new run into new tables.
+    """Repeat a run from its initial weights, by its logged decisions, in its visit order and with its kernels, as a new run
+    into new tables. The same call again goes on with an unfinished replay.
 
     On the same kind of device, the weights are equal byte by byte, with any number of sessions. The exception are units
     that timed kernels against one another (pg_mop.kernel = 'auto'): their results are equal within rounding. Raises
-    MopError if the run was not trained completely, or if its rows or initial weights no longer exist.
+    MopError if the log of the run is not whole, or if its rows or initial weights no longer exist.
     """
     with open_catalog(db) as catalog:
         run = own_run(db, catalog, run_id)
         _check_trains(run)
+        _check_ended(run)
         earlier = Earlier(catalog, run, replay=True)
-    if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
-        raise MopError(
-            f"run {run_id} is a search, which is not replayed",
-            hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed makes the same proposals for "
-            f"the same results.",
-            sqlstate="0A000",
-        )
-    earlier.check_complete()
-    train, output = TRAINS[run["function"]]
-    if earlier.path not in (None, db.callers_path):  # create the new tables in the caller's schema
-        output_table = db.output_table(output_table)
+        if run["function"] in SEARCHES:
+            earlier.check_search(catalog.output_is_written(run_id))
+        earlier.check_complete()
+        made = db.output_table(output_table)
+        if earlier.path not in (None, db.callers_path):  # create the new tables in the caller's schema
+            output_table = made
+        arguments = _arguments(db, run, earlier, output_table)
+        unfinished = _unfinished(db, catalog, run, earlier, arguments)
+    if unfinished is not None:
+        db.info(f"going on with run {unfinished.run_id} of the same call (SET pg_mop.resume = off; begins anew)")
+        _go_on(db, unfinished)
+        return
+    train, _ = TRAINS[run["function"]]
+    if earlier.path not in (None, db.callers_path):
         db.look_up_as(earlier.path)
-    train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)
+    train(db, arguments, earlier)
+
+
+def _go_on(db, earlier):
+    """Continue a run, which may be a replay."""
+    train, _ = TRAINS[earlier.function]
+    db.look_up_as(earlier.path)
+    train(db, earlier.arguments, earlier)
+
+
+def _arguments(db, run, earlier, output_table):
+    """The arguments of a run's call, for a replay into other tables."""
+    _, outputs = TRAINS[run["function"]]
+    names = {name: db.suffixed(output_table, suffix) if suffix else output_table for name, suffix in outputs.items()}
+    changes = {"warm_start": False} if "warm_start" in earlier.arguments else {}
+    if run["function"] == more.FUNCTION:  # its call names no tables
+        changes.update({name: run[name] for name in ("source_table", "validation_table")})
+    return {**earlier.arguments, **changes, **names}
+
+
+def _unfinished(db, catalog, run, earlier, arguments):
+    """The unfinished replay of the same call, or None."""
+    options = settings.load(db)
+    if not options["resume"]:
+        return None
+    _, outputs = TRAINS[run["function"]]
+    found = catalog.unfinished(run["function"], arguments[next(iter(outputs))], arguments, replay_of=run["run_id"])
+    if found is None:
+        return None
+    unfinished = Earlier(catalog, found)
+    unfinished.followed = earlier
+    return unfinished if unfinished.sharing == options_of(earlier, options)["sharing"] else None
+
+
+def _check_ended(run):
+    """Raises MopError for a run in progress."""
+    if run["status"] == "running":
+        raise MopError(
+            f"run {run['run_id']} is running",
+            hint=f"To cancel it: SELECT pg_cancel_backend({run['coordinator_pid']});",
+            sqlstate="55006",
+        )
 
 
 def _check_trains(run):

@@ -29,6 +29,7 @@ from pg_mop.run.messages import warn_of_failures
 from pg_mop.run.metrics import HELD_OUT
 from pg_mop.run.spec import Output, RunSpec, Search
 from pg_mop.search import grids
+from pg_mop.search.logged import LoggedTrials
 from pg_mop.search.space import Space
 
 FUNCTION = "mop_search"
@@ -52,6 +53,7 @@ ARGUMENTS = (
     "folds",
 )
 LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
+TABLES = ("model_arch_table", "object_table", "architectures")  # of the run's row in the catalog
 
 
 @sql_function
@@ -61,8 +63,8 @@ def mop_search(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """Search with the arguments of mop_search (a dict); `earlier`: the run that mop_resume goes on with
-    (:class:`~pg_mop.run.earlier.Earlier`)."""
+    """Search with the arguments of mop_search (a dict); `earlier`: the run that mop_resume goes on with, or mop_replay
+    repeats (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = without_folds(arguments)
     with errors_of_search():
         call = SearchCall(db, FUNCTION, a, Method.read(a), read_space, earlier)
@@ -70,7 +72,7 @@ def train(db, arguments, earlier=None):
 
     def write(result):
         write_models(result, model, info, None)
-        result.winner = write_trials(result, trials)
+        result.winner = write_trials(result, trials, (call.metric, call.dataset, call.goal))
         write_models_summary(
             result,
             summary,
@@ -91,27 +93,28 @@ def train(db, arguments, earlier=None):
     call.execute(a, Output(a["model_output_table"], model, write), info)
 
 
-def write_trials(result, table):
-    """Write the status of each trial, and its metric after each iteration that was evaluated.
+def write_trials(result, table, judged_by):
+    """Write the status of each trial, and its metric after each iteration that was evaluated; `judged_by`: (metric, dataset,
+    goal).
 
-    The columns `iterations` and `metric_final` describe the state that the model table holds. Returns the Winner by these
-    states, or None.
+    The columns `iterations` and `metric_final` describe the state that the model table holds; of a trial that failed,
+    `iterations` are its whole ones. Returns the Winner by these states, or None.
     """
-    db, search = result.db, result.spec.search
+    db, (metric, dataset, goal) = result.db, judged_by
     db.execute(
         f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
         f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
         f"metric_best float8, metric_final float8, reason text)"
     )
     values, losses, finals = {}, {}, []
-    rows, outcome, dataset, folded = result.metrics, result.outcome(), search.dataset, FoldsOfRun.of(result)
+    rows, outcome, folded = result.metrics, result.outcome(), FoldsOfRun.of(result)
     if folded is not None:
         rows, outcome, dataset = metrics.with_folds(rows, result.configurations), folded.own(outcome), HELD_OUT
     for row in rows:
         if row["dataset"] == dataset:
-            values.setdefault(row["mst_key"], []).append((row["iteration"], search.value(row)))
+            values.setdefault(row["mst_key"], []).append((row["iteration"], metric_of(row, metric)))
             losses[row["mst_key"], row["iteration"]] = row["loss"]
-    better = min if search.goal == "min" else max
+    better = min if goal == "min" else max
     for c in outcome:
         key, found = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(found).get(c["iteration"])
@@ -127,7 +130,10 @@ def write_trials(result, table):
                 "compile_params": ("text", c["compile_params"]),
                 "fit_params": ("text", c["fit_params"]),
                 "status": ("text", status),
-                "iterations": ("integer", c["iteration"] or 0),
+                "iterations": (
+                    "integer",
+                    (c["version"] or 0) // result.segments if c["error"] else c["iteration"] or 0,
+                ),
                 "metric_iters": ("integer[]", [i for i, _ in found]),
                 "metric": ("float8[]", [v for _, v in found]),
                 "metric_best": ("float8", better((v for _, v in found), default=None)),
@@ -135,7 +141,7 @@ def write_trials(result, table):
                 "reason": ("text", c["error"] or c["reason"]),
             },
         )
-    return best_of(finals, (search.metric, search.goal), dataset)
+    return best_of(finals, (metric, goal), dataset)
 
 
 def _nothing(*_):
@@ -267,6 +273,7 @@ class SearchCall:
         GridError."""
         a = arguments
         self.db, self.function, self.method, self.earlier = db, function, method, earlier
+        self.followed = earlier.followed if earlier is not None else None
         limit = a.get("time_limit")
         self.seconds = (
             None if limit is None else float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
@@ -288,27 +295,29 @@ class SearchCall:
                 )
             if self.folds > MOST_IN_SEARCH:
                 raise MopError(f"folds must be at most {MOST_IN_SEARCH} in a search, not {self.folds}")
-        self.architectures = Architectures(db, a["model_arch_table"], earlier)
-        self.space = read_space(a, self.architectures)
-        procedure = method.create(self.space, 0, "min")  # for its checks: made again once the seed is known
+        self.object_table = a["object_table"]
+        make = None
+        if self.followed is not None:  # its log has the proposals
+            most = self.followed.num_iterations
+            self.tables = {name: self.followed.tables.get(name) for name in TABLES}
+        else:
+            self.architectures = Architectures(db, a["model_arch_table"], earlier)
+            self.space = read_space(a, self.architectures)
+            most = method.create(self.space, 0, "min").most  # (checks it, too: made again once the seed is known)
+            make = self.architectures.configuration
+            values = self.architectures.text, self.object_table, self.architectures.digests()
+            self.tables = dict(zip(TABLES, values))
         self.inputs = Inputs.read(
-            db, a["source_table"], a["validation_table"], procedure.most, None, a["use_gpus"], earlier
+            db, a["source_table"], a["validation_table"], most, None, a["use_gpus"], earlier
         ).replace(metrics_iterations=[])
         if self.folds is not None:
             self.held_out = held_out(self.inputs, self.folds)
-        options = self.inputs.options
-        if procedure.name == "population" and not (options["sharing"] and options["same_start"]):
-            raise MopError(
-                "population-based training copies stages of other trials, which "
-                "pg_mop.sharing = off and pg_mop.same_start = off forbid",
-                hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
-            )
-        self.object_table = a["object_table"]
         functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.inputs.read_metric(a["metric"] or "loss")
         self.known = []
         if a.get("continue_from") is not None and earlier is None:  # a search that is resumed has it in its log
             self.known = self._known(a["continue_from"])
+        options = self.inputs.options
         if options["seed"] is None:
             options["seed"] = secrets.randbits(31)
         self.configurations = Configurations(
@@ -319,13 +328,27 @@ class SearchCall:
             searches=True,
             keep=method.keep if self.folds is None else "last",
             folds=self.folds,
-            make=self.architectures.configuration,
+            make=make,
         )
         self.configurations.check([], functions)
-        self._check_space()
+        if self.followed is None:
+            self._check_population()
+            self._check_space()
+
+    def _check_population(self):
+        """Raises MopError where copies of trials cannot share stages."""
+        options = self.inputs.options
+        if search.find(self.method.name).name == "population" and not (options["sharing"] and options["same_start"]):
+            raise MopError(
+                "population-based training copies stages of other trials, which "
+                "pg_mop.sharing = off and pg_mop.same_start = off forbid",
+                hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
+            )
 
     def procedure(self, seed, segments=None):
-        """The procedure of a run with this seed."""
+        """The procedure of a run with this seed; of a replay, what the log tells of its trials."""
+        if self.followed is not None:
+            return LoggedTrials(search.find(self.method.name).name, self.followed.trials)
         # a search that continues another proposes other configurations with the same seed
         proposals = self.random_state if self.random_state is not None else (seed + self.continues) % 2**31
         return self.method.create(self.space, proposals, self.goal, segments)
@@ -405,11 +428,7 @@ class SearchCall:
                     self.configurations,
                     output,
                     arguments,
-                    {
-                        "model_arch_table": self.architectures.text,
-                        "object_table": self.object_table,
-                        "architectures": self.architectures.digests(),
-                    },
+                    self.tables,
                     search=self.spec(),
                     all_failed=_all_failed,
                 )
@@ -439,7 +458,7 @@ class SearchCall:
 
     def _differs(self, earlier, options):
         """Why the call is not that of an earlier run, or None."""
-        if earlier.tables["architectures"] != self.architectures.digests():
+        if earlier.tables["architectures"] != self.tables["architectures"]:
             return "its architectures are others"
         same = all(
             options[name] == earlier.settings.get(name) for name in ("kernel", "same_start", "sharing", "keras_backend")

@@ -98,9 +98,11 @@ class Runs(Stages):
         abandoned = status == "running" and run["coordinator_pid"] == self.caller
         return {**run, "status": "failed" if abandoned else status}
 
-    def unfinished(self, function: str, output: str, arguments: Mapping[str, Any]) -> Row | None:
+    def unfinished(
+        self, function: str, output: str, arguments: Mapping[str, Any], replay_of: int | None = None
+    ) -> Row | None:
         """The role's last run of a call of `function` with these arguments, if the run still holds states and its
-        output was never committed; else None."""
+        output was never committed; else None. `replay_of`: the run that it repeats, of a replay."""
         for row in self.execute(
             f"""
             SELECT run_id FROM {self.prefix}run r
@@ -117,7 +119,7 @@ class Runs(Stages):
             if (
                 parameters.get("arguments") == json.loads(json.dumps(arguments))
                 and run["status"] != "running"
-                and "replay_of" not in parameters.get("tables", {})
+                and parameters.get("tables", {}).get("replay_of") == replay_of
                 and not self.output_is_written(row["run_id"])
             ):
                 return run

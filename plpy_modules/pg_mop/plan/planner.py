@@ -78,6 +78,7 @@ class Planner:
         earlier: Any = None,
     ) -> None:
         self.workload, self.history, self.earlier = workload, history or CostHistory(), earlier
+        self.followed = earlier.followed if earlier is not None else None  # the run that a replay repeats
         self.plan = Plan()
         self.sharing = Sharing(self._architectures(configurations), workload.shape, workload.options["keras_backend"])
         self._held_out = {c["mst_key"]: tuple(c["held_out"]) for c in configurations if c.get("held_out")}
@@ -115,7 +116,7 @@ class Planner:
     # --- stages -------------------------------------------------------------------------------------
     def ask_for_all(self, configurations: Iterable[Configuration], misfits: Collection[int]) -> None:
         """Ask for all iterations of the configurations, but of the `misfits` (their mst_keys). A configuration that was
-        stopped in the earlier run gets the iterations that it had."""
+        stopped in the earlier run gets the iterations that it had; in a replay all of them do."""
         for c in configurations:
             if c["mst_key"] not in misfits:
                 self._ask_for_all(c)
@@ -126,7 +127,9 @@ class Planner:
         work = self.workload
         for key in self.replicas() if work.averaging else [c["mst_key"]]:
             until, evaluated = work.num_iterations, set(work.metrics_iterations)
-            if self.earlier is not None and key in self.earlier.stopped | self.earlier.iterations.keys():
+            if self.followed is not None and not work.averaging:
+                until, evaluated = self.followed.iterations[key], self.followed.evaluated.get(key, set())
+            elif self.earlier is not None and key in self.earlier.stopped | self.earlier.iterations.keys():
                 until = self.earlier.iterations[key]  # it was stopped, or added with a number of its own
                 evaluated.add(until)
             self.ask(c, until, evaluated if key == 1 or not work.averaging else (), key)
@@ -147,8 +150,8 @@ class Planner:
         """
         key = key or c["mst_key"]
         before, root, at, apart = len(self.plan.path(key)), self._root(c, key), c["resolver"].at, None
-        if self.earlier is not None and self.earlier.replay:
-            apart = self.earlier.apart.get(key)
+        if self.followed is not None:
+            apart = self.followed.apart.get(key)
         elif shareable is not None:
             stages = self.plan.foresee(key, root, at, until)
             shared = shareable(stages, evaluated)

@@ -29,9 +29,11 @@ class Adoption:
 
     def __init__(self, spec: RunSpec, planner: Planner, catalog: Any, run_id: int) -> None:
         self.spec, self.planner, self.catalog, self.run_id = spec, planner, catalog, run_id
-        replays = planner.earlier is not None and planner.earlier.replay
         self.allowed = (
-            planner.workload.options["reuse"] and not spec.averaging and spec.application is None and not replays
+            planner.workload.options["reuse"]
+            and not spec.averaging
+            and spec.application is None
+            and planner.followed is None
         )
         self._told = False
 

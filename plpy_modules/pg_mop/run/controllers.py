@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
@@ -11,8 +11,9 @@ from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
 from pg_mop.run.configurations import Added, Configuration, Configurations
+from pg_mop.run.earlier import End
 from pg_mop.run.messages import Messages
-from pg_mop.run.requests import Ask, Pin, Register, Steps, Withdraw
+from pg_mop.run.requests import Ask, GiveUp, Pin, Register, Steps, Withdraw
 
 Row = dict[str, Any]  # of Catalog.metrics
 Verdict = tuple[str, int]  # why a configuration stops, and after which iteration
@@ -67,6 +68,9 @@ class RunController:
 
     def expect(self, stages: Iterable[Stage]) -> None:
         """These stages are to be done."""
+
+    def finish(self) -> None:
+        """All is trained."""
 
     # --- rules ----------------------------------------------------------------------------------------
     def watch(self) -> Steps:
@@ -246,3 +250,45 @@ class FixedController(RunController):
             left.discard(stage.number)
             if not left:
                 del self.left[stage.iteration]
+
+
+class ReplayController(FixedController):
+    """Repeats what an earlier run logged. All iterations are asked for at the beginning: the log has the decisions of search
+    procedures, of rules, of people and of the clock. A configuration that ended before its time ends in the same way."""
+
+    def __init__(self, *arguments: Any, ends: Mapping[int, End], best: Mapping[int, int] | None, **more: Any) -> None:
+        """`ends`: {mst_key: End}; `best`: {mst_key: iteration} of the states that the run kept as the best ones; None: the
+        rules of the configurations choose them again."""
+        super().__init__(*arguments, **more)
+        self.ends, self.best = dict(ends), best
+
+    def begin(self) -> Steps:
+        self.stopped.update(c["mst_key"] for c in self.configurations)  # (by the log, not by rules)
+        yield from super().begin()
+        for key in list(self.ends):
+            yield from self._end(key)
+
+    def watch(self) -> Steps:
+        if self.best is None:
+            yield from super().watch()
+            return
+        for key, iteration in self.best.items():
+            if len(path := self.plan.path(key)) >= iteration:  # (else it could not be trained now)
+                self.kept[key] = path[iteration - 1].number
+                yield Pin(self.kept[key])
+
+    def ended(self, stages: Sequence[Stage]) -> Steps:
+        yield from super().ended(stages)
+        for key in sorted(set().union(*(stage.trials for stage in stages)) & self.ends.keys()):
+            yield from self._end(key)
+
+    def _end(self, key: int) -> Steps:
+        """End a configuration as the log says, if its last iteration has ended."""
+        path = self.plan.path(key)
+        if path and not path[-1].ended:
+            return
+        end = self.ends.pop(key)
+        if end.reason is not None:
+            yield Withdraw(key, end.reason, len(path))
+        if end.error is not None:
+            yield GiveUp(key, end.error, end.blame or "configuration")

@@ -29,7 +29,7 @@ from pg_mop.plan.stages import Stage
 from pg_mop.run import ending, segments
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
-from pg_mop.run.controllers import FixedController, RunController
+from pg_mop.run.controllers import FixedController, ReplayController, RunController
 from pg_mop.run.earlier import Earlier, options_of
 from pg_mop.run.executor import Executor
 from pg_mop.run.messages import Messages, listed
@@ -186,6 +186,16 @@ class Coordinator:
     def resumes(self) -> bool:
         return self.earlier is not None and not self.earlier.replay
 
+    @property
+    def followed(self) -> Earlier | None:
+        """The run whose log decides what is trained, of a replay."""
+        return self.earlier.followed if self.earlier is not None else None
+
+    @property
+    def searches(self) -> bool:
+        """True where a search procedure decides what is trained."""
+        return self.spec.search is not None and self.followed is None
+
     def _unfinished(self) -> Earlier | None:
         """The unfinished run of the same call, if this call goes on with it."""
         spec, run = self.spec, None
@@ -222,7 +232,7 @@ class Coordinator:
                 f"{earlier.run_id} began",
                 detail="They were written to, packed anew or moved.",
                 hint=None
-                if earlier.replay
+                if earlier.followed is not None
                 else "SET pg_mop.resume = off; and call again to train on the rows as they are.",
                 sqlstate="55000",
             )
@@ -243,6 +253,7 @@ class Coordinator:
             earlier.read(self.catalog, self.remote_runs.reopen())
         self._plan()
         if earlier is not None:
+            self._copy_log()
             self.adoption = Adoption(self.spec, self.planner, self.catalog, earlier.run_id)
             self._start_paths()
         else:
@@ -277,6 +288,8 @@ class Coordinator:
         spec, inputs, options = self.spec, self.inputs, self.options
         if self.earlier is not None:
             self.configurations.misfits.update(self.earlier.failed)
+        if self.followed is not None:
+            self.configurations.misfits.update(self.followed.failed)
         workload = Workload(
             table=inputs.source.table.oid,
             columns=(inputs.source.inputs, inputs.source.outputs) if spec.application is None else ((), ()),
@@ -287,7 +300,7 @@ class Coordinator:
             num_iterations=inputs.num_iterations,
             metrics_iterations=inputs.metrics_iterations,
             averaging=spec.averaging,
-            searches=spec.search is not None,
+            searches=self.searches,
             use_gpus=inputs.use_gpus,
         )
         self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
@@ -296,10 +309,8 @@ class Coordinator:
             most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
         self.wanted = self.planner.sessions(inputs.capacity, most)
         options["threads"] = self.planner.threads(self.servers[None].info["cores"], self.wanted)
-        if spec.search is None:
-            self.planner.ask_for_all(self.configurations, self.configurations.misfits)
-        else:
-            self.planner.ask_for_all((), self.configurations.misfits)
+        asking = () if self.searches else self.configurations
+        self.planner.ask_for_all(asking, self.configurations.misfits)
 
     def _shape(self) -> str:
         """The shape of a row as text, such as '28 x 28 -> 10'; '' where nothing is trained, and no cost is noted."""
@@ -327,7 +338,7 @@ class Coordinator:
                 f"SET pg_mop.priority = {most};",
             )
         search = self.spec.search
-        if search is not None:  # (its plan grows as it goes on)
+        if search is not None and self.searches:  # (its plan grows as it goes on)
             if limits["max_seconds"] is not None and (search.seconds or float("inf")) > limits["max_seconds"]:
                 raise self._beyond(
                     f"a search of this role must have a time limit of at most {limits['max_seconds']:g} s",
@@ -406,6 +417,7 @@ class Coordinator:
             expected,
             prediction,
         )
+        self._copy_log()
         self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
         try:
             self.adoption.adopt(list(self.planner.plan.stages.values()))
@@ -415,6 +427,11 @@ class Coordinator:
             self.catalog.drop_run(self.run_id)
             self.run_id = None
             raise
+
+    def _copy_log(self) -> None:
+        """Give a replay of a search the log that it follows, if the earlier coordinator has not done so."""
+        if self.followed is not None and not self.catalog.search_log(self.run_id):
+            self.catalog.log_search(self.run_id, 1, self.followed.events)
 
     def _open_remote_run(self, catalog: Any, leader: str) -> int:
         """Open a remote run in the catalog of another server: its number there."""
@@ -521,11 +538,16 @@ class Coordinator:
             return catalog.metrics(run_id, stages=stages)
 
         basics = plan, self.configurations, metrics_of, messages
+        iterations: dict[str, Any] = {
+            "num_iterations": self.inputs.num_iterations,
+            "metrics_iterations": self.inputs.metrics_iterations,
+        }
+        if search is not None:
+            self.procedure = search.procedure(self.seed, len(self.planner.workload.keys("training")))
+        if self.followed is not None and not self.spec.averaging:
+            return ReplayController(*basics, ends=self.followed.ends, best=self.followed.best, **iterations)
         if search is None:
-            return FixedController(
-                *basics, num_iterations=self.inputs.num_iterations, metrics_iterations=self.inputs.metrics_iterations
-            )
-        self.procedure = search.procedure(self.seed, len(self.planner.workload.keys("training")))
+            return FixedController(*basics, **iterations)
         events = catalog.search_log(run_id)
         if not events and search.known:
             events = [["known", search.known]]
@@ -631,11 +653,15 @@ class Coordinator:
         failed, stages = self._failures(), planner.plan.stages
         kept = {key: stages[stage].iteration for key, stage in self.controller.kept.items()}
         self.result = RunResult(spec, self.catalog, self.run_id, started, failed, kept)
+        self.result.segments = len(planner.workload.keys("training"))
         self.result.replicas = planner.workload.rows if spec.averaging else []
         self.result.procedure = getattr(self, "procedure", None)
         failed = self.configurations.failures(failed)
         if spec.averaging and failed or len(failed) == len(self.configurations.own):
             raise MopError(spec.all_failed(failed), detail=listed(failed), sqlstate="22000")
+        self.controller.finish()
+        if self.followed is not None:
+            self.messages.compare(self.followed, self.result.metrics, self.options)
 
     def _note_costs(self) -> None:
         """Keep the measured costs of nets for later runs, from the stages of each net that were trained last."""

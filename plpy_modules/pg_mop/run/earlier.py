@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog, LocalCatalog
@@ -13,6 +13,7 @@ from pg_mop.connections import targets
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Unit
 
+END = "end"  # the last event in the log of a search, see SearchController.finish
 # settings that decide the results: the earlier run's values count, not those in force now
 SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
 
@@ -42,11 +43,28 @@ def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **same, "sharing": earlier.sharing and not alone}
 
 
+class End(NamedTuple):
+    """How a configuration ended before its time: a procedure, a rule or a person stopped it for a reason, or it failed."""
+
+    reason: str | None
+    error: str | None
+    blame: str | None
+
+
 class Earlier:
-    """A run as the catalog has it. `run`: its row; `replay`: it will be repeated in its visit order, as a new run."""
+    """A run as the catalog has it. `run`: its row; `replay`: it will be repeated in its visit order, as a new run.
+
+    `followed`: the run whose log decides what is trained in which order: of a replay, the run that is repeated; None
+    where nothing is repeated.
+    """
+
+    followed: Earlier | None = None
 
     def __init__(self, catalog: Catalog, run: dict[str, Any], replay: bool = False) -> None:
         self.replay, self.run_id, self.function = replay, run["run_id"], run["function"]
+        self.schema = catalog.schema.replace("%%", "%")
+        if replay:
+            self.followed = self
         self.sessions, self.given = (
             run["sessions"],
             run["configurations"],
@@ -76,6 +94,10 @@ class Earlier:
         self.stages = catalog.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
+        self.evaluated: dict[int, set[int]] = {}  # mst_key -> its iterations with metrics
+        for row in self.stages:
+            for key in keys[row["stage"]] if row["scores"] else ():
+                self.evaluated.setdefault(key, set()).add(row["iteration"])
         self.apart: dict[int, dict[int, str]] = {}  # mst_key -> {iteration: text}, see Plan.ask
         for row in self.stages:
             if found := re.fullmatch("[0-9a-f]{64}/(.*)", row["identity"]):
@@ -96,6 +118,67 @@ class Earlier:
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
+        if self.replay:
+            self._read_results(catalog)
+
+    def _read_results(self, catalog: Catalog) -> None:
+        """Read what a replay repeats besides the units: the decisions of a search, and the metrics."""
+        self.events = catalog.search_log(self.run_id)
+        self.metrics = {(row["mst_key"], row["iteration"], row["dataset"]): row for row in catalog.metrics(self.run_id)}
+        segments = {segment for dataset, segment in self.segments if dataset == "training"}
+        self._visits = {c["mst_key"]: segments - set(c["held_out"] or ()) for c in self.configurations}
+        # the run that trained an iteration of a configuration, if it was not this one
+        self._sources = {
+            (key, row["iteration"]): row["source_run"]
+            for row in self.stages
+            for key in row["mst_keys"] or ()
+            if row["source_run"] is not None
+        }
+        for c in self.configurations:  # one that has failed is repeated up to its last whole iteration
+            key = c["mst_key"]
+            lacking = next((i for i in range(1, self.iterations[key] + 1) if not self._is_whole(key, i)), None)
+            if c["error"] is not None and lacking is not None and (key, lacking) not in self._sources:
+                self.iterations[key] = lacking - 1
+
+    def _is_whole(self, key: int, iteration: int) -> bool:
+        """True where the log has all visits of an iteration of a configuration."""
+        found = self.order.get((key, iteration), ())
+        return bool(found) if self.averaging else set(found) == self._visits[key]
+
+    def follow(self, catalog: Catalog) -> None:
+        """If the run is a replay, read the run that it repeats. Raises MopError where that run has been dropped."""
+        number = self.tables.get("replay_of")
+        if number is None:
+            return
+        run = catalog.run(number)
+        if run is None:
+            raise MopError(
+                f"run {self.run_id} is a replay of run {number}, which has been dropped",
+                hint=f"SELECT {self.schema}.mop_drop_run({self.run_id});",
+                sqlstate="55000",
+            )
+        self.followed = Earlier(catalog, run, replay=True)
+
+    @property
+    def best(self) -> dict[int, int] | None:
+        """{mst_key: iteration} of the states that a search kept as the best ones; None of other runs."""
+        if not self.events:
+            return None
+        return {int(key): iteration for key, iteration in self.events[-1][1]["kept"].items()}
+
+    @property
+    def trials(self) -> list[list[Any]]:
+        """The trials of a search as its log has them at its end (search/logged.py)."""
+        return self.events[-1][1]["trials"]
+
+    @property
+    def ends(self) -> dict[int, End]:
+        """{mst_key: End} of the configurations that a replay trains, and that ended before their time."""
+        return {
+            c["mst_key"]: End(c["reason"], c["error"], c["blame"])
+            for c in self.configurations
+            if (c["reason"] or c["error"]) is not None and c["mst_key"] not in self.failed
+        }
 
     def _begun(self, rows: Iterable[dict[str, Any]]) -> list[tuple[Unit, dict[str, Any]]]:
         """Count the attempts at units in these rows. Returns (Unit, row) of each."""
@@ -126,7 +209,14 @@ class Earlier:
 
     @property
     def failed(self) -> dict[int, str]:
-        """{mst_key: message} of the configurations that failed by their own fault, and are not resumed."""
+        """{mst_key: message} of the configurations that failed by their own fault, and are not resumed. Of a replay: of those
+        that failed before they had trained an iteration."""
+        if self.replay:
+            return {
+                c["mst_key"]: c["error"]
+                for c in self.configurations
+                if c["error"] is not None and not self.iterations[c["mst_key"]]
+            }
         failed = {
             c["mst_key"]: c["error"]
             for c in self.configurations
@@ -163,23 +253,43 @@ class Earlier:
         return None
 
     def check_complete(self) -> None:
-        """Raises MopError unless the log has every visit of the configurations that did not fail."""
-        trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
-        segments = {segment for dataset, segment in self.segments if dataset == "training"}
-        visits = {c["mst_key"]: segments - set(c["held_out"] or ()) for c in self.configurations}
-        asked = [(key, i) for key in trained for i in range(1, self.iterations[key] + 1)]
-        missing = [key for key, i in asked if set(self.order.get((key, i), ())) != visits[key]]
-        if self.averaging:
-            missing = [key for key, i in asked if (key, i) not in self.order]
-        if missing:
-            if any(row["source_run"] is not None for row in self.stages):
+        """Raises MopError unless the log has all visits that a replay repeats."""
+        missing = [
+            (key, i)
+            for key in sorted(self._visits)
+            for i in range(1, self.iterations[key] + 1)
+            if not self._is_whole(key, i)
+        ]
+        for key, i in missing:
+            if (key, i) in self._sources:
                 raise MopError(
-                    f"the log of run {self.run_id} lacks what an earlier run trained for it: mst_key {missing[0]}",
-                    detail="That run has been dropped, or this one was not trained to its end.",
+                    f"the log of run {self.run_id} lacks what run {self._sources[key, i]} trained for it: mst_key {key}",
+                    detail="That run has been dropped.",
+                    hint=f"SET pg_mop.seed = {self.seed}; SET pg_mop.reuse = off; and the same call with new output tables "
+                    "trains all of it anew.",
                     sqlstate="55000",
                 )
-            raise MopError(
-                f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
-                hint="mop_resume goes on with it.",
-                sqlstate="55000",
-            )
+        if missing:
+            raise self._incomplete(f"run {self.run_id} has not been trained to its end: mst_key {missing[0][0]}")
+
+    def check_search(self, written: bool) -> None:
+        """Raises MopError unless the log has a search to its end. `written`: the run's output is written."""
+        if self.events and self.events[-1][0] == END:
+            return
+        if not written:
+            raise self._incomplete(f"the search of run {self.run_id} has not come to its end")
+        raise MopError(
+            f"the log of run {self.run_id} lacks the end of its search",
+            detail="An earlier version of pg_mop did not write it.",
+            hint=f"The same call with random_state => {self.seed} and new output tables makes the same proposals for the same "
+            "results.",
+            sqlstate="0A000",
+        )
+
+    def _incomplete(self, message: str) -> MopError:
+        return MopError(
+            message,
+            detail="A replay repeats a run whose log is whole.",
+            hint=f"First SELECT {self.schema}.mop_resume({self.run_id});",
+            sqlstate="55000",
+        )

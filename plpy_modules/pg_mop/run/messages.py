@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.run import metrics
+from pg_mop.run.earlier import Earlier
 from pg_mop.run.spec import RunSpec
 
 SILENT = 10  # INFO lines between two evaluations, at most
+ROUNDING = 1e-4  # a part of a value by which results differ where units timed kernels
 MOST_KEYS, MOST_FAILURES = 20, 5  # failed configurations that a warning names, and whose errors it shows
 
 
@@ -58,6 +60,20 @@ class Messages:
     def late(self, reason: str) -> None:
         """A configuration was added too late."""
         self.db.warning(f"a configuration {reason} came too late to be trained: run {self.run_id} was at its end")
+
+    def compare(self, followed: Earlier, rows: Iterable[Any], options: Mapping[str, Any]) -> None:
+        """Tell of a replay's metrics (`rows`) that differ from those of the run that it repeats. `options`: the settings."""
+        found = metrics.differences(followed.metrics, rows)
+        if not (found.differ or found.lacking):
+            return
+        rounded = options["kernel"] == "auto" or options["share_prefixes"]
+        tell = self.db.notice if rounded and not found.lacking and found.largest <= ROUNDING else self.db.warning
+        tell(
+            f"{found.differ + found.lacking} of {found.values} losses and metrics are not those of run {followed.run_id}, by "
+            f"which it was decided what to train (at most {found.largest:.2g} of a value apart)",
+            detail=f"The first one is of {found.first}. Equal are results of the same kind of machine, with the same versions "
+            "of Keras and its framework; with pg_mop.kernel = auto only within rounding.",
+        )
 
 
 def listed(failed: dict[int, str], most: int | None = None) -> str:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.plan.folds import summarize
@@ -107,6 +108,50 @@ def best(rows: Sequence[Row]) -> tuple[list[Row], str]:
     name, direction = judged_by(next(iter(r["metrics"] or ()), None) for r in rows)
     value = "loss" if name == "loss" else "metric"
     return sorted(rows, key=lambda r: order(direction, r[value], r["loss"], r["mst_key"]))[:BEST], name
+
+
+@dataclass
+class Differences:
+    """How the values of a replay differ from those of the run that it repeats: `values` compared, so many `differ`, by at most
+    the `largest` part of their size; `lacking`: values that the replay does not have; `first`: the first one in words."""
+
+    values: int = 0
+    differ: int = 0
+    lacking: int = 0
+    largest: float = 0.0
+    first: str | None = None
+
+
+def differences(before: Mapping[tuple[int, int, str], Row], rows: Iterable[Row]) -> Differences:
+    """Compare losses and metrics. `before`: {(mst_key, iteration, dataset): row} of the earlier run.
+
+    >>> row = {"mst_key": 1, "iteration": 2, "dataset": "training", "loss": 0.5, "metrics": {"accuracy": 0.75}}
+    >>> differences({(1, 2, "training"): row}, [{**row, "loss": 0.25}])
+    Differences(values=2, differ=1, lacking=0, largest=0.5, first='mst_key 1, iteration 2, training loss: 0.5, now 0.25')
+    """
+    found = Differences()
+    now = {(row["mst_key"], row["iteration"], row["dataset"]): row for row in rows}
+    for place, row in before.items():
+        others = _values(now[place]) if place in now else {}
+        for name, value in _values(row).items():
+            other = others.get(name)
+            found.values += 1
+            if other == value:
+                continue
+            found.first = (
+                found.first or "mst_key {}, iteration {}, {} ".format(*place) + f"{name}: {value!r}, now {other!r}"
+            )
+            if other is None:
+                found.lacking += 1
+            else:
+                found.differ += 1
+                found.largest = max(found.largest, abs(other - value) / max(abs(other), abs(value)))
+    return found
+
+
+def _values(row: Row) -> dict[str, float]:
+    values = {"loss": row["loss"], **(row["metrics"] or {})}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def duration(seconds: float) -> str:

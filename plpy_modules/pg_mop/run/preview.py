@@ -73,7 +73,7 @@ class Preview(Coordinator):
         if limit is not None:
             self.wanted = min(self.wanted, int(limit))
         self.fixed = fixed_costs(self.catalog)
-        if self.spec.search is not None:
+        if self.searches:
             return self._searched()
         if not self.run_id:
             self.check_limits()

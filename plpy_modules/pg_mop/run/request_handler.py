@@ -49,8 +49,8 @@ class RequestHandler:
                 return self._withdraw(mst_key, reason, until, beside)
             case Pin(stage, instead):
                 self.needed.pin(stage, instead)
-            case GiveUp(mst_key, message):
-                self.give_up([mst_key], message)
+            case GiveUp(mst_key, message, blame):
+                self.give_up([mst_key], message, blame)
             case HasState(stage):
                 return self.run.states.has(stage)
         return None

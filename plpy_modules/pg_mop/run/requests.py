@@ -50,10 +50,11 @@ class Pin:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """A configuration has failed, for this reason."""
+    """A configuration has failed, for this reason; `blame`: 'configuration', or 'infrastructure' (mop_resume tries again)."""
 
     mst_key: int
     message: str
+    blame: str = "infrastructure"
 
 
 @dataclass(frozen=True)

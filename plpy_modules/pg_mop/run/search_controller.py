@@ -12,9 +12,11 @@ from pg_mop.plan.stages import Stage
 from pg_mop.run import metrics
 from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController
+from pg_mop.run.earlier import END
 from pg_mop.run.requests import Ask, GiveUp, HasState, Register, Steps, Withdraw
 from pg_mop.run.spec import Search
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
+from pg_mop.search.logged import outline
 
 Event = list[Any]
 
@@ -81,7 +83,7 @@ class SearchController(RunController):
                 )
             elif kind == "limit":
                 self.over = True
-            else:
+            elif kind != END:
                 if kind == "tell":
                     self.heard[values[0]] = max(values[1] or 0, self.heard.get(values[0], 0))
                 elif kind == "add":
@@ -274,6 +276,11 @@ class SearchController(RunController):
         self.procedure.tell(key, iteration, value, *why)
         if self.procedure.best != best:
             self.messages.lines([self.search.best_line(key, row or {}, len(self.procedure.trials))])
+
+    def finish(self) -> None:
+        """Log what the output tables tell besides the results, so that a replay needs no procedure."""
+        kept = {key: self.plan.stages[stage].iteration for key, stage in self.kept.items()}
+        self._note([END, {"kept": kept, "trials": outline(self.procedure)}])
 
     def _note(self, event: Event) -> None:
         self.log(self.logged + 1, [event])

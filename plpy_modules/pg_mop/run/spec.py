@@ -45,16 +45,17 @@ class Output:
 class Search:
     """A search procedure decides which configurations are trained, and how long.
 
-    `procedure(seed, segments)`: makes it; `metric`, `dataset`, `goal`: its criterion; `seconds`: after this time
-    nothing more is begun; `most_trials`: at most; `known`: results of an earlier run, [(configuration, {iteration:
-    value}), ...]; `stops_within_budget`: it may stop a trial before the iterations that it asked for;
+    `procedure(seed, segments)`: makes it; in a replay, LoggedTrials in its place (search/logged.py); `metric`, `dataset`,
+    `goal`: its criterion; `seconds`: after this time nothing more is begun; `most_trials`: at most; `known`: results of
+    an earlier run, [(configuration, {iteration: value}), ...]; `stops_within_budget`: it may stop a trial before the
+    iterations that it asked for;
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
     `best_line(mst_key, row, trials)`: the INFO line about a new best trial; `held_out`: the segments of each fold, where the
     criterion is the mean over folds.
     """
 
-    procedure: Callable[[int, int], Procedure]
+    procedure: Callable[[int, int], Any]
     metric: str
     dataset: str
     goal: str
@@ -122,8 +123,9 @@ class RunResult:
     """The result of a run, for the writers of its output tables.
 
     `catalog`: open, until the output is written; `failed`: {mst_key: message}; `metrics`: rows of Catalog.metrics;
-    `kept`: {mst_key: iteration of the state that is kept as its best}; `started`: when, as text; `replicas`: of
-    averaging, the rows of each replica's segment; `procedure`: of a search; `winner`: the best configuration
+    `kept`: {mst_key: iteration of the state that is kept as its best}; `started`: when, as text; `segments`: how many each
+    iteration visits, unless a fold leaves some out; `replicas`: of averaging, the rows of each replica's segment;
+    `procedure`: of a search, or LoggedTrials of a replay (search/logged.py); `winner`: the best configuration
     (api.winner.Winner), once the output is written; None if no configuration has a result.
     """
 
@@ -135,6 +137,7 @@ class RunResult:
         self.configurations, self.outputs = spec.configurations, spec.configurations.outputs
         self.failed, self.kept = failed, kept
         self.metrics = catalog.metrics(run_id)
+        self.segments = 1
         self.replicas: list[int] = []
         self.procedure: Any = None
         self.winner: Any = None

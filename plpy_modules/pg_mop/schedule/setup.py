@@ -41,11 +41,12 @@ def make_board(
     kind: Callable[..., Board] = Board
     if work.averaging:
         kind = Replicas
-    elif earlier is not None and earlier.replay:
+    elif planner.followed is not None:
         order = {
-            planner.plan.path(key)[iteration - 1].number: segments
-            for (key, iteration), segments in earlier.order.items()
-            if key not in misfits
+            stage.number: planner.followed.order[c["mst_key"], stage.iteration]
+            for c in configurations
+            if c["mst_key"] not in misfits
+            for stage in planner.plan.path(c["mst_key"])
         }
         kind = functools.partial(Logged, order=order)
     board = kind(
@@ -99,11 +100,12 @@ def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -
 
 def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, str]:
     """Of a replay: {unit: the kernel that it used in the earlier run}."""
-    earlier = planner.earlier
-    if earlier is None or not earlier.replay:
+    if planner.followed is None:
         return {}
+    paths = {key: planner.plan.path(key) for key, _, _ in planner.followed.kernels if key not in misfits}
     return {
-        Unit(iteration, planner.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
-        for (key, iteration, segment), kernel in earlier.kernels.items()
-        if key not in misfits
+        Unit(iteration, path[iteration - 1].number, "train", "training", segment): kernel
+        for (key, iteration, segment), kernel in planner.followed.kernels.items()
+        if iteration
+        <= len(path := paths.get(key, []))  # (one that has failed is repeated up to its last whole iteration)
     }

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -252,6 +252,10 @@ class Procedure(ABC):
         """The iterations of a trial after which its metric is wanted."""
         known = self._trial(trial)
         return (known.budget,) if known.outside else self._evaluates(known)
+
+    def place(self, trial: TrialNumber) -> Sequence[int] | None:
+        """(bracket, round) of one of the procedure's trials, where the output tables tell them."""
+        return None
 
     # --- events, which a subclass handles -----------------------------------------------------------
 
