@@ -279,8 +279,8 @@ CREATE TABLE @extschema@.mop_partial (
     PRIMARY KEY (run_id, stage, dataset, segment)
 );
 
--- The proposals of a search procedure and the results that it received, in order. A resumed search replays them and
--- continues.
+-- The results that a search procedure received, and the requests and limits that it obeyed, in order: a resumed search repeats
+-- them and continues. The last event of a finished search has what its output tables tell besides.
 CREATE TABLE @extschema@.mop_search_log (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     number integer NOT NULL,

@@ -1,4 +1,4 @@
--- Runs continue, or repeat the training of an earlier run in its visit order.
+-- Runs continue, or repeat the training of an earlier run by its log.
 
 -- Users continue a run that failed or was cancelled with this.
 CREATE FUNCTION @extschema@.mop_resume(run_id double precision) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
@@ -7,7 +7,7 @@ from pg_mop.api import runs
 runs.mop_resume(plpy, *args)
 $$;
 
--- Users train a run again in its logged visit order with this, into another output table.
+-- Users train a run again by its logged decisions and in its logged visit order with this, into other output tables.
 CREATE FUNCTION @extschema@.mop_replay(run_id double precision, output_table varchar) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$
 #python

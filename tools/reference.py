@@ -34,7 +34,7 @@ VIEWS = {
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
     "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
     "losses and metrics so far, and the reason if it stopped early.",
-    "mop_visit_order": "The order in which each configuration visited the segments. A replay needs it (`mop_replay`).",
+    "mop_visit_order": "The order in which each configuration visited the segments. `mop_replay` follows it.",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
     "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",

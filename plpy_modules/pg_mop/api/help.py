@@ -397,7 +397,7 @@ SELECT * FROM {schema}.mop_baselines('churn', 'churn_train', 'churn_test');
 # functions for runs without their own help; docs/reference.md has the same texts
 OF_RUNS = {
     "mop_resume": "Continues a run that was cancelled, failed or rolled back.",
-    "mop_replay": "Repeats a finished run in its visit order, into new tables (not for searches).",
+    "mop_replay": "Repeats a finished run by its log (decisions and visit order), into new tables.",
     "mop_explain": "Returns the plan and the expected time of a call that trains, as text or 'json', without training: "
     "SELECT mop_explain($$ SELECT ... $$);",
     "mop_explain_run": "Returns the expected and the actual time of a run, as text or 'json'.",

@@ -66,17 +66,20 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
     )
     asked = json.loads(asked) if asked else {}
     arguments, settings = asked.get("arguments") or {}, asked.get("settings") or {}
+    tables = asked.get("tables") or {}
+    gets, replay_of = ":=" if db.has_segments else "=>", tables.get("replay_of")
     data = {
         "version": __version__,
         "run": run,
         "arguments": arguments,
         "settings": settings,
+        "replay_of": replay_of,
         "sampled": {},
         "schema": db.bare(schema),
-        "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
+        "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), gets, replay_of),
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
-    searched = (asked.get("tables") or {}).get("searched", run["function"] == "mop_search")
+    searched = tables.get("searched", run["function"] == "mop_search")
     data["configurations"] = _configurations(db, schema, run, arguments, searched)
     if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
         for replica in data["configurations"][1:]:

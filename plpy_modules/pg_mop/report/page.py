@@ -160,6 +160,7 @@ def _facts(data: Data) -> str:
     rate = run["merge_rate"]
     facts = {
         "function": run["function"],
+        "replay of": data["replay_of"] and f"run {data['replay_of']}",
         "owner": run["owner"],
         "training rows": run["source_table"],
         "validation rows": run["validation_table"],
@@ -354,9 +355,9 @@ def _settings(data: Data) -> str:
 def _repeat(data: Data) -> str:
     run = data["run"]
     sql = data["sql"] or "-- the arguments are shown to the run's owner alone"
-    if run["function"].startswith("madlib_keras_fit") and run["status"] == "finished":
+    if run["status"] == "finished":
         sql += (
-            f"\n\n-- in the same visit order, into new tables\n"
+            f"\n\n-- by the log of this run, into new tables\n"
             f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');"
         )
     return section("repeat", "SQL to repeat it", f'<pre tabindex="0"><code>{escape(sql)}</code></pre>')
