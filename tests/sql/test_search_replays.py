@@ -173,7 +173,7 @@ def test_what_was_decided_by_rules_by_people_by_the_clock_and_by_failures_is_rep
     assert call.end() is None
     other.close()
     reasons = [t["reason"] for t in db.run("SELECT reason FROM hands_trials WHERE reason IS NOT NULL")]
-    for text in ("stopped by postgres", "iteration 2", "patience 1", "metric"):
+    for text in ("stopped by postgres", "iteration 2", "patience 1", "optimizer"):
         assert any(text in reason for reason in reasons), (text, reasons)
     again = assert_replayed(db, run_id, "hands")
     # and the replay of the replay

@@ -8,8 +8,9 @@ from mop_udf import params
 from pg_mop.backend.errors import MopError
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
-from pg_mop.run.controllers import FixedController
-from pg_mop.run.requests import Ask, Pin, Register, Withdraw, perform
+from pg_mop.run.controllers import FixedController, ReplayController
+from pg_mop.run.earlier import End
+from pg_mop.run.requests import Ask, GiveUp, Pin, Register, Withdraw, perform
 
 
 class Configurations(dict):
@@ -46,23 +47,25 @@ def configuration(key, fit="batch_size=4", rule=None):
 class Run:
     """A plan of some configurations, and the requests that a controller has yielded."""
 
-    def __init__(self, configurations, iterations=4, values=None):
+    def __init__(self, configurations, iterations=4, values=None, kind=FixedController, lengths=None, **more):
         self.plan, self.requests, self.lines, self.warnings = Plan(), [], [], []
         self.configurations = Configurations({c["mst_key"]: c for c in configurations})
         self.iterations, self.values = iterations, values or {}
         for c in configurations:
-            self.ask(c, iterations, range(1, iterations + 1))
+            until = (lengths or {}).get(c["mst_key"], iterations)
+            self.ask(c, until, range(1, until + 1))
         messages = SimpleNamespace(
             iteration=lambda iteration, left: self.lines.append(iteration),
             refused=lambda *what: self.warnings.append(what),
         )
-        self.controller = FixedController(
+        self.controller = kind(
             self.plan,
             self.configurations,
             self.metrics_of,
             messages,
             num_iterations=iterations,
             metrics_iterations=range(1, iterations + 1),
+            **more,
         )
         perform(self.controller.begin(), self.do)
 
@@ -130,6 +133,47 @@ def test_people_stop_and_add_configurations_and_are_told_of_bad_ones():
     assert isinstance(ask, Ask) and (ask.configuration["mst_key"], ask.until, ask.new) == (3, 2, True)
     assert isinstance(register, Register) and register.configuration["mst_key"] == 4
     assert run.warnings == [(4, "added by bob", "it is bad")]
+
+
+def test_a_replay_ends_configurations_where_the_log_ends_them():
+    """Whatever the metrics are now, and once: a trial may be stopped, fail, or both; one was stopped before it had begun."""
+    rule = "loss", "training", "min"
+    ends = {
+        1: End("not among the best", None, None),
+        2: End(None, "it is NaN", "configuration"),
+        3: End("fold 2 failed", "fold 2: it is NaN", "infrastructure"),
+        4: End("stopped by ann", None, None),
+    }
+    stops = configuration(5, "batch_size=4, stop={'patience': 1}", rule)
+    run = Run(
+        [*map(configuration, (1, 2, 3, 4)), stops],
+        values={(5, 1): 0.5, (5, 2): 0.6},
+        kind=ReplayController,
+        lengths={1: 2, 2: 1, 3: 1, 4: 0},
+        ends=ends,
+        best=None,
+    )
+    assert run.requests == [Withdraw(4, "stopped by ann", 0)]
+    for key, iteration in ((1, 1), (5, 1), (5, 2), (5, 3), (1, 2), (2, 1), (3, 1)):
+        run.end(key, iteration)
+    assert run.requests[1:] == [
+        Withdraw(1, "not among the best", 2),
+        GiveUp(2, "it is NaN", "configuration"),
+        Withdraw(3, "fold 2 failed", 1),
+        GiveUp(3, "fold 2: it is NaN", "infrastructure"),
+    ]
+    assert [len(run.plan.path(key)) for key in (1, 2, 3, 4, 5)] == [2, 1, 1, 0, 4], "no rule stops anything"
+
+
+def test_a_replay_keeps_the_states_that_the_log_kept():
+    rule = "loss", "training", "min"
+    best = [configuration(key, "batch_size=4, keep='best'", rule) for key in (1, 2)]
+    run = Run(best, values={(1, 4): 0, (2, 4): 0}, kind=ReplayController, lengths={2: 1}, ends={}, best={1: 2, 2: 3})
+    number = run.plan.path(1)[1].number
+    assert run.requests == [Pin(number)] and run.controller.kept == {1: number}
+    for iteration in (1, 2, 3, 4):
+        run.end(1, iteration)
+    assert run.requests == [Pin(number)]
 
 
 def test_an_iteration_is_told_of_once_all_have_been_through_it():

@@ -94,9 +94,10 @@ class Earlier:
         self.stages = catalog.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
-        self.evaluated: dict[int, set[int]] = {}  # mst_key -> its iterations with metrics
+        self.evaluated: dict[int, set[int]] = {}  # mst_key -> its iterations with metrics of all datasets
+        datasets = len({dataset for dataset, _ in self.segments})
         for row in self.stages:
-            for key in keys[row["stage"]] if row["scores"] else ():
+            for key in keys[row["stage"]] if row["scores"] >= datasets else ():
                 self.evaluated.setdefault(key, set()).add(row["iteration"])
         self.apart: dict[int, dict[int, str]] = {}  # mst_key -> {iteration: text}, see Plan.ask
         for row in self.stages:
@@ -124,7 +125,11 @@ class Earlier:
     def _read_results(self, catalog: Catalog) -> None:
         """Read what a replay repeats besides the units: the decisions of a search, and the metrics."""
         self.events = catalog.search_log(self.run_id)
-        self.metrics = {(row["mst_key"], row["iteration"], row["dataset"]): row for row in catalog.metrics(self.run_id)}
+        self.metrics = {
+            (row["mst_key"], row["iteration"], row["dataset"]): row
+            for row in catalog.metrics(self.run_id)
+            if row["iteration"] in self.evaluated.get(row["mst_key"], ())
+        }
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
         self._visits = {c["mst_key"]: segments - set(c["held_out"] or ()) for c in self.configurations}
         # the run that trained an iteration of a configuration, if it was not this one
@@ -281,7 +286,7 @@ class Earlier:
         raise MopError(
             f"the log of run {self.run_id} lacks the end of its search",
             detail="An earlier version of pg_mop did not write it.",
-            hint=f"The same call with random_state => {self.seed} and new output tables makes the same proposals for the same "
+            hint=f"SET pg_mop.seed = {self.seed}; and the same call with new output tables makes the same proposals for the same "
             "results.",
             sqlstate="0A000",
         )
