@@ -139,10 +139,16 @@ class Earlier:
             for key in row["mst_keys"] or ()
             if row["source_run"] is not None
         }
-        for c in self.configurations:  # one that has failed is repeated up to its last whole iteration
+        # one that has failed is repeated up to its last whole iteration, and so is one that came to the failed stage later
+        stage = {(key, row["iteration"]): row["stage"] for row in self.stages for key in row["mst_keys"] or ()}
+        failed: set[int] = set()
+        for c in sorted(self.configurations, key=lambda c: c["error"] is None):
             key = c["mst_key"]
             lacking = next((i for i in range(1, self.iterations[key] + 1) if not self._is_whole(key, i)), None)
-            if c["error"] is not None and lacking is not None and (key, lacking) not in self._sources:
+            if lacking is None or (key, lacking) in self._sources:
+                continue
+            if c["error"] is not None or stage[key, lacking] in failed:
+                failed.add(stage[key, lacking])
                 self.iterations[key] = lacking - 1
 
     def _is_whole(self, key: int, iteration: int) -> bool:
@@ -179,10 +185,11 @@ class Earlier:
     @property
     def ends(self) -> dict[int, End]:
         """{mst_key: End} of the configurations that a replay trains, and that ended before their time."""
+        untrained = self.failed
         return {
             c["mst_key"]: End(c["reason"], c["error"], c["blame"])
             for c in self.configurations
-            if (c["reason"] or c["error"]) is not None and c["mst_key"] not in self.failed
+            if (c["reason"] or c["error"]) is not None and c["mst_key"] not in untrained
         }
 
     def _begun(self, rows: Iterable[dict[str, Any]]) -> list[tuple[Unit, dict[str, Any]]]:
@@ -286,8 +293,8 @@ class Earlier:
         raise MopError(
             f"the log of run {self.run_id} lacks the end of its search",
             detail="An earlier version of pg_mop did not write it.",
-            hint=f"SET pg_mop.seed = {self.seed}; and the same call with new output tables makes the same proposals for the same "
-            "results.",
+            hint=f"SET pg_mop.seed = {self.seed}; and the same call with new output tables makes the same proposals for "
+            "the same results.",
             sqlstate="0A000",
         )
 
