@@ -152,13 +152,15 @@ def test_what_was_decided_by_rules_by_people_by_the_clock_and_by_failures_is_rep
     """A trial fails in its second iteration, one cannot be trained, one is stopped and two are added by a person, and rules
     stop some."""
     space = FAILING.replace("'batch_size': [8]", "'batch_size': [1], 'epochs': [10]")[:-1]
-    space += ", 'stop': [{'patience': 1, 'min_delta': 0.2}]}"
+    space += ", 'stop': [{'patience': 1, 'min_delta': 10.0}]}"
     drop(db, "hands")
     other = db.another()
     other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(
-            other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${space}$s$, 'grid', 'iterations=4')"
+            other,
+            f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${space}$s$, 'median-stopping', "
+            "'iterations=4, sampler=grid')",
         )
         running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hands' AND status = 'running'"
         assert eventually(lambda: db.value(running), 60)
@@ -207,7 +209,7 @@ def test_a_search_that_was_resumed_is_replayed_and_an_unfinished_one_says_how_to
     assert call.end().pgcode == "57014"
     error = db.error("SELECT madlib.mop_replay(%s, 'halted_again')", [run_id])
     assert f"the search of run {run_id} has not come to its end" in str(error) and error.pgcode == "55000"
-    assert error.diag.message_hint == f"First SELECT madlib.mop_resume({run_id});"
+    assert error.diag.message_hint == f'First SELECT "madlib".mop_resume({run_id});'
     other.run("SELECT madlib.mop_resume(%s)", [run_id])
     other.close()
     assert_replayed(db, run_id, "halted")
@@ -254,15 +256,15 @@ def test_a_replay_does_not_go_on_without_the_run_that_it_repeats(db):
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
     error = db.error("SELECT madlib.mop_resume(%s)", [replayed])
     assert f"run {replayed} is a replay of run {run_id}, which has been dropped" in str(error)
-    assert error.diag.message_hint == f"SELECT madlib.mop_drop_run({replayed});"
+    assert error.diag.message_hint == f'SELECT "madlib".mop_drop_run({replayed});'
 
 
 def test_stages_of_earlier_runs_are_trained_anew_while_their_logs_exist(db):
-    db.run("SET pg_mop.seed = 11")
+    db.run("SET pg_mop.seed = 11; SET pg_mop.reuse = on")
     first = search(db, "early", space=GRID, procedure="grid", parameters="iterations=2")
     second = search(db, "late", space=GRID, procedure="grid", parameters="iterations=4", continue_from=first)
     third = search(db, "late_too", space=GRID, procedure="grid", parameters="iterations=5")
-    db.run("RESET pg_mop.seed")
+    db.run("RESET pg_mop.seed; RESET pg_mop.reuse")
     for run_id, output in ((second, "late"), (third, "late_too")):
         of_others = "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run IS NOT NULL"
         if output == "late_too":
@@ -276,16 +278,19 @@ def test_stages_of_earlier_runs_are_trained_anew_while_their_logs_exist(db):
 
 @pytest.mark.parametrize("searched", [True, False])
 def test_mop_more_is_replayed_into_tables_of_its_own(db, searched):
+    db.run("SET pg_mop.reuse = on")
     if searched:
         run_id = search(db, "begun", space=GRID, procedure="grid", parameters="iterations=2", metric="accuracy")
     else:
         drop(db, "begun")
-        rows = [(key, ADAM.format(lr), "batch_size=8") for key, lr in ((1, 0.01), (2, 0.02), (3, 0.03))]
+        rows = [(1, ADAM.format(lr), "batch_size=8") for lr in (0.01, 0.02, 0.03)]
         selection(db, "mst", "arch", rows)
         db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'begun', 'mst', 2, FALSE)")
         run_id = last_run(db)
     db.run("SELECT madlib.mop_more(%s, 3, 2)", [run_id])
     more = last_run(db)
+    db.run("RESET pg_mop.reuse")
+    assert db.value("SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run IS NOT NULL", [more]) == 2
     again = replay(db, more, "begun_more")
     before, after = contents(db, "begun"), contents(db, "begun_more")
     for suffix in ("", "_info", *(["_trials"] if searched else [])):

@@ -17,7 +17,14 @@ from pg_mop.backend.errors import MopError
 
 MARK = "mop_explain.call"  # (no name of pg_mop.*: those are checked against the known settings)
 # functions whose calls can be explained
-SUPPORTED = ("madlib_keras_fit_multiple_model", "madlib_keras_fit", "mop_search", "madlib_keras_automl", "mop_more")
+SUPPORTED = (
+    "madlib_keras_fit_multiple_model",
+    "madlib_keras_fit",
+    "mop_search",
+    "madlib_keras_automl",
+    "mop_more",
+    "mop_replay",
+)
 # in Python: the forms of these functions that return a text about themselves, and what the plan itself reads
 PASSES = ("answer", "mop_pool")
 
