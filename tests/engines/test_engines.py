@@ -483,6 +483,11 @@ class TestConformance:
             'asha', 'iterations=3, trials=4, least=1', validation_table := 'flowers_val', use_gpus := {engine.use_gpus})""")
         assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 4
         nothing_is_left(engine)
+        db.run("DROP TABLE IF EXISTS refound, refound_info, refound_summary, refound_trials")
+        db.run("SELECT madlib.mop_replay(%s, 'refound')", [last_run(db)])
+        pairs = db.run("SELECT a.model_weights AS a, b.model_weights AS b FROM found a JOIN refound b USING (mst_key)")
+        assert len(pairs) == 4 and all(engine.same(bytes(row["a"]), bytes(row["b"])) for row in pairs)
+        nothing_is_left(engine)
 
     def test_a_cancel_is_heard_within_two_seconds_and_the_run_goes_on(self, engine):
         db = engine.db

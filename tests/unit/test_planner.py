@@ -1,6 +1,8 @@
 """The planner is a function of a workload and of history; with the simulator it is all that EXPLAIN needs."""
 
 import json
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,3 +202,38 @@ def test_a_slow_server_makes_the_run_longer_and_its_units_too():
     busy = {load.worker: load.busy for load in found.loads}
     assert sum(busy.values()) == pytest.approx(2 * 3 * 2 * 20 * (0.01 + 0.03))
     assert sorted(busy.values())[0] < sorted(busy.values())[-1] / 2, "the slow server's sessions are busy for longer"
+
+
+def test_a_replay_asks_for_what_the_log_has_and_offers_the_logged_visits_alone():
+    """Of a configuration that failed, its whole iterations; of one that failed at once, none."""
+    configurations = [configuration(1), configuration(2, 0.2), configuration(3, 0.3)]
+    followed = SimpleNamespace(
+        replay=True,
+        iterations=Counter({1: 2, 2: 3}),
+        evaluated={1: {1, 2}, 2: {3}},
+        apart={},
+        order={
+            (1, 1): [2, 0, 1, 3],
+            (1, 2): [0, 1, 2, 3],
+            (2, 1): [3, 2, 1, 0],
+            (2, 2): [1, 0, 3, 2],
+            (2, 3): [0, 2, 1, 3],
+        },
+        kernels={(1, 1, 2): "loop", (2, 4, 1): "plain"},
+        sessions=1,
+    )
+    followed.followed = followed
+    planner = Planner(workload(), configurations, None, followed)
+    planner.ask_for_all(configurations, {3: "bad"})
+    assert [len(planner.plan.path(key)) for key in (1, 2, 3)] == [2, 3, 0]
+    assert [[stage.evaluated for stage in planner.plan.path(key)] for key in (1, 2)] == [
+        [True, True],
+        [False, False, True],
+    ]
+    board = setup.make_board(planner, configurations, {3: "bad"}, 4)
+    visits = simulate(board, setup.make_scheduler(planner, board), lambda unit: 1.0 + unit.segment)
+    for (key, iteration), order in followed.order.items():
+        number = planner.plan.path(key)[iteration - 1].number
+        assert [v.unit.segment for v in visits if v.unit.stage == number and v.unit.kind == "train"] == order
+    kernels = setup.logged_kernels(planner, {3: "bad"})
+    assert {(unit.iteration, unit.segment): kernel for unit, kernel in kernels.items()} == {(1, 2): "loop"}
