@@ -18,6 +18,7 @@ from workload import (
     buffers,
     dense,
     fit,
+    last_run,
     load,
     make_data,
     pickled,
