@@ -195,7 +195,7 @@ def test_a_call_that_would_fail_fails_with_its_own_error_and_nothing_else(db, ca
         (FIT.replace("'m'", "(SELECT 'm')"), "a constant is expected"),
         (FIT.replace("'m'", "pg_sleep(9)::text"), "a constant is expected"),
         ("SELECT madlib.mop_drop_run(1)", "cannot be explained"),
-        ("SELECT madlib.mop_train('flowers', 'x', 'y')", "cannot be explained"),
+        ("SELECT madlib.mop_pack('flowers', 'x', 'y')", "cannot be explained"),
         ("SELECT madlib.mop_explain('x')", "cannot be explained"),
         ("SELECT pg_sleep(9)", "is no function of pg_mop"),
         ("SELECT other.madlib_keras_fit_multiple_model('x')", "is no function of pg_mop"),

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from pg_mop.api import reports
+from pg_mop.api import explained_training, reports
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
@@ -128,6 +128,8 @@ class Training:
         self.db, self.arguments, self.present = db, arguments, present
         self.name: str = arguments["name"]
         self.source, self.target = arguments["source"], arguments["target"]
+        if db.explaining is not None:
+            explained_training.refuse_query(db, self.source)
         self.split = (arguments["split"] or "random").strip().lower()
         if arguments["time_limit"] is None:
             arguments["time_limit"] = "00:05:00"
@@ -227,16 +229,16 @@ class Training:
             part: db.suffixed(prefix, f"_{part}")
             for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
         }
+        if db.explaining is not None:
+            explained_training.explain(self, prefix, n)
         with Steps(db, f"mop_train {self.name}") as steps:
-            self._reserve(prefix)
-            self._drop_left(steps, n)
-            self._check_free(n)
+            self.begin(steps, prefix, n)
             try:
-                self._split(steps, prefix, n)
-                self._pack(steps, n)
-                kind = self._nets(steps, n)
+                self.split_rows(steps, prefix, n)
+                self.pack_parts(steps, n)
+                kind = self.make_nets(steps, n)
                 prepared = time.monotonic() - began
-                self._search(steps, n, kind, began)
+                self.search_nets(steps, n, kind, began)
             except BaseException:
                 self._drop(steps)
                 raise
@@ -277,12 +279,18 @@ class Training:
             self._drop_tables(n)
         return self._report(number, model, found, details, chosen, switched)
 
+    def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+        """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
+        self._reserve(prefix)
+        self._drop_left(steps, n)
+        self._check_free(n)
+
     def _say(self, steps: Steps, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
         """Run a statement that the report will show."""
         self.statements.append(sql)
         return steps.run(sql, quiet)
 
-    def _split(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+    def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
         method, by = a["split"], a["by"]
         if method is None:
@@ -301,7 +309,7 @@ class Training:
                 hint="Leave out folds, or give these rows to the training part.",
             )
 
-    def _pack(self, steps: Steps, n: dict[str, str]) -> None:
+    def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
         weight = None if self.balanced else a["weight"]
         given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}, "weight": weight}
@@ -323,7 +331,7 @@ class Training:
             self._say(steps, self._call("mop_pack", [n["valid"], n["checked"]], {"fitted_on": n["packed"]}))
             self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
 
-    def _nets(self, steps: Steps, n: dict[str, str]) -> str:
+    def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
             given = {"layers": self.arguments["layers"]}
             self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), True)
@@ -338,7 +346,7 @@ class Training:
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
-    def _search(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
+    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
         loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])

@@ -24,6 +24,8 @@ SUPPORTED = (
     "madlib_keras_automl",
     "mop_more",
     "mop_replay",
+    "mop_train",
+    "mop_retrain",
 )
 # in Python: the forms of these functions that return a text about themselves, and what the plan itself reads
 PASSES = ("answer", "mop_pool")
@@ -37,11 +39,23 @@ class Explained(Exception):
 
 class Explaining:
     """One call that is explained. `plan(spec)`: makes the plan of a checked call (a RunSpec); `path`: the search_path by which
-    the call looks names up; `made`: the plan, once it is there."""
+    the call looks names up; `made`: the plan, once it is there; `rows`: how many rows a dataset ('training', 'validation') of
+    the call will have, where its packed table has a sample of them; `stepping`: steps of the call run (see `steps`)."""
 
     def __init__(self, plan: Callable[[Any], Any], path: str | None) -> None:
         self.token, self._plan, self.path = secrets.token_hex(16), plan, path
         self.made: Any = None
+        self.rows: dict[str, int] = {}
+        self.stepping = False
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Within it, functions that cannot be explained run: steps of the explained call, which are rolled back with it."""
+        self.stepping = True
+        try:
+            yield
+        finally:
+            self.stepping = False
 
     def take(self, spec: Any) -> None:
         """Make the plan of a checked call. Raises Explained, and MopError where the call would fail."""
@@ -76,8 +90,15 @@ def present(plpy: Any, function: str) -> Explaining | None:
     if function in PASSES:
         return None
     if function not in SUPPORTED:
+        if found.stepping:
+            return None
         raise unsupported(function)
     return found
+
+
+def prepares() -> bool:
+    """True while steps of an explained call run: nothing is made ready for the training that a call would do."""
+    return _present is not None and _present.stepping
 
 
 def unsupported(function: str) -> MopError:

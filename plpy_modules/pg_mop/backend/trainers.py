@@ -12,7 +12,7 @@ from mop_udf import aggregate, fork_server_client, params
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
 from mop_udf.process import TrainerLost
-from pg_mop.backend import object_table, settings
+from pg_mop.backend import explaining, object_table, settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -44,6 +44,8 @@ def expect(db, options=None):
     Called where data or architectures are being prepared. The later call meets any problem again and reports it.
     `options`: from settings.load, if the caller has them.
     """
+    if explaining.prepares():
+        return
     try:
         options = options or settings.load(db, check_names=False)
     except MopError:

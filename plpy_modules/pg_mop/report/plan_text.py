@@ -23,6 +23,9 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _title(plan: Mapping[str, Any]) -> str:
+    if plan.get("train"):
+        own = plan["train"]
+        return f'Train model "{own["name"]}" to predict {own["target"]} ({own["kind"]}) on "{own["source"]}"'
     count = plan["configurations"]
     what = f"{count} configuration{'s' * (count != 1)}"
     if plan.get("search"):
@@ -34,6 +37,9 @@ def _title(plan: Mapping[str, Any]) -> str:
 
 
 def _time(plan: Mapping[str, Any]) -> str:
+    if plan.get("train"):
+        own = plan["train"]
+        return f"time={seconds(own['seconds_low'])}..{seconds(own['seconds_high'])}, expected {seconds(own['seconds'])}"
     if plan.get("search"):
         cases = plan["search"]
         low = cases["least"]["seconds"] * cases["range"][0]
@@ -49,6 +55,8 @@ def _time(plan: Mapping[str, Any]) -> str:
 
 def _body(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"Function: {plan['function']}   Output: {plan['output_table']}"
+    if plan.get("train"):
+        yield from _train(plan["train"])
     yield _sessions(plan)
     for name in ("source", "validation"):
         if plan[name] is not None:
@@ -83,6 +91,17 @@ def _body(plan: Mapping[str, Any]) -> Iterator[str]:
     yield disk
     for one in plan["suggestions"]:
         yield f"Suggestion: {one['statement']}  -- expected {seconds(one['seconds'])}, saves {seconds(one['saves'])}"
+
+
+def _train(own: Mapping[str, Any]) -> Iterator[str]:
+    """The steps of mop_train around its search."""
+    took = own["steps"]
+    yield f"Rows: {own['rows']}  ({' '.join(f'{part}={rows}' for part, rows in own['parts'].items())})"
+    sample = f", by packing {own['sampled_rows']} of the training rows" if own["sampled_rows"] is not None else ""
+    yield f"Before the search: split {seconds(took['split'])}, pack {seconds(took['pack'])}{sample}, nets {seconds(took['nets'])}"
+    simple = " and train simple models" if own["baselines"] else ""
+    yield f"After the search: measure the best{simple}, about {seconds(took['measure'])} (a guess)"
+    yield f"Not predicted: {'; '.join(own['not_predicted'])}"
 
 
 def _sessions(plan: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.catalog import LocalCatalog
@@ -58,8 +58,22 @@ class Preview(Coordinator):
         self.servers[None] = Server(None, self.engine.target(None), self.catalog, None, self.db.extension, info)
 
     def _check_rows(self) -> None:
-        segments.check_committed(self.spec, self.segments)
+        explained = self.db.explaining
+        if explained is None or not explained.stepping:  # (steps of the call have made the tables only now)
+            segments.check_committed(self.spec, self.segments)
         segments.check_copies(self.spec, self.options, self.catalog, self.segments, self.earlier)
+        if explained is not None and explained.rows:
+            self._enlarge(explained.rows)
+
+    def _enlarge(self, rows: Mapping[str, int]) -> None:
+        """Take the segments of each dataset, which hold a sample, as those of so many rows."""
+        for dataset, wanted in rows.items():
+            own = {key: segment for key, segment in self.segments.items() if key[0] == dataset}
+            factor = wanted / max(1, sum(segment.rows for segment in own.values()))
+            for key, segment in own.items():
+                self.segments[key] = dataclasses.replace(
+                    segment, rows=round(segment.rows * factor), bytes=round(segment.bytes * factor)
+                )
 
     # --- the plan -------------------------------------------------------------------------------------
     def plan(self) -> dict[str, Any]:
