@@ -97,8 +97,9 @@ def _train(own: Mapping[str, Any]) -> Iterator[str]:
     """The steps of mop_train around its search."""
     took = own["steps"]
     yield f"Rows: {own['rows']}  ({' '.join(f'{part}={rows}' for part, rows in own['parts'].items())})"
-    sample = f", by packing {own['sampled_rows']} of the training rows" if own["sampled_rows"] is not None else ""
-    yield f"Before the search: split {seconds(took['split'])}, pack {seconds(took['pack'])}{sample}, nets {seconds(took['nets'])}"
+    sample = f" (by {own['sampled_rows']} of the training rows)" if own["sampled_rows"] is not None else ""
+    split, pack, nets = (seconds(took[step]) for step in ("split", "pack", "nets"))
+    yield f"Before the search: split {split}, pack {pack}{sample}, make nets {nets}"
     simple = " and train simple models" if own["baselines"] else ""
     yield f"After the search: measure the best{simple}, about {seconds(took['measure'])} (a guess)"
     yield f"Not predicted: {'; '.join(own['not_predicted'])}"

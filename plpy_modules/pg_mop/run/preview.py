@@ -57,13 +57,20 @@ class Preview(Coordinator):
         info = self.engine.info(self.options["keras_backend"])
         self.servers[None] = Server(None, self.engine.target(None), self.catalog, None, self.db.extension, info)
 
+    def _makes_tables(self) -> bool:
+        """True where steps of the call have made the packed tables only now: nobody else sees them."""
+        return self.db.explaining is not None and self.db.explaining.stepping
+
+    def _keep_writers_out(self) -> None:
+        if not self._makes_tables():
+            super()._keep_writers_out()
+
     def _check_rows(self) -> None:
-        explained = self.db.explaining
-        if explained is None or not explained.stepping:  # (steps of the call have made the tables only now)
+        if not self._makes_tables():
             segments.check_committed(self.spec, self.segments)
         segments.check_copies(self.spec, self.options, self.catalog, self.segments, self.earlier)
-        if explained is not None and explained.rows:
-            self._enlarge(explained.rows)
+        if self.db.explaining is not None:
+            self._enlarge(self.db.explaining.rows)
 
     def _enlarge(self, rows: Mapping[str, int]) -> None:
         """Take the segments of each dataset, which hold a sample, as those of so many rows."""
