@@ -53,7 +53,7 @@ CREATE TABLE @extschema@.mop_run (
     sessions integer CHECK (sessions > 0), -- the requested number of worker sessions
     fencing_token integer NOT NULL DEFAULT 1, -- number of coordinators so far; earlier ones are refused
     expected_seconds double precision,  -- estimated from the cost history; NULL: without history
-    prediction json                     -- what the planner expected at its start (plan/estimates.py); NULL: of a search
+    prediction json                     -- what the planner expected at its start (plan/estimates.py)
 );
 
 -- Runs with output tables: the caller's transaction inserts the row, which becomes visible with its commit. (The row

@@ -22,7 +22,7 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
        (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage) FILTER (WHERE s.source_run IS NULL), 0)
         FROM @extschema@.mop_request q JOIN @extschema@.mop_stage s USING (run_id, stage)
         WHERE q.run_id = r.run_id) AS merge_rate,
-       prediction::jsonb AS prediction, -- what the planner expected at its start; NULL: of a search
+       prediction::jsonb AS prediction, -- what the planner expected at its start
        sessions
 FROM @extschema@.mop_seen_run r;
 

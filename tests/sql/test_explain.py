@@ -336,12 +336,31 @@ def test_a_long_look_at_a_search_can_be_cancelled(db):
     assert "Search: " in db.value("SELECT madlib.mop_explain($x$" + SEARCH + "$x$)")
 
 
-def test_a_search_has_no_stored_prediction_and_is_explained_all_the_same(db):
+def test_a_search_has_a_stored_prediction_with_its_range(db):
     db.run(SEARCH)
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     db.run("DROP TABLE m, m_info, m_summary, m_trials; SELECT madlib.mop_drop_checkpoints()")
+    found = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))
+    predicted, cases = found["prediction"], found["prediction"]["search"]
+    assert cases["least"]["trials"] == cases["most"]["trials"] == 9 and cases["whole"]
+    counts = [cases[name]["training_units"] for name in ("least", "expected", "most")]
+    assert min(counts) <= found["units"]["train"] <= max(counts)
+    assert predicted["training_units"] == cases["expected"]["training_units"]
+    assert 0 < predicted["makespan_low"] < predicted["makespan"] < predicted["makespan_high"]
     text = db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
-    assert "no prediction was stored" in text and "Session seconds: " in text
+    assert re.search(r"Units: expected \d+ to train \(\d+ to \d+, as the search goes\), actual \d+", text)
+
+
+def test_a_stored_prediction_leaves_out_what_earlier_runs_have_trained(db):
+    db.run("SET pg_mop.reuse = on; SET pg_mop.seed = 4")
+    fit(db, "flowers_packed", "m", "mst", 2)
+    db.run("DROP TABLE m, m_info, m_summary")
+    run_id = fit(db, "flowers_packed", "m", "mst", 3)
+    db.run(
+        "DROP TABLE m, m_info, m_summary; RESET pg_mop.reuse; RESET pg_mop.seed; SELECT madlib.mop_drop_checkpoints()"
+    )
+    found = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))
+    assert found["prediction"]["training_units"] == found["units"]["train"] == 6
 
 
 def test_a_run_that_is_not_there(db):

@@ -296,3 +296,13 @@ def test_a_run_that_goes_on_counts_until_now_and_one_without_units_is_told():
         "  Makespan: actual 0 ms",
         "  Units: 0 trained, 0 evaluated; no prediction was stored when the run began",
     ]
+
+
+def test_a_pause_between_two_coordinators_is_not_idle_time():
+    units = [unit(1, 7, 1.0, 2.0), unit(2, 8, 1.0, 2.5), unit(1, 9, 102.5, 103.5), unit(2, 10, 103.0, 104.0)]
+    found = run_account.account(units, 104.0, 2)
+    assert found["paused_seconds"] == pytest.approx(100.0) and found["makespan"] == pytest.approx(3.0)
+    assert found["session_seconds"]["idle"] == pytest.approx(2 * 3.0 - 4.5)
+    assert found["critical_path"]["waiting_seconds"] < 2.0
+    kept = run_account.account([*units[:3], unit(2, 8, 103.0, 104.0)], 104.0, 2)
+    assert kept["paused_seconds"] == 0.0, "a session that goes on: the run was alive"

@@ -12,6 +12,7 @@ from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
 from pg_mop.plan.fixed_costs import learned
+from pg_mop.run import search_outlook
 from pg_mop.schedule.prediction import predict, to_json
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
@@ -321,6 +322,37 @@ def test_trainers_that_share_cores_take_longer():
     crowded = predicted(workload(segments=8, options=CHAINS), some, 0.05, sessions=8, threads=1, cores=2)
     assert crowded.makespan == pytest.approx(4 * alone.makespan, rel=0.1)
     assert crowded.lower_bound == pytest.approx(4 * alone.lower_bound)
+
+
+class Searched:
+    """What search_outlook.drive needs of run.spec.Search; notes the trials that were asked for."""
+
+    known, most_trials = (), None
+
+    def __init__(self, name, parameters, most_trials=None):
+        self.name, self.parameters, self.most_trials, self.asked = name, parameters, most_trials, []
+
+    def procedure(self, seed, segments, trials=None):
+        self.asked.append(trials)
+        more = {} if trials is None else {"trials": trials}
+        return create(self.name, Space.of_texts([1], *SPACE), seed, "min", {**self.parameters, **more})
+
+
+@pytest.mark.parametrize("name", ["random", "asha", "successive-halving", "median-stopping"])
+def test_a_long_search_counts_as_many_times_a_short_one(name):
+    parameters = {"trials": 900, "iterations": 9}
+    whole = search_outlook.drive(Searched(name, parameters), 3, 2, most_trials=900)
+    search = Searched(name, parameters)
+    part = search_outlook.drive(search, 3, 2, most_trials=100)
+    assert search.asked == [None, 100, 100, 100] and (whole.scale, part.scale) == (1.0, 9.0)
+    costs = search_outlook.Costs(1, 2, 2, 0.1, 0.01, 0.0, None, FIXED)
+    for key in ("least", "expected", "most"):
+        full, scaled = whole.cases(costs)[key], part.cases(costs)[key]
+        assert scaled["trials"] == full["trials"] == 900 and scaled["longest"] <= full["longest"]
+        assert scaled["iterations"] == pytest.approx(full["iterations"], rel=0.15)
+        assert scaled["seconds"] == pytest.approx(full["seconds"], rel=0.15)
+    limited = Searched(name, parameters, most_trials=300)
+    assert search_outlook.drive(limited, 3, 2, most_trials=100).scale == 3.0
 
 
 def test_the_drive_ends_in_time_and_hears_the_caller():

@@ -47,7 +47,7 @@ def gather(db: Any, run_id: int | None) -> dict[str, Any]:
         )
     units = _units(db, run_id)
     actual = run_account.account(units, run["elapsed"], run["sessions"])
-    actual["seconds"] = run["elapsed"]
+    actual["seconds"] = run["elapsed"] - actual["paused_seconds"]
     _add_servers(db, run_id, actual, units)
     return {
         "run_id": run_id,

@@ -55,6 +55,8 @@ class StepsHere:
             problem = error
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
         message = re.sub(r"^(?:(?:plpy|spiexceptions)\.\w+: )+", "", str(problem))
+        if "plpy" in str(problem):  # (as run.steps: the name of the step's function is left out)
+            message = re.sub(r"^\w+: ", "", message, count=1)
         raise MopError(message, data[1], data[2], sqlstate=sqlstate_of(problem))
 
     def drop(self, kind: str, relation: str) -> None:
@@ -72,10 +74,10 @@ def refuse_query(db: Database, source: str | None) -> None:
         )
 
 
-def explain(training: Training, prefix: str, names: dict[str, str]) -> None:
+def explain(training: Training, prefix: str, names: dict[str, str], version: int) -> None:
     """Make the plan of a training whose arguments are checked. Raises Explained, and MopError where the call would fail.
 
-    `prefix`, `names`: of the steps' relations, as Training.run has them.
+    `prefix`, `names`: of the steps' relations, and `version`, as Training.run has them.
     """
     db = training.db
     explaining = db.explaining
@@ -113,7 +115,10 @@ def explain(training: Training, prefix: str, names: dict[str, str]) -> None:
     seconds["measure"] = after(
         parts["train"], parts["test"], width, classes, training.arguments.get("baselines") is not False
     )
-    explaining.made = _plan(training, plan, parts, kind, seconds, sampled)
+    explaining.made = {
+        "function": "mop_train" if version == 1 else "mop_retrain",
+        **_plan(training, plan, parts, kind, seconds, sampled),
+    }
     raise Explained
 
 
@@ -177,8 +182,7 @@ def _plan(
     limit = search["time_limit"]
     most = search["most"]["seconds"] * high
     return {
-        **plan,
-        "function": "mop_train" if training.present is None else "mop_retrain",
+        **{name: value for name, value in plan.items() if name != "function"},
         "output_table": training.name,
         "train": {
             "name": training.name,

@@ -178,9 +178,10 @@ class Method:
             parameters.setdefault("trials", a["max_trials"])
         return cls(name, parameters)
 
-    def create(self, space, seed, goal, segments=None):
-        """The procedure. Raises SearchError."""
-        procedure = search.create(self.name, space, seed, goal, self.parameters)
+    def create(self, space, seed, goal, segments=None, trials=None):
+        """The procedure, with so many trials unless None. Raises SearchError."""
+        parameters = self.parameters if trials is None else {**self.parameters, "trials": trials}
+        procedure = search.create(self.name, space, seed, goal, parameters)
         if self.for_segments and segments:
             procedure.parallel = segments
         return procedure
@@ -345,13 +346,14 @@ class SearchCall:
                 hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
             )
 
-    def procedure(self, seed, segments=None):
-        """The procedure of a run with this seed; of a replay, what the log tells of its trials."""
+    def procedure(self, seed, segments=None, trials=None):
+        """The procedure of a run with this seed; of a replay, what the log tells of its trials. `trials`: how many, if not as
+        its parameters say."""
         if self.followed is not None:
             return LoggedTrials(search.find(self.method.name).name, self.followed.trials)
         # a search that continues another proposes other configurations with the same seed
         proposals = self.random_state if self.random_state is not None else (seed + self.continues) % 2**31
-        return self.method.create(self.space, proposals, self.goal, segments)
+        return self.method.create(self.space, proposals, self.goal, segments, trials)
 
     def _check_space(self):
         """The first configurations that the procedure would draw must be usable. Raises MopError."""

@@ -230,7 +230,7 @@ class Training:
             for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
         }
         if db.explaining is not None:
-            explained_training.explain(self, prefix, n)
+            explained_training.explain(self, prefix, n, version)
         with Steps(db, f"mop_train {self.name}") as steps:
             self.begin(steps, prefix, n)
             try:

@@ -208,7 +208,7 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         own = planner.visits(stage) * estimates.unit(stage)
         train += own
         evaluate += estimates.evaluation(stage, rows) if stage.evaluated else 0.0
-        path = own * len(planner.plan.path(min(stage.trials)))
+        path = own * sum(not one.trained and one.number not in without for one in planner.plan.path(min(stage.trials)))
         if key_of_longest is None or path > longest:
             longest, key_of_longest = path, min(stage.trials)
         models.setdefault(planner.sharing.key(stage), estimates.ready(stage))

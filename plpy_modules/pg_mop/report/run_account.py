@@ -10,20 +10,26 @@ from typing import Any
 from pg_mop.report.plan_text import seconds, size
 
 Row = Mapping[str, Any]
+LEAST_PAUSE = 0.5  # seconds: a session that was lost is replaced sooner
 PURPOSES = ("train", "evaluate", "make ready", "read", "write", "transactions", "retried", "idle")
 
 
 def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]:
-    """The account of a run's units. `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind,
-    segment, session (any key), status, began and ended (seconds from the run's start, None: it runs), train, cpu, read,
-    write and compile (seconds; None: unknown); `until`: the run's end, or now; `sessions`: that it asked for.
+    """The account of a run's units, without the times in which it was not alive (`paused_seconds`).
+
+    `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind, segment, session (any key), status,
+    began and ended (seconds from the run's start, None: it runs), train, cpu, read, write and compile (seconds; None:
+    unknown); `until`: the run's end, or now; `sessions`: that it asked for.
 
     The units of a unit batch have the times of their step and a part of its seconds each.
     """
+    gone = pauses(units)
+    units, until = [_without(unit, gone) for unit in units] if gone else units, alive_at(until, gone)
     begun = [unit for unit in units if unit["began"] is not None]
     if not begun:
         return {
             "makespan": 0.0,
+            "paused_seconds": 0.0,
             "start_seconds": None,
             "session_seconds": {},
             "sessions": [],
@@ -52,6 +58,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
         "units": sum(unit["status"] == "finished" for unit in units),
         "start_seconds": first,
         "makespan": makespan,
+        "paused_seconds": sum(end - begin for begin, end in gone),
         "session_seconds": {name: spent[name] for name in PURPOSES if spent[name] > 0},
         "sessions": [
             {"session": session, **{k: v - first if k in ("from", "until") else v for k, v in load.items()}}
@@ -70,6 +77,41 @@ def _processors(units: Sequence[Row]) -> dict[str, float] | None:
         return None
     cpu = sum(unit["cpu"] for unit in known)
     return {"seconds": cpu, "busy": cpu / max(1e-9, sum(unit["train"] for unit in known))}
+
+
+def pauses(units: Sequence[Row]) -> list[tuple[float, float]]:
+    """The times (from, until) in which the run was not alive: between two coordinators. A coordinator's sessions end with it,
+    so no session has units both before and after such a time.
+
+    >>> unit = {"session": 1, "began": 0.0, "ended": 2.0}
+    >>> pauses([unit, {**unit, "session": 2, "began": 50.0, "ended": 51.0}])
+    [(2.0, 50.0)]
+    >>> pauses([unit, {**unit, "began": 50.0, "ended": 51.0}])
+    []
+    """
+    begun = sorted((unit for unit in units if unit["began"] is not None), key=lambda unit: unit["began"])
+    last = {unit["session"]: number for number, unit in enumerate(begun)}
+    found, end, latest = [], 0.0, -1  # the latest of the units of the sessions so far
+    for number, unit in enumerate(begun):
+        if number and unit["began"] > end + LEAST_PAUSE and latest < number:
+            found.append((end, unit["began"]))
+        end = max(end, unit["ended"] if unit["ended"] is not None else float("inf"))
+        latest = max(latest, last[unit["session"]])
+    return found
+
+
+def alive_at(when: float, gone: Sequence[tuple[float, float]]) -> float:
+    """The seconds that a run has been alive at a time.
+
+    >>> alive_at(60.0, [(2.0, 50.0)]), alive_at(1.0, [(2.0, 50.0)])
+    (12.0, 1.0)
+    """
+    return when - sum(min(when, end) - begin for begin, end in gone if when > begin)
+
+
+def _without(unit: Row, gone: Sequence[tuple[float, float]]) -> Row:
+    """A unit with its times in seconds of the run's life."""
+    return {**unit, **{name: None if unit[name] is None else alive_at(unit[name], gone) for name in ("began", "ended")}}
 
 
 def _spend(spent: Counter[str], together: Sequence[Row], took: float) -> None:
@@ -142,7 +184,9 @@ def render(found: Mapping[str, Any]) -> str:
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     actual, expected = found["actual"], found["prediction"]
     ends = "goes on" if found["status"] == "running" else found["status"]
-    yield f"Run {found['run_id']}: {found['function']}, {ends}  (actual time={seconds(actual['seconds'])})"
+    pause = actual["paused_seconds"]
+    besides = f" and a pause of {seconds(pause)} before it was resumed" if pause else ""
+    yield f"Run {found['run_id']}: {found['function']}, {ends}  (actual time={seconds(actual['seconds'])}{besides})"
     yield "  " + _compared("Makespan", expected and expected["makespan"], actual["makespan"], found["status"])
     if expected is not None:
         yield "  " + _range(expected, actual, found["status"])
@@ -151,8 +195,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
                 "Before the first unit", expected["start_seconds"], actual["start_seconds"], "finished"
             )
         yield (
-            f"  Units: expected {expected['training_units']} to train, actual {found['units']['train']} "
-            f"(and {found['units']['evaluate']} evaluations)"
+            f"  Units: expected {expected['training_units']} to train{_of_search(expected)}, actual "
+            f"{found['units']['train']} (and {found['units']['evaluate']} evaluations)"
         )
     else:
         yield (
@@ -193,6 +237,14 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"  States between servers: {moved['hops']} hops, {size(moved['bytes'])}, {seconds(moved['seconds'])}"
             + (f"; {through} of them through the coordinator's server" if through else "")
         )
+
+
+def _of_search(expected: Mapping[str, Any]) -> str:
+    """The least and the most units of a search."""
+    if "search" not in expected:
+        return ""
+    counts = [expected["search"][name]["training_units"] for name in ("least", "expected", "most")]
+    return f" ({min(counts)} to {max(counts)}, as the search goes)"
 
 
 def _compared(name: str, expected: float | None, actual: float, status: str) -> str:

@@ -37,9 +37,11 @@ class Adoption:
         )
         self._told = False
 
-    def adopt(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Take over those of the stages that earlier runs have trained. Returns the stages that have a state now."""
-        found = self.find(stages)
+    def adopt(self, stages: Sequence[Stage], found: Sequence[tuple[Stage, Known, bool]] | None = None) -> list[Stage]:
+        """Take over those of the stages that earlier runs have trained. Returns the stages that have a state now.
+
+        `found`: what `find` gave for these stages, if it was called before."""
+        found = self.find(stages) if found is None else found
         if not found or not self.catalog.adopt(self.run_id, found):
             return []
         self.mark(found)

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import psycopg2
@@ -26,7 +26,7 @@ from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.stages import Stage
-from pg_mop.run import ending, segments
+from pg_mop.run import ending, role_costs, search_outlook, segments
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
@@ -326,8 +326,26 @@ class Coordinator:
         cores = self.servers[None].info["cores"]
         return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores)
 
-    def check_limits(self) -> None:
-        """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected."""
+    def _outline(self, taken: Collection[int]) -> dict[str, Any] | None:
+        """What the run is expected to take, for its row in the catalog. `taken`: stages that earlier runs have trained."""
+        warm = role_costs.are_warm(self.db, self.planner, self.options, self.wanted)
+        if not self.searches:
+            found = self.estimates(self.planner)
+            found.warm = warm
+            return estimates.outline(found, self.wanted, taken)
+
+        def estimates_of(planner: Planner, arithmetic: Callable[[int], Arithmetic | None]) -> Estimates:
+            cores = self.servers[None].info["cores"]
+            return Estimates(planner, arithmetic, tuple, self.fixed, self.options["threads"], cores)
+
+        return search_outlook.outline(
+            self.spec, self.planner, self.seed, self.wanted, estimates_of, self.db.check_interrupts
+        )
+
+    def check_limits(self, taken: Collection[int] | None = None) -> None:
+        """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected.
+
+        `taken`: numbers of the stages that earlier runs have trained, if they are known."""
         limits = self.catalog.execute(
             f"SELECT max_seconds, max_disk_mb, max_priority FROM {self.catalog.schema}.mop_my_limits"
         )[0]
@@ -346,8 +364,9 @@ class Coordinator:
                 )
             return
         if limits["max_seconds"] is not None:
-            adoption = Adoption(self.spec, self.planner, self.catalog, 0)
-            taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}
+            if taken is None:
+                adoption = Adoption(self.spec, self.planner, self.catalog, 0)
+                taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}
             expected = estimates.outline(self.estimates(self.planner), self.wanted, taken)
             least = 0.0 if expected is None else expected["start_seconds"] + expected["makespan_low"]
             if least > limits["max_seconds"]:
@@ -398,11 +417,14 @@ class Coordinator:
         tables = self.spec.tables
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
-        expected = prediction = None
+        expected = prediction = found = None
         if self.spec.application is None:
             expected = self.planner.expected_seconds(self.wanted)
-            prediction = estimates.outline(self.estimates(self.planner), self.wanted)
-            self.check_limits()
+            self.fixed = role_costs.fixed_costs(self.catalog, role_costs.FEW_LOGGED)
+            found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
+            taken = {stage.number for stage, *_ in found}
+            prediction = self._outline(taken)
+            self.check_limits(taken)
         misfits = self.configurations.misfits
         self.run_id = self.servers[None].run_id = self.remote_runs.run_id = self._write_run(
             self.catalog,
@@ -420,7 +442,7 @@ class Coordinator:
         self._copy_log()
         self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
         try:
-            self.adoption.adopt(list(self.planner.plan.stages.values()))
+            self.adoption.adopt(list(self.planner.plan.stages.values()), found)
             self._start_paths()
         except MopError as error:  # before any work: nothing is left of the run
             self.catalog.close_run(self.run_id, *ending.outcome_of(error))

@@ -5,34 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pg_mop.catalog import LocalCatalog
 from pg_mop.plan import arithmetic
-from pg_mop.plan.arithmetic import Arithmetic
-from pg_mop.plan.estimates import BACKWARD, Estimates, FixedCosts, Sample
-from pg_mop.plan.fixed_costs import learned
+from pg_mop.plan.estimates import Estimates
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.stages import Stage
-from pg_mop.run import segments, trial
+from pg_mop.run import search_outlook, segments, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.coordinator import Coordinator
+from pg_mop.run.role_costs import are_warm, fixed_costs, other_nets
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec
 from pg_mop.schedule import setup
 from pg_mop.schedule.prediction import MOST_UNITS, Prediction, predict, to_json
-from pg_mop.search import outlook
 
-LOOKED_AT = 60  # trials of a search whose nets give the seconds of all
-OTHER_NETS = 30  # measured nets that give the speed of this machine
 PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
 SAVES = 0.9  # a suggestion takes at most this share of the time
-DRIVE_SECONDS = 3  # of a search procedure with made-up results, in each order
 MOST_SUGGESTIONS = 3
-LAST_RUNS = 3  # whose log tells the fixed costs
-MOST_LOGGED = 3000  # units of such a run
 LISTED = 5  # configurations of a net that are named
 
 
@@ -100,7 +93,7 @@ class Preview(Coordinator):
             self.check_limits()
         taken = self._take_over()
         counts = self._stages(taken)
-        self.warm = self._are_warm()
+        self.warm = are_warm(self.db, self.planner, self.options, self.wanted)
         estimates = self._estimates(self.planner)
         if self.measures:
             trial.measure(self, estimates)
@@ -168,20 +161,6 @@ class Preview(Coordinator):
         found = self.estimates(planner, lambda: other_nets(self.catalog))
         found.warm = self.warm
         return found
-
-    def _are_warm(self) -> bool:
-        """True where so many idle trainers of the role have as many nets as the call has: most likely these."""
-        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials and not stage.trained]
-        wanted = len({self.planner.sharing.key(stage)[0] for stage in stages})
-        idle = self.catalog.execute(
-            f"""
-            SELECT t.nets FROM {self.catalog.schema}.mop_trainers t
-            WHERE t.state = 'idle' AND t.role = current_user AND t.database = current_database()
-              AND t.framework = %s AND t.threads = %s
-            """,
-            (self.options["keras_backend"], self.options["threads"]),
-        )
-        return sum((row["nets"] or 0) >= wanted for row in idle) >= self.wanted
 
     def _state_bytes(self, stage: Stage) -> int:
         return self.state_bytes(self._configuration(stage)) or 1 << 16
@@ -414,18 +393,10 @@ class Preview(Coordinator):
         search, planner = self.spec.search, self.planner
         assert search is not None
         self.check_limits()
-        segments_ = len(planner.workload.keys("training"))
-        driven = {}
-        for order in outlook.ORDERS:
-            procedure = search.procedure(self.seed, segments_)
-            if search.known:
-                procedure.begin_with(search.known)
-            driven[order] = outlook.drive(
-                procedure, order, self.seed, search.most_trials, check=self.db.check_interrupts, seconds=DRIVE_SECONDS
-            )
-        trials = driven["random"].trials
+        looked = search_outlook.drive(search, self.seed, self._segment_count(), self.db.check_interrupts)
+        trials = looked.driven["random"].trials
         times = 1 + len(search.held_out)  # a trial, and its folds
-        sample = trials[:: max(1, len(trials) // LOOKED_AT)] or trials
+        sample = search_outlook.sample(trials, search_outlook.LOOKED_AT)
         keys = []
         for number, one in enumerate(sample, 1):
             c: Configuration = self.spec.configurations.make(number, one.configuration)
@@ -449,19 +420,26 @@ class Preview(Coordinator):
         distinct = {planner.sharing.key(stage): stage for stage in first}
         anywhere = setup.trains_anywhere(planner, list(self.configurations))
         ready = crowding * sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
-        cases = {
-            name: self._case(driven[order].trials, times, iteration, evaluated, ready, search.seconds)
-            for name, order in zip(("least", "expected", "most"), outlook.ORDERS)
-        }
+        costs = search_outlook.Costs(
+            times,
+            len(planner.workload.keys("training")),
+            self.wanted,
+            iteration,
+            evaluated,
+            ready,
+            search.seconds,
+            self.fixed,
+        )
+        cases = looked.cases(costs)
         by_work = sorted(cases.values(), key=lambda case: case["seconds"])
         low, high = estimates.spread(first) if first else (1.0, 1.0)
         found = Prediction(self.wanted, units=cases["expected"]["training_units"])
         return {
             **self._head(),
-            "configurations": len(trials),
+            "configurations": cases["expected"]["trials"],
             "search": {
-                "whole": all(one.whole for one in driven.values()),
-                "procedure": search.procedure(self.seed, segments_).name,
+                "whole": looked.whole,
+                "procedure": looked.name,
                 "metric": search.metric,
                 "dataset": search.dataset,
                 "goal": search.goal,
@@ -482,99 +460,5 @@ class Preview(Coordinator):
             "suggestions": [],
         }
 
-    def _case(
-        self,
-        trials: Iterable[outlook.TrialOutlook],
-        times: int,
-        iteration: float,
-        evaluation: float,
-        ready: float,
-        limit: float | None,
-    ) -> dict[str, Any]:
-        """A search whose trials are trained for given iterations. `times`: paths of a trial; `iteration`, `evaluation`:
-        session seconds of one; `ready`: to make all nets ready; `limit`: seconds after which nothing is begun."""
-        trials = list(trials)
-        total, longest = sum(t.iterations for t in trials), max((t.iterations for t in trials), default=0)
-        evaluations = sum(t.evaluations for t in trials)
-        visits = len(self.planner.workload.keys("training"))
-        work = times * (total * iteration + evaluations * evaluation) + ready
-        around = self.fixed.around * total * times  # about a command for each iteration
-        makespan = max((work + around) / self.wanted, longest * iteration)
-        seconds = self.fixed.start + makespan + self.fixed.end
-        return {
-            "trials": len(trials),
-            "iterations": total,
-            "longest": longest,
-            "training_units": total * times * visits,
-            "session_seconds": work + around,
-            "seconds": seconds if limit is None else min(seconds, limit + max(iteration, self.fixed.end)),
-            "ends_by_limit": limit is not None and seconds > limit,
-        }
-
-
-def other_nets(catalog: Any) -> list[Sample]:
-    """(operations of a mini-batch, its seconds) of the nets that the role's runs have measured last.
-
-    The architectures come from the role's own runs: nobody learns of the nets of others.
-    """
-    from mop_udf import architecture
-    from pg_mop.plan.cost_history import digest
-
-    measured = catalog.execute(
-        f"""
-        SELECT c.architecture, c.batch_size, min(c.batch_seconds) AS seconds
-        FROM {catalog.schema}.mop_unit_costs c WHERE c.part = 'model'
-        GROUP BY c.architecture, c.net, c.batch_size ORDER BY max(c.noted_at) DESC LIMIT {OTHER_NETS}
-        """
-    )
-    if not measured:
-        return []
-    texts = catalog.execute(
-        f"""
-        SELECT DISTINCT c.model_arch FROM {catalog.prefix}configuration c
-        WHERE c.run_id IN (SELECT r.run_id FROM {catalog.prefix}run r WHERE r.owner = {catalog._role}
-                           ORDER BY r.run_id DESC LIMIT 20) LIMIT 200
-        """
-    )
-    found: dict[str, Arithmetic | None] = {}
-    wanted = {row["architecture"] for row in measured}
-    for row in texts:
-        if (name := digest(row["model_arch"])) in wanted:
-            try:
-                found[name] = Arithmetic.find(architecture.check(row["model_arch"]))
-            except architecture.ArchitectureError:
-                continue
-    return [
-        (BACKWARD * own.operations * row["batch_size"], row["seconds"])
-        for row in measured
-        if (own := found.get(row["architecture"])) is not None
-    ]
-
-
-def fixed_costs(catalog: Any) -> FixedCosts:
-    """Seconds that do not depend on the rows, by the log of the role's last finished runs; the usual ones without any."""
-    runs = catalog.execute(
-        f"""
-        SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
-               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction
-        FROM {catalog.prefix}run r CROSS JOIN LATERAL (
-            SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
-            WHERE u.run_id = r.run_id AND u.status = 'finished') u
-        WHERE r.owner = {catalog._role} AND r.status = 'finished' AND r.function <> 'remote_run' AND r.run_id IN (
-            SELECT o.run_id FROM {catalog.prefix}run o WHERE o.owner = {catalog._role} AND o.status = 'finished'
-              AND greatest(o.configurations, 1)::bigint * o.num_iterations * o.segments <= {MOST_LOGGED}
-            ORDER BY o.run_id DESC LIMIT {LAST_RUNS})
-          AND u.first IS NOT NULL
-        ORDER BY r.run_id DESC
-        """
-    )
-    units = catalog.execute(
-        f"""
-        SELECT u.run_id, u.backend_pid AS session, u.kind, u.rows, extract(epoch FROM u.started_at)::float8 AS began,
-               extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, u.read_seconds AS read,
-               u.write_seconds AS write, u.compilations > 0 AS compiled
-        FROM {catalog.prefix}unit u WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'
-        """,
-        ([run["run_id"] for run in runs],),
-    )
-    return learned(runs, units)
+    def _segment_count(self) -> int:
+        return len(self.planner.workload.keys("training"))

@@ -45,9 +45,10 @@ class Output:
 class Search:
     """A search procedure decides which configurations are trained, and how long.
 
-    `procedure(seed, segments)`: makes it; in a replay, LoggedTrials in its place (search/logged.py); `metric`, `dataset`,
-    `goal`: its criterion; `seconds`: after this time nothing more is begun; `most_trials`: at most; `known`: results of
-    an earlier run, [(configuration, {iteration: value}), ...]; `stops_within_budget`: it may stop a trial before the
+    `procedure(seed, segments, trials)`: makes it, with other `trials` than its parameters say unless None; in a replay,
+    LoggedTrials in its place (search/logged.py); `metric`, `dataset`, `goal`: its criterion; `seconds`: after this time
+    nothing more is begun; `most_trials`: at most; `known`: results of an earlier run, [(configuration, {iteration: value}),
+    ...]; `stops_within_budget`: it may stop a trial before the
     iterations that it asked for;
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
@@ -55,7 +56,7 @@ class Search:
     criterion is the mean over folds.
     """
 
-    procedure: Callable[[int, int], Any]
+    procedure: Callable[..., Any]
     metric: str
     dataset: str
     goal: str

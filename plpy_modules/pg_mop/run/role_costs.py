@@ -1,0 +1,98 @@
+"""What the runs of a role have measured on this machine, for estimates: the speed of nets, fixed costs, trainers that are
+ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pg_mop.plan.arithmetic import Arithmetic
+from pg_mop.plan.estimates import BACKWARD, FixedCosts, Sample
+from pg_mop.plan.fixed_costs import learned
+from pg_mop.plan.planner import Planner
+
+OTHER_NETS = 30  # measured nets that give the speed of this machine
+LAST_RUNS = 3  # whose log tells the fixed costs
+MOST_LOGGED = 3000  # units of such a run
+FEW_LOGGED = 400  # the same, where the log is read while a run begins
+
+
+def other_nets(catalog: Any) -> list[Sample]:
+    """(operations of a mini-batch, its seconds) of the nets that the role's runs have measured last.
+
+    The architectures come from the role's own runs: nobody learns of the nets of others.
+    """
+    from mop_udf import architecture
+    from pg_mop.plan.cost_history import digest
+
+    measured = catalog.execute(
+        f"""
+        SELECT c.architecture, c.batch_size, min(c.batch_seconds) AS seconds
+        FROM {catalog.schema}.mop_unit_costs c WHERE c.part = 'model'
+        GROUP BY c.architecture, c.net, c.batch_size ORDER BY max(c.noted_at) DESC LIMIT {OTHER_NETS}
+        """
+    )
+    if not measured:
+        return []
+    texts = catalog.execute(
+        f"""
+        SELECT DISTINCT c.model_arch FROM {catalog.prefix}configuration c
+        WHERE c.run_id IN (SELECT r.run_id FROM {catalog.prefix}run r WHERE r.owner = {catalog._role}
+                           ORDER BY r.run_id DESC LIMIT 20) LIMIT 200
+        """
+    )
+    found: dict[str, Arithmetic | None] = {}
+    wanted = {row["architecture"] for row in measured}
+    for row in texts:
+        if (name := digest(row["model_arch"])) in wanted:
+            try:
+                found[name] = Arithmetic.find(architecture.check(row["model_arch"]))
+            except architecture.ArchitectureError:
+                continue
+    return [
+        (BACKWARD * own.operations * row["batch_size"], row["seconds"])
+        for row in measured
+        if (own := found.get(row["architecture"])) is not None
+    ]
+
+
+def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED) -> FixedCosts:
+    """Seconds that do not depend on the rows, by the log of the role's last finished runs of at most so many units; the usual
+    ones without any."""
+    runs = catalog.execute(
+        f"""
+        SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
+               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction
+        FROM {catalog.prefix}run r CROSS JOIN LATERAL (
+            SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
+            WHERE u.run_id = r.run_id AND u.status = 'finished') u
+        WHERE r.owner = {catalog._role} AND r.status = 'finished' AND r.function <> 'remote_run' AND r.run_id IN (
+            SELECT o.run_id FROM {catalog.prefix}run o WHERE o.owner = {catalog._role} AND o.status = 'finished'
+              AND greatest(o.configurations, 1)::bigint * o.num_iterations * o.segments <= {int(most_logged)}
+            ORDER BY o.run_id DESC LIMIT {LAST_RUNS})
+          AND u.first IS NOT NULL
+        ORDER BY r.run_id DESC
+        """
+    )
+    units = catalog.execute(
+        f"""
+        SELECT u.run_id, u.backend_pid AS session, u.kind, u.rows, extract(epoch FROM u.started_at)::float8 AS began,
+               extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, u.read_seconds AS read,
+               u.write_seconds AS write, u.compilations > 0 AS compiled
+        FROM {catalog.prefix}unit u WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'
+        """,
+        ([run["run_id"] for run in runs],),
+    )
+    return learned(runs, units)
+
+
+def are_warm(db: Any, planner: Planner, options: dict[str, Any], sessions: int) -> bool:
+    """True where so many idle trainers of the role have as many nets as a plan has left to train: most likely these."""
+    stages = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.trained]
+    wanted = len({planner.sharing.key(stage)[0] for stage in stages})
+    idle = db.execute(
+        f"SELECT t.nets FROM {db.extension}.mop_trainers t WHERE t.state = 'idle' AND t.role = current_user "
+        "AND t.database = current_database() AND t.framework = $1 AND t.threads = $2",
+        ["text", "integer"],
+        [options["keras_backend"], options["threads"]],
+    )
+    return sum((row["nets"] or 0) >= wanted for row in idle) >= sessions
