@@ -154,7 +154,7 @@ $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages
 
 bench-peers: $(LOCAL)/peers/installed
 
-bench: start bench-peers
+bench: start $(if $(filter explain,$(WORKLOAD)),,bench-peers)
 	@benchmarks/run.sh $(WORKLOAD)
 
 screenshots: start $(LOCAL)/debian-tests

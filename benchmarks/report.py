@@ -33,6 +33,15 @@ differs; elsewhere pg_mop chooses the kernel by default. Session-seconds are rea
 unit also compiles, and waits for the import of Keras.
 """
 
+EXPLAIN = """
+## explain
+
+What `mop_explain` expects of a call, and what the call takes right afterwards: the makespan, from the first unit to the last.
+**guess**: fork server, compiled code and cost history are removed before. **measure**: the same, with `measure => TRUE`; the
+trainer that has measured is then ready. **history**: after the run before, with its trainers. Memory is that of the largest
+process.
+"""
+
 OLDER = "\nAn older table, of an earlier version.\n"
 
 
@@ -102,6 +111,32 @@ def study_table(study):
                 f"{variant}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
             )
     return "\n".join([*lines, *_absent(study), *_parts(figures)])
+
+
+def explained_table(figures):
+    """A Markdown table of what mop_explain predicted, against what the calls took; and how often it was right."""
+    lines = [
+        "| | by | expected makespan | range | actual | actual / expected | in the range | memory of a trainer: expected | "
+        "measured | seconds of mop_explain |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in figures["rows"]:
+        held = "yes" if r["low"] <= r["actual"] <= r["high"] else "no"
+        lines.append(
+            f"| {r['workload']} | {r['by']} | {_seconds(r['expected'])} | {_seconds(r['low'])} to {_seconds(r['high'])} | "
+            f"{_seconds(r['actual'])} | {r['actual'] / r['expected']:.2f} | {held} | {_mib(r['memory_expected'])} | "
+            f"{_mib(r['memory'])} | {r['seconds']:.2f} |"
+        )
+    for by in dict.fromkeys(r["by"] for r in figures["rows"]):
+        own = [r for r in figures["rows"] if r["by"] == by]
+        errors = sorted(max(r["actual"] / r["expected"], r["expected"] / r["actual"]) for r in own)
+        held = sum(r["low"] <= r["actual"] <= r["high"] for r in own)
+        lines.append(
+            f"\nBy {by}: wrong by a factor of {errors[len(errors) // 2]:.2f} in the median and of {errors[-1]:.2f} at most; "
+            f"the range holds {held} of {len(own)}."
+        )
+    lines += [f"\n{text[0].upper()}{text[1:]}: {seconds:.2f}." for text, seconds in figures["planning"].items()]
+    return "\n".join(lines)
 
 
 def _seconds(seconds):
@@ -192,6 +227,8 @@ epsilon at another place than Keras'.
         text += STUDIES
     for name, study in results.get("studies", {}).items():
         text += f"\n### {name}\n\n{study['about']}. {median_of(study['runs'])}\n\n{study_table(study)}\n"
+    if results.get("explain"):
+        text += f"{EXPLAIN}\n{explained_table(results['explain'])}\n"
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
             f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items()

@@ -15,6 +15,13 @@ tools/server.sh psql -d benchmark -qX -c 'CREATE SCHEMA madlib; CREATE EXTENSION
 user=$(tools/as_server_user.sh id -un)
 install -d -o "$user" .local/bench
 dsn=$(tools/server.sh dsn)
+if [ "${1:-}" = explain ]; then  # mop_explain's predictions: run.sh explain [WORKLOAD ...]
+    shift
+    tools/as_server_user.sh .local/venv/bin/python -B benchmarks/explain.py "${dsn%/*}/benchmark" "$@"
+    .local/venv/bin/python -B benchmarks/report.py
+    tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
+    exit
+fi
 tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@" \
     || failed=$?  # losses that differ, for one: the other figures are kept
 [ $# -gt 0 ] || tools/as_server_user.sh .local/venv/bin/python -B benchmarks/parts.py "${dsn%/*}/benchmark"

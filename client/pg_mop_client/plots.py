@@ -146,6 +146,47 @@ def sessions(data: Data, mst_keys: Any = None, ax: Any = None) -> Any:
     return ax
 
 
+def plan(data: Data, ax: Any = None) -> Any:
+    """What each session is expected to do, and when, by the plan of a call. Raises ClientError without a simulated run.
+
+    The configurations that train longest have their own colours.
+    """
+    units = (data.get("prediction") or {}).get("units")
+    if not units or not units["rows"]:
+        why = "nothing is left to train" if units else "the plan was summed up, not simulated"
+        raise ClientError(f"there are no units to draw: {why}", hint="print(plan)")
+    spent: dict[int, float] = {}
+    for _, begin, end, key, _, kind in units["rows"]:
+        if kind == "train":
+            spent[key] = spent.get(key, 0.0) + end - begin
+    colours = {key: f"C{n}" for n, key in enumerate(sorted(sorted(spent, key=lambda k: -spent[k])[:TOP]))}
+    names = sorted({row[0] for row in units["rows"]})
+    ax = ax or _axes(height=1.5 + len(names) * 0.4)
+    drawn: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    for session, begin, end, key, _, kind in units["rows"]:
+        colour = EVALUATE if kind == "evaluate" else colours.get(key, GREY)
+        label = "evaluate" if kind == "evaluate" else str(key) if key in colours else "others"
+        drawn.setdefault((session, colour, label), []).append((begin, end - begin))
+    told: set[str] = set()
+    for (session, colour, label), spans in drawn.items():
+        ax.broken_barh(
+            spans,
+            (names.index(session) - 0.4, 0.8),
+            facecolors=colour,
+            edgecolors="white",
+            linewidth=0.3,
+            label=None if label in told else label,
+        )
+        told.add(label)
+    ax.set_yticks(range(len(names)), [f"session {name}" for name in names], fontsize="small")
+    ax.invert_yaxis()
+    expected = data["prediction"]["makespan"]
+    left = f", the first {len(units['rows'])} units" if units["left_out"] else ""
+    _label(ax, "seconds from the first unit", "", f"expected: {expected:.3g} s{left}")
+    ax.legend(title="mst_key", fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
 def stages(data: Data, ax: Any = None) -> Any:
     """The tree of stages: thick lines are shared stages, grey lines belong to failed configurations."""
     if not data["stages"]:

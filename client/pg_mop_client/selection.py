@@ -1,5 +1,6 @@
 """Selection: pg_mop on one server, with its SQL functions as methods."""
 
+import json
 import os
 import re
 import tempfile
@@ -29,6 +30,7 @@ from pg_mop_client.database import (
 from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
 from pg_mop_client.model import Model
+from pg_mop_client.plan import Plan
 from pg_mop_client.run import CAP, Run
 
 # arguments of the preprocessors that pack sets
@@ -148,8 +150,8 @@ class Selection:
             **more,
         )
 
-    def explain(self, call: str, /, *arguments: Any, **named: Any) -> str:
-        """The text of mop_explain: the plan and the expected time of a call that trains. Nothing is trained.
+    def explain(self, call: str, /, *arguments: Any, **named: Any) -> Plan:
+        """The plan and the expected time of a call that trains, by mop_explain: a text that can be plotted. Nothing is trained.
 
         `call`: SQL, or the name of a function, with its arguments: explain("mop_search", train, "found", "nets", space).
         Raises ServerError where the call would fail.
@@ -159,10 +161,13 @@ class Selection:
                 raise ClientError(
                     "the call has its arguments already", hint='explain("mop_search", "train_packed", ...)'
                 )
-            return str(self.mop_explain(call))
+            return self._plan(call)
         given = [literal(value) for value in arguments]
         given += [f"{quote(name)} => {literal(value)}" for name, value in named.items()]
-        return str(self.mop_explain(f"SELECT {quote(self.schema)}.{quote(call)}({', '.join(given)})"))
+        return self._plan(f"SELECT {quote(self.schema)}.{quote(call)}({', '.join(given)})")
+
+    def _plan(self, call: str) -> Plan:
+        return Plan(str(self.mop_explain(call)), lambda: json.loads(str(self.mop_explain(call, "json"))))
 
     def run(self, run_id: int | None = None) -> Run:
         """A run that the role may see; None: the run of this Selection's last call, else the latest run.

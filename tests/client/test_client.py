@@ -86,6 +86,25 @@ def test_a_call_and_a_run_are_explained_as_text(s, example, run):
     assert run.explain().startswith(f"Run {run.run_id}: ") and "Critical path: " in run.explain()
 
 
+def test_the_plan_of_a_call_has_data_and_a_picture(s, example):
+    plan = s.explain("madlib_keras_fit_multiple_model", example["train"], "explained", "grid", 5, False)
+    assert repr(plan) == str(plan) and plan.data["configurations"] == 4
+    axes = plan.plot()
+    spans = [path for collection in axes.collections for path in collection.get_paths()]
+    assert len(spans) == len(plan.data["prediction"]["units"]["rows"]) > 0
+    assert "expected" in axes.get_title(loc="left") and len(axes.get_yticks()) == plan.data["sessions"]
+
+
+def test_a_plan_that_was_not_simulated_has_no_picture():
+    from pg_mop_client import plots
+
+    for prediction in (None, {"units": None, "makespan": 1.0}):
+        with pytest.raises(ClientError, match="summed up, not simulated"):
+            plots.plan({"prediction": prediction})
+    with pytest.raises(ClientError, match="nothing is left to train"):
+        plots.plan({"prediction": {"units": {"rows": [], "left_out": 0}, "makespan": 0.0}})
+
+
 def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
     model, keras = run.to_keras(), example["keras"]
     rows = example["digits"].head(50)

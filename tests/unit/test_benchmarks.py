@@ -262,3 +262,15 @@ def test_other_updates_and_losses_that_are_not_finite_are_errors(module):
         "b: the loss of configuration 0 is nan",
         "b: the loss of configuration 1 is None",
     ]
+
+
+def test_predictions_are_compared_with_what_calls_took(module):
+    row = {"workload": "cnn", "by": "guess", "low": 1.0, "high": 4.0, "memory": 600 << 20, "memory_expected": 500 << 20}
+    rows = [
+        {**row, "expected": 2.0, "actual": 3.0, "seconds": 0.2},
+        {**row, "expected": 2.0, "actual": 8.0, "seconds": 0.2},
+    ]
+    text = module("report").explained_table({"rows": rows, "planning": {"planning much, seconds": 0.25}})
+    assert "| cnn | guess | 2.00 | 1.00 to 4.00 | 3.00 | 1.50 | yes | 500 MiB | 600 MiB | 0.20 |" in text
+    assert "By guess: wrong by a factor of 4.00 in the median and of 4.00 at most; the range holds 1 of 2." in text
+    assert "Planning much, seconds: 0.25." in text

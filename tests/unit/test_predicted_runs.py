@@ -225,6 +225,22 @@ def test_a_thousand_configurations_are_predicted_in_a_fraction_of_a_second():
 # --- fixed costs by the log -------------------------------------------------------------------------------------------
 
 
+def test_the_simulated_units_are_told_compactly():
+    configurations = [configuration(key, key / 10) for key in (1, 2, 3)]
+    found = predicted(workload(options=CHAINS), configurations, 0.05)
+    units = to_json(found)["units"]
+    assert units["columns"] == ["session", "from", "until", "mst_key", "iteration", "kind"] and units["left_out"] == 0
+    assert len(units["rows"]) == 36 + 12 and {row[3] for row in units["rows"]} == {1, 2, 3}
+    assert min(row[1] for row in units["rows"]) == 0.0
+    assert max(row[2] for row in units["rows"]) == pytest.approx(found.makespan, rel=1e-3)
+    assert all(begin <= until for _, begin, until, *_ in units["rows"])
+    trained = {(key, iteration) for *_, key, iteration, kind in units["rows"] if kind == "train"}
+    assert trained == {(key, iteration) for key in (1, 2, 3) for iteration in (1, 2, 3)}
+    found.visits *= 50
+    many = to_json(found)["units"]
+    assert (len(many["rows"]), many["left_out"]) == (2000, 50 * 48 - 2000)
+
+
 def logged(session, began, ended, kind="train", read=0.001, write=0.001, compiled=False, rows=100):
     return {
         "run_id": 1,

@@ -27,7 +27,6 @@ class Sharing:
         self._digests: list[str] = []
         self._architecture_digests: dict[str, str] = {}  # every unit asks, so each text is hashed once
         self._number = functools.lru_cache(100_000)(self._parsed)
-        self._read = functools.lru_cache(100_000)(_parameters)
         self._net = functools.lru_cache(100_000)(self._described)
 
     def key(self, stage: Stage) -> ModelKey:
@@ -38,7 +37,7 @@ class Sharing:
         return self._number(self._architecture_digests[architecture], *stage.parameters)
 
     def _parsed(self, architecture: str, compile_params: str, fit_params: str) -> ModelKey:
-        compiled, fit = self._read(compile_params, fit_params)
+        compiled, fit = _parameters(compile_params, fit_params)
         text = json.dumps([architecture, self.shape, self.framework, compiled], sort_keys=True)
         return self.number(digest(text)), fit["batch_size"]
 
@@ -58,9 +57,10 @@ class Sharing:
         return self._net(self.architectures[stage.mst_key], *stage.parameters)
 
     def _described(self, architecture: str, compile_params: str, fit_params: str) -> Net:
-        return Net.of(architecture, *self._read(compile_params, fit_params), self.shape, self.framework)
+        return Net.of(architecture, *_parameters(compile_params, fit_params), self.shape, self.framework)
 
 
+@functools.lru_cache(20_000)  # the same for all plans of a session: EXPLAIN makes several
 def _parameters(compile_params: str, fit_params: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The parsed parameters of a stage: to compile, without scalars; and to fit."""
     return params.without_scalars(params.parse_compile_params(compile_params)), params.parse_fit_params(fit_params)

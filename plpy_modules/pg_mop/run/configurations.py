@@ -48,6 +48,7 @@ class Configurations:
         are among the configurations (plan/folds.py)."""
         self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
         self.searches, self._keep, self.folds = searches, keep, folds
+        self._architectures: dict[str, dict[str, Any]] = {}
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
         self._unusable = unusable or _unusable
         self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
@@ -159,7 +160,7 @@ class Configurations:
         try:
             c["resolver"] = parameter_resolver.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
-            c["architecture"] = architecture.check(c["model_arch"])
+            c["architecture"] = self._architecture(c["model_arch"])
             c["fit"]["keep"] = kept_state(c["fit_params"], self._keep)
             c["resolver"].check(iterations or self.inputs.num_iterations)
             architecture_dropout.check_dropout(c["architecture"], c["fit"]["dropout"])
@@ -171,6 +172,12 @@ class Configurations:
         if c["fit"]["callbacks"] and not db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"
         return self._read_rule(c)
+
+    def _architecture(self, text: str) -> dict[str, Any]:
+        """An architecture (JSON), read once for all configurations that have it."""
+        if text not in self._architectures:
+            self._architectures[text] = architecture.check(text)
+        return self._architectures[text]
 
     def judged_by(self) -> tuple[str, str, str]:
         """(metric, dataset, goal) that chooses the best state. Raises MopError."""

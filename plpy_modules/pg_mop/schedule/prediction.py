@@ -22,6 +22,7 @@ from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import Steps, UnitBatches, units_of
 
 MOST_UNITS = 2000  # of a plan that is simulated
+MOST_TOLD = 2000  # simulated units in the plan's JSON
 IDLE = 0.1  # of the makespan: shorter idle times at the end are not told
 MANY = 0.25  # a share of the session time that is told as a limit
 MOST_OF_WORK = 0.4  # a configuration's share of the work that is told
@@ -65,6 +66,10 @@ class Prediction:
     grouped: int = 0  # commands with unit batches
     simulated: bool = False
     limits: list[str] = field(default_factory=list)
+    visits: list[Visit] = field(default_factory=list)
+    trials: dict[StageNumber, tuple[int, int]] = field(
+        default_factory=dict
+    )  # (mst_key, iteration) of the stages of visits
 
     @property
     def seconds(self) -> float:
@@ -145,6 +150,8 @@ class _Work:
         self.servers = {key: segment.server for key, segment in segments.items()}
         self.left = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.ended]
         self._unit: dict[tuple[ModelKey, str], float] = {}
+        self._row: dict[tuple[ModelKey, str], float] = {}
+        total_rows = sum(self.rows.values())
         self.units = self.evaluations = 0
         self.train = self.evaluate = self.write = 0.0
         self.models: dict[ModelKey, Stage] = {}
@@ -165,7 +172,8 @@ class _Work:
                 held_out = planner.held_out(stage)
                 keys = [("training", k) for k in held_out] if held_out else list(segments)
                 self.evaluations += len(keys)
-                self.evaluate += self.crowding * sum(estimates.evaluation(stage, self.rows[key]) for key in keys)
+                rows = sum(self.rows[key] for key in keys) if held_out else total_rows
+                self.evaluate += rows * self._evaluation(stage)
             parent = stage.parent.number if stage.parent is not None else None
             paths[stage.number] = own + (paths.get(parent, 0.0) if parent is not None else 0.0)
         if averaging:  # the replicas of an iteration wait for one another, and each trains on one segment
@@ -184,6 +192,13 @@ class _Work:
         if key not in self._unit:
             self._unit[key] = self.crowding * self.estimates.unit(stage)
         return self._unit[key]
+
+    def _evaluation(self, stage: Stage) -> float:
+        """Seconds of an evaluated row."""
+        key = self.planner.sharing.key(stage), stage.parameters[1]
+        if key not in self._row:
+            self._row[key] = self.crowding * self.estimates.evaluation(stage, 1.0)
+        return self._row[key]
 
     def _write(self, stage: Stage, seconds: float) -> float:
         """Seconds to write the state after a unit; of a chain, a unit's part of them."""
@@ -206,7 +221,7 @@ class _Work:
         """Seconds of a unit, for the simulator."""
         stage, rows = self.planner.plan.stages[unit.stage], self.rows[unit.dataset, unit.segment]
         if unit.kind == "evaluate":
-            return self.crowding * self.estimates.evaluation(stage, rows)
+            return rows * self._evaluation(stage)
         mean = self._mean(stage)
         slow = self.estimates.slowness(stage, self.servers[unit.dataset, unit.segment])
         return slow * mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
@@ -247,6 +262,8 @@ def _simulate(
     found.makespan = makespan(visits) if visits else 0.0
     found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped
     found.loads, found.simulated = _loads(visits, board), True
+    found.visits = sorted(visits, key=lambda visit: (visit.start, visit.worker, visit.end))
+    found.trials = {stage.number: (min(stage.trials), stage.iteration) for stage in work.left}
     found.work = {
         "train": work.train,
         "evaluate": work.evaluate,
@@ -343,4 +360,30 @@ def to_json(found: Prediction) -> dict[str, Any]:
             for load in found.loads
         ],
         "limits": found.limits,
+        "units": _units(found) if found.simulated else None,
     }
+
+
+def _units(found: Prediction) -> dict[str, Any]:
+    """The simulated units as a compact table, in seconds from the first unit: the first MOST_TOLD of them, and how many are
+    left out."""
+    begin = min((visit.start for visit in found.visits), default=0.0)
+    return {
+        "columns": ["session", "from", "until", "mst_key", "iteration", "kind"],
+        "rows": [
+            [
+                visit.worker,
+                _brief(visit.start - begin),
+                _brief(visit.end - begin),
+                *found.trials[visit.unit.stage],
+                visit.unit.kind,
+            ]
+            for visit in found.visits[:MOST_TOLD]
+        ],
+        "left_out": max(0, len(found.visits) - MOST_TOLD),
+    }
+
+
+def _brief(seconds: float) -> float:
+    """Seconds with as many digits as a picture needs."""
+    return float(f"{seconds:.5g}")
