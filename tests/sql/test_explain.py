@@ -451,6 +451,20 @@ def test_many_epochs_are_not_measured(db):
     assert "measured" not in {net["source"] for net in found["nets"]} and time.monotonic() - began < 30
 
 
+def test_a_guess_takes_the_speed_of_nets_of_its_own_framework(db):
+    db.run("DELETE FROM madlib.mop_cost")
+    load(db, "broad", dense(width=2048), dense(width=1024, name="half"))
+    for name, model in (("broad_mst", 1), ("half_mst", 2)):
+        selection(db, name, "broad", [(model, ADAM.format(0.01), "batch_size=50")])
+    fit(db, "flowers_packed", "m", "broad_mst", 1)
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+    call = FIT.replace("'mst'", "'half_mst'")
+    guess = plan(db, call)["nets"][0]
+    db.run("UPDATE madlib.mop_cost SET version = replace(version, ', tensorflow ', ', jax ')")
+    other = plan(db, call)["nets"][0]
+    assert other["source"] == "arithmetic" and guess["source"] == "other nets"
+
+
 def test_measure_times_each_net_in_a_trial_that_is_rolled_back(db):
     db.run("DELETE FROM madlib.mop_cost; SELECT madlib.mop_drop_checkpoints()")
     load(db, "pair", dense(), dense(width=32, name="wide"))

@@ -15,7 +15,7 @@ from typing import Any
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.cost_history import CostHistory, Net
 from pg_mop.plan.planner import Planner
-from pg_mop.plan.sharing import epochs
+from pg_mop.plan.sharing import ModelKey, epochs
 from pg_mop.plan.stages import Stage
 
 HISTORY, MEASURED, OTHERS, GUESS = (
@@ -96,6 +96,7 @@ class Estimates:
         self._measured = 0  # nets that gave the rate
         self.warm = False  # the trainers have the measured nets ready, from earlier runs
         self._nets: dict[tuple[Net, str | None], NetCost] = {}
+        self._units: dict[tuple[ModelKey, str], float] = {}  # what `unit` has found
         rows = planner.workload.rows
         self.mean_rows = sum(rows) / len(rows) if rows else 0.0
 
@@ -111,11 +112,13 @@ class Estimates:
         net = self.planner.sharing.net(stage)
         for place in {*self.planner.workload.places, None}:
             self._nets[net, place] = cost
+        self._units.clear()
 
     def take_over(self, other: Estimates) -> None:
         """Take what another object knows of nets, so that it is not found again."""
         self.warm = other.warm
         self._nets.update(other._nets)
+        self._units.clear()
         self._rate, self._measured = other._rate, other._measured
 
     def _find(self, net: Net, stage: Stage, place: str | None) -> NetCost:
@@ -152,6 +155,12 @@ class Estimates:
     def unit(self, stage: Stage) -> float:
         """Seconds of a training unit of a stage on a segment of mean size, without fixed costs: the mean over the places of
         the segments."""
+        key = self.planner.sharing.key(stage), stage.parameters[1]
+        if key not in self._units:
+            self._units[key] = self._unit(stage)
+        return self._units[key]
+
+    def _unit(self, stage: Stage) -> float:
         places = self.planner.workload.places
         batches = epochs(stage.parameters[1]) * math.ceil(self.mean_rows / self.planner.sharing.net(stage).batch_size)
         mean = sum(self.net(stage, place).batch for place in places) / max(1, len(places))

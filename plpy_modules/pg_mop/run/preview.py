@@ -158,7 +158,7 @@ class Preview(Coordinator):
 
     # --- nets -----------------------------------------------------------------------------------------
     def _estimates(self, planner: Planner) -> Estimates:
-        found = self.estimates(planner, lambda: other_nets(self.catalog))
+        found = self.estimates(planner, lambda: other_nets(self.catalog, self.options["keras_backend"]))
         found.warm = self.warm
         return found
 

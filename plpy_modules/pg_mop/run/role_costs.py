@@ -16,8 +16,9 @@ MOST_LOGGED = 3000  # units of such a run
 FEW_LOGGED = 400  # the same, where the log is read while a run begins
 
 
-def other_nets(catalog: Any) -> list[Sample]:
-    """(operations of a mini-batch, its seconds) of the nets that the role's runs have measured last.
+def other_nets(catalog: Any, framework: str) -> list[Sample]:
+    """(operations of a mini-batch, its seconds) of the nets that the role's runs have measured last with a framework: another
+    one has other speeds.
 
     The architectures come from the role's own runs: nobody learns of the nets of others.
     """
@@ -27,9 +28,10 @@ def other_nets(catalog: Any) -> list[Sample]:
     measured = catalog.execute(
         f"""
         SELECT c.architecture, c.batch_size, min(c.batch_seconds) AS seconds
-        FROM {catalog.schema}.mop_unit_costs c WHERE c.part = 'model'
+        FROM {catalog.schema}.mop_unit_costs c WHERE c.part = 'model' AND strpos(c.version, %s) > 0
         GROUP BY c.architecture, c.net, c.batch_size ORDER BY max(c.noted_at) DESC LIMIT {OTHER_NETS}
-        """
+        """,
+        (f", {framework} ",),  # (mop_udf/kernels/device.py writes "Keras 3.9.0, jax 0.5.0")
     )
     if not measured:
         return []
