@@ -132,3 +132,9 @@ def test_steps_of_other_calls_are_refused_still(db):
     plan(db, CALL.format("30 s"))
     for call in ("mop_pack('persons', 'p', 'leaves')", "mop_split('persons', 'p')"):
         assert "cannot be explained" in str(db.error("SELECT madlib.mop_explain(%s)", [f"SELECT madlib.{call}"]))
+
+
+def test_nets_of_a_training_are_measured_on_its_sample(db):
+    before = everything(db)[:3]
+    found = json.loads(db.value("SELECT madlib.mop_explain(%s, 'json', TRUE)", [CALL.format("30 s")]))
+    assert "measured" in {net["source"] for net in found["nets"]} and everything(db)[:3] == before
