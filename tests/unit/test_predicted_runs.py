@@ -371,6 +371,13 @@ def test_a_long_search_counts_as_many_times_a_short_one(name):
     assert search_outlook.drive(limited, 3, 2, most_trials=100).scale == 3.0
 
 
+def test_a_search_that_is_too_long_to_drive_is_driven_once():
+    search = Searched("hyperband", {"iterations": 81})
+    found = search_outlook.drive(search, 3, 2, seconds=0.0)
+    assert len(search.asked) == 2 and not found.whole
+    assert set(found.driven) == set(outlook.ORDERS) and len({id(one) for one in found.driven.values()}) == 1
+
+
 def test_the_drive_ends_in_time_and_hears_the_caller():
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
     found = outlook.drive(procedure, "random", seconds=0.0)

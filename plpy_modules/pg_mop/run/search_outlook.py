@@ -16,7 +16,7 @@ from pg_mop.search.outlook import Outlook, TrialOutlook
 
 LOOKED_AT = 60  # trials of a search whose nets give the seconds of all
 MOST_TRIALS = 1000  # that the procedure is driven with
-SECONDS = 3.0  # of a search procedure with made-up results, in each order
+SECONDS = 1.0  # of a search procedure with made-up results, in each order
 # the same while a run begins
 STORED_LOOKED_AT, STORED_TRIALS, STORED_SECONDS = 12, 100, 0.03
 
@@ -66,14 +66,21 @@ def drive(
     most_trials: int = MOST_TRIALS,
     seconds: float = SECONDS,
 ) -> Driven:
-    """Drive the procedure of a search with made-up results, with at most so many trials and seconds in each order."""
+    """Drive the procedure of a search with made-up results, with at most so many trials and seconds in each order.
+
+    Where the first order takes all its seconds, nothing is learned from the others: its trials count for them.
+    """
     procedure = search.procedure(seed, segments)
     wanted = getattr(procedure.settings, "trials", None)
     if wanted is not None and search.most_trials is not None:
         wanted = min(wanted, search.most_trials)
     fewer = most_trials if wanted is not None and wanted > most_trials else None
-    found = {}
+    found: dict[str, Outlook] = {}
     for order in outlook.ORDERS:
+        before = next(iter(found.values()), None)
+        if before is not None and not before.whole:
+            found[order] = before
+            continue
         procedure = search.procedure(seed, segments, fewer)
         if search.known:
             procedure.begin_with(search.known)
