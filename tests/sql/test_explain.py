@@ -326,8 +326,11 @@ def test_a_run_without_units_of_its_own_is_explained(db):
 
 
 def test_a_long_look_at_a_search_can_be_cancelled(db):
-    call = "SELECT madlib.mop_explain($x$" + SEARCH.replace("trials=9", "trials=50000") + "$x$)"
-    db.run("SET statement_timeout = '500ms'")
+    call = "SELECT madlib.mop_explain($x$" + SEARCH.replace("asha", "hyperband").replace(
+        "trials=9, iterations=4", "iterations=6561"
+    )
+    call += "$x$)"
+    db.run("SET statement_timeout = '300ms'")
     try:
         error = db.error(call)
     finally:
