@@ -76,9 +76,9 @@ def measured(dsn, name, workers):
         if by != "history":
             forget(dsn)
         connection, cursor = prepare(dsn, workload, workers)
+        cursor.execute("DROP TABLE IF EXISTS models, models_info, models_summary, models_trials")
         plan, took = explained(cursor, call, by == "measure")
         makespan, (low, high) = expected(plan)
-        cursor.execute("DROP TABLE IF EXISTS models, models_info, models_summary, models_trials")
         with Watch() as watch:
             cursor.execute(call)
         cursor.execute("SELECT madlib.mop_explain_run(%s, 'json')", [last_run(cursor)])
