@@ -102,6 +102,7 @@ def planning(dsn):
     """Seconds of mop_explain for a large selection and a long search: medians."""
     load(dsn, WORKLOADS["many"])
     connection, cursor = prepare(dsn, "many", SEGMENTS)
+    cursor.execute("DROP TABLE IF EXISTS models, models_info, models_summary, models_trials")
     cursor.execute(
         "CREATE TEMPORARY TABLE one AS SELECT * FROM mst LIMIT 1; TRUNCATE mst; INSERT INTO mst SELECT i, o.model_id, "
         "regexp_replace(o.compile_params, 'learning_rate=[0-9.e-]+', 'learning_rate=' || i * 1e-6), o.fit_params "
