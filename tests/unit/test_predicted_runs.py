@@ -281,6 +281,7 @@ def test_units_that_took_longer_than_the_history_said_make_the_next_ones_longer(
     for other in ({"sources": ["arithmetic"]}, {"training_units": 5}, {"session_seconds": {"train": 0.0}}):
         assert learned([{**run, "prediction": {**said, **other}}], units).slowdown == 1.0
     assert learned([{**run, "prediction": None}], units).slowdown == 1.0
+    assert learned([{**run, "alike": False}], units).slowdown == 1.0, "other nets"
     assert learned([run], [*units[:3], logged(7, 3, 3.4, compiled=True)]).slowdown == 1.0
     configurations = [configuration(1)]
     plain = predicted(workload(options=CHAINS), configurations, 0.05)

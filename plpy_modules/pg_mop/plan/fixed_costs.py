@@ -21,8 +21,8 @@ LEAST_COMMANDS = 5  # that tell what a command costs
 def learned(runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None = None) -> FixedCosts:
     """The medians over runs, latest first. What the log does not tell stays as `usual`.
 
-    `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), and `prediction`, as it was
-    stored, or None; `units`: of these runs
+    `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), `prediction`, as it was
+    stored, or None, and `alike`: it had nets of the present plan; `units`: of these runs
     `run_id`, `session`, `kind`, `rows`, `began`, `ended` (seconds), `train`, `read`, `write` and `compiled`.
     """
     usual = usual or FixedCosts()
@@ -52,7 +52,7 @@ def _slowdown(run: Row, units: Sequence[Row]) -> float | None:
     """Seconds that training units took, as a multiple of those that the history said; None where the run was predicted from
     something else, or trained other units than it was expected to."""
     said = run.get("prediction")
-    if said is None or said["sources"] != [HISTORY]:
+    if said is None or said["sources"] != [HISTORY] or not run.get("alike", True):
         return None
     trained = [unit["train"] or 0.0 for unit in units if unit["kind"] == "train"]
     expected = said["session_seconds"]["train"]

@@ -326,6 +326,10 @@ class Coordinator:
         cores = self.servers[None].info["cores"]
         return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores)
 
+    def architectures(self) -> Collection[str] | None:
+        """The architectures of the configurations (JSON); None where a search will propose them."""
+        return {c["model_arch"] for c in self.configurations} or None
+
     def _outline(self, taken: Collection[int]) -> dict[str, Any] | None:
         """What the run is expected to take, for its row in the catalog. `taken`: stages that earlier runs have trained."""
         warm = role_costs.are_warm(self.db, self.planner, self.options, self.wanted)
@@ -420,7 +424,7 @@ class Coordinator:
         expected = prediction = found = None
         if self.spec.application is None:
             expected = self.planner.expected_seconds(self.wanted)
-            self.fixed = role_costs.fixed_costs(self.catalog, role_costs.FEW_LOGGED)
+            self.fixed = role_costs.fixed_costs(self.catalog, role_costs.FEW_LOGGED, self.architectures())
             found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
             taken = {stage.number for stage, *_ in found}
             prediction = self._outline(taken)

@@ -86,7 +86,7 @@ class Preview(Coordinator):
         limit = self.catalog.value(f"SELECT min(l.sessions) FROM {self.catalog.schema}.mop_my_limits l")
         if limit is not None:
             self.wanted = min(self.wanted, int(limit))
-        self.fixed = fixed_costs(self.catalog)
+        self.fixed = fixed_costs(self.catalog, architectures=self.architectures())
         if self.searches:
             return self._searched()
         if not self.run_id:

@@ -3,6 +3,8 @@ ready."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
 from typing import Any
 
 from pg_mop.plan.arithmetic import Arithmetic
@@ -57,13 +59,21 @@ def other_nets(catalog: Any, framework: str) -> list[Sample]:
     ]
 
 
-def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED) -> FixedCosts:
+def fixed_costs(
+    catalog: Any, most_logged: int = MOST_LOGGED, architectures: Collection[str] | None = None
+) -> FixedCosts:
     """Seconds that do not depend on the rows, by the log of the role's last finished runs of at most so many units; the usual
-    ones without any."""
+    ones without any. Only a run that had one of the `architectures` (JSON; None: any) tells how much longer units take than the
+    history says: small nets and large ones differ in that."""
+    digests = (
+        None if architectures is None else sorted({hashlib.md5(text.encode()).hexdigest() for text in architectures})
+    )
     runs = catalog.execute(
         f"""
         SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
-               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction
+               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction,
+               %s::text[] IS NULL OR EXISTS (SELECT 1 FROM {catalog.prefix}configuration c
+                   WHERE c.run_id = r.run_id AND md5(c.model_arch) = ANY (%s::text[])) AS alike
         FROM {catalog.prefix}run r CROSS JOIN LATERAL (
             SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
             WHERE u.run_id = r.run_id AND u.status = 'finished') u
@@ -73,7 +83,8 @@ def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED) -> FixedCosts:
             ORDER BY o.run_id DESC LIMIT {LAST_RUNS})
           AND u.first IS NOT NULL
         ORDER BY r.run_id DESC
-        """
+        """,
+        (digests, digests),
     )
     units = catalog.execute(
         f"""
