@@ -628,9 +628,14 @@ class Coordinator:
 
     def _turns(self) -> Turns:
         """The run's turns on this server's cores. Only training takes turns, in trainers of this server."""
-        cores, options = self.servers[None].info["cores"], self.options
-        ask = functools.partial(self._take_turn, cores) if self.engine.takes_turns and self._takes_turns() else None
-        return Turns(ask, options["threads"], cores)
+        cores, local = self.servers[None].info["cores"], sum(self.board.server(w) is None for w in self.board.workers)
+        ask = (
+            functools.partial(self._take_turn, cores)
+            if local and self.engine.takes_turns and self._takes_turns()
+            else None
+        )
+        # (on several servers each has its own number of threads: see UnitSpecs.trainer)
+        return Turns(ask, self.options["threads"] or max(1, cores // max(1, local)), cores)
 
     def _takes_turns(self) -> bool:
         return self.spec.application is None and self.options["trainers"] is None
