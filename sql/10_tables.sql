@@ -249,7 +249,7 @@ CREATE TABLE @extschema@.mop_hop (
     target text NOT NULL,
     way text NOT NULL CHECK (way IN ('direct', 'coordinator')), -- coordinator: it passed through this server
     bytes bigint NOT NULL,
-    seconds double precision NOT NULL,  -- of the statement that carried it, maybe with others
+    seconds double precision NOT NULL,  -- to carry it; of states that went together, an equal part each
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, stage, version, target),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE

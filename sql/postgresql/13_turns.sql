@@ -6,9 +6,13 @@
 -- that has cores keeps its place until it is a second of the whole server ahead.
 
 -- A coordinator asks for cores: `wanted` now, of which its commands in progress use `busy`. `total`: of this server;
--- `of_priority`: of the call, at the first time. Returns the cores that the run may use, and whether no other run asks.
+-- `threads`: of a worker; `of_priority`: of the call, at the first time. Returns the cores that the run may use, and whether
+-- no other run asks. It fails with 55P03 where another transaction holds the run's row for long.
+--
+-- The account is written when something changes, and every few seconds: a call's open snapshot keeps all versions of the rows.
 CREATE FUNCTION @extschema@.mop_take_turn(run bigint, run_fencing_token integer, wanted integer, busy integer,
-    total integer, of_priority integer, token text DEFAULT @extschema@.mop_token(), OUT cores integer, OUT alone boolean)
+    total integer, threads integer, of_priority integer, token text DEFAULT @extschema@.mop_token(), OUT cores integer,
+    OUT alone boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     mine @extschema@.mop_turn;
@@ -16,62 +20,76 @@ DECLARE
     now_here timestamptz := clock_timestamp();
     spent double precision;
     free integer := total;
-    in_use integer;
-    quantum double precision := total;
+    in_use integer := 0;
+    waiting timestamptz;
+    is_ahead boolean := false;
+    others double precision;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token);
-    IF wanted IS NULL OR busy IS NULL OR total IS NULL OR wanted < 0 OR busy < 0 OR total < 1 THEN
-        RAISE EXCEPTION 'a run wants some cores of a server' USING ERRCODE = '22023';
+    IF (wanted BETWEEN 0 AND total AND busy BETWEEN 0 AND total AND total BETWEEN 1 AND 4096 AND threads BETWEEN 1 AND total
+            AND of_priority BETWEEN -100 AND 100) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a run wants some of the cores of a server, with a priority from -100 to 100' USING ERRCODE = '22023';
     END IF;
-    -- nothing depends on these rows after a crash
-    PERFORM set_config('synchronous_commit', 'off', true);
+    -- nothing depends on these rows after a crash, and no run waits long for them
+    PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true);
     PERFORM pg_stat_clear_snapshot(); -- of the sessions, which tells whether the other coordinators live
-    -- (a run that has not asked for long counts as a newcomer, and is not charged for that time)
-    DELETE FROM @extschema@.mop_turn t WHERE t.run_id = run AND t.charged_at < now_here - interval '10 seconds';
     SELECT t.* INTO mine FROM @extschema@.mop_turn t WHERE t.run_id = run;
-    IF mine.run_id IS NULL THEN
-        INSERT INTO @extschema@.mop_turn (run_id, owner, priority, share, wanted, cores, charged_at, waits_since)
-        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), wanted, 0, now_here, now_here
+    IF mine.run_id IS NULL OR mine.charged_at < now_here - interval '10 seconds' THEN
+        -- a newcomer, or a run that has not asked for long (and is not charged for that): it begins where the others are
+        INSERT INTO @extschema@.mop_role_turn (owner) SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run
+        ON CONFLICT DO NOTHING;
+        INSERT INTO @extschema@.mop_turn AS t (run_id, owner, priority, share, wanted, cores, charged_at, waits_since)
+        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here, now_here
         FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
+        ON CONFLICT (run_id) DO UPDATE SET wanted = EXCLUDED.wanted, cores = 0, charged_at = now_here, waits_since = now_here
         RETURNING * INTO mine;
-        INSERT INTO @extschema@.mop_role_turn (owner) VALUES (mine.owner) ON CONFLICT DO NOTHING;
-        -- a newcomer begins where the others are
-        UPDATE @extschema@.mop_role_turn o SET pass = greatest(o.pass, (
-            SELECT min(p.pass) FROM @extschema@.mop_competing AS c JOIN @extschema@.mop_role_turn p USING (owner)
-            WHERE c.owner <> mine.owner))
+        others := (SELECT min(p.pass) FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
+                   WHERE c.owner <> mine.owner);
+        UPDATE @extschema@.mop_role_turn o SET pass = coalesce(greatest(others, least(o.pass, others + total / mine.share)), 0)
         WHERE o.owner = mine.owner AND NOT EXISTS (
             SELECT 1 FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run);
         UPDATE @extschema@.mop_turn t SET pass = coalesce((
             SELECT min(c.pass) FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run), 0)
         WHERE t.run_id = run RETURNING * INTO mine;
-    ELSE
-        spent := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
-        UPDATE @extschema@.mop_turn t SET used = t.used + spent, pass = t.pass + spent,
-            charged_at = now_here, wanted = mop_take_turn.wanted
-        WHERE t.run_id = run RETURNING * INTO mine;
-        UPDATE @extschema@.mop_role_turn o SET pass = o.pass + spent / mine.share WHERE o.owner = mine.owner;
     END IF;
     alone := true;
-    in_use := 0;
     FOR other IN
-        SELECT c.run_id, c.wanted, c.cores FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
+        SELECT c.run_id, least(c.wanted, mop_take_turn.total) AS wanted, least(c.cores, mop_take_turn.total) AS cores
+        FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
         ORDER BY coalesce(c.waits_since < now_here - interval '1 minute', false) DESC, c.priority DESC,
-            p.pass - CASE WHEN c.cores > 0 THEN quantum / c.share ELSE 0 END, c.owner,
-            c.pass - CASE WHEN c.cores > 0 THEN quantum ELSE 0 END, c.run_id
+            p.pass - CASE WHEN c.cores > 0 THEN mop_take_turn.total / c.share ELSE 0 END, c.owner,
+            c.pass - CASE WHEN c.cores > 0 THEN mop_take_turn.total ELSE 0 END, c.run_id
     LOOP
         IF other.run_id = run THEN
             cores := least(mop_take_turn.wanted, free);
+            is_ahead := true;
         ELSE
             alone := false;
-            in_use := in_use + other.cores;
+            -- What others still use is theirs until their commands end. (But nobody waits for those behind it for ever.)
+            IF NOT is_ahead OR mine.waits_since IS NULL OR mine.waits_since > now_here - interval '1 minute' THEN
+                in_use := in_use + other.cores;
+            END IF;
             free := greatest(0, free - other.wanted);
         END IF;
     END LOOP;
-    -- what others still use is theirs until their commands end
     cores := least(coalesce(cores, 0), greatest(0, total - in_use));
-    UPDATE @extschema@.mop_turn t SET cores = greatest(mop_take_turn.cores, mop_take_turn.busy), waits_since = CASE
-        WHEN mop_take_turn.cores = 0 AND mop_take_turn.wanted > 0 THEN coalesce(t.waits_since, now_here) END
-    WHERE t.run_id = run;
+    IF cores < wanted THEN
+        cores := cores - cores % threads; -- cores that are too few for a worker are of no use
+    END IF;
+    IF cores = 0 AND wanted > 0 AND busy = 0 THEN
+        waiting := coalesce(mine.waits_since, now_here);
+    END IF;
+    IF greatest(cores, busy) <> mine.cores OR wanted <> mine.wanted OR waiting IS DISTINCT FROM mine.waits_since
+            OR mine.charged_at < now_here - interval '3 seconds' THEN
+        spent := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
+        UPDATE @extschema@.mop_turn t SET cores = greatest(mop_take_turn.cores, mop_take_turn.busy),
+            wanted = mop_take_turn.wanted, waits_since = waiting, charged_at = now_here, used = t.used + spent,
+            pass = t.pass + spent
+        WHERE t.run_id = run;
+        IF spent > 0 THEN
+            UPDATE @extschema@.mop_role_turn o SET pass = o.pass + spent / mine.share WHERE o.owner = mine.owner;
+        END IF;
+    END IF;
 END
 $$;
 

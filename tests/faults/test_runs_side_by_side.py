@@ -39,14 +39,14 @@ class Run:
         }  # fmt: skip
         self.run_id = client.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps(told)])
 
-    def ask(self, wanted=2, busy=0):
+    def ask(self, wanted=2, busy=0, threads=1):
         """The cores that it may use."""
-        return self.answer(wanted, busy)["cores"]
+        return self.answer(wanted, busy, threads)["cores"]
 
-    def answer(self, wanted=2, busy=0):
+    def answer(self, wanted=2, busy=0, threads=1):
         return self.client.run(
-            "SELECT * FROM madlib.mop_take_turn(%s, 1, %s, %s, %s, %s)",
-            [self.run_id, wanted, busy, self.total, self.priority],
+            "SELECT * FROM madlib.mop_take_turn(%s, 1, %s, %s, %s, %s, %s)",
+            [self.run_id, wanted, busy, self.total, threads, self.priority],
         )[0]
 
     def close(self):
@@ -128,6 +128,54 @@ def test_roles_have_cores_by_their_shares_whatever_their_number_of_runs_and_thei
     assert jain >= 0.95 and sum(total.values()) > 200, (jain, total)
 
 
+def test_a_worker_of_many_threads_is_not_given_a_part_of_them_for_ever(db, roles):
+    wide, narrow, trained = Run(roles["turn0"], total=4), Run(roles["turn1"], total=4), 0
+    for _ in range(60):
+        narrow.ask(1)
+        trained += wide.ask(4, threads=4) == 4
+        narrow.ask(1)
+        pass_time(db, 1)
+    assert 8 <= trained <= 52
+
+
+def test_the_time_that_a_role_was_alone_is_not_held_against_it(db, roles):
+    ann, ben = roles["turn0"], roles["turn1"]
+    night = Run(ann)
+    for _ in range(50):
+        night.ask()
+        pass_time(db, 9)
+    night.close()
+    there, back, trained = Run(ben), None, 0
+    there.ask()
+    back = Run(ann)
+    for _ in range(30):
+        there.ask()
+        trained += back.ask() > 0
+        there.ask()
+        pass_time(db, 1)
+    assert trained >= 10
+
+
+def test_an_open_change_of_the_priority_does_not_end_the_run(db, roles):
+    run, other = Run(roles["turn0"]), db.another()
+    run.ask()
+    other.connection.autocommit = False
+    other.run("SELECT madlib.mop_set_priority(%s, 5)", [run.run_id])
+    refused = run.client.error("SELECT madlib.mop_take_turn(%s, 1, 1, 0, 2, 1, 0)", [run.run_id])
+    assert refused.pgcode == "55P03"
+    other.connection.rollback()
+    other.close()
+    assert run.ask(1) == 1
+
+
+def test_false_numbers_are_refused(db, roles):
+    run = Run(roles["turn0"])
+    bad = "10, 0, 2, 1, 0", "1, 10, 2, 1, 0", "1, 0, 9999, 1, 0", "1, 0, 2, 3, 0", "1, 0, 2, 1, 101", "NULL, 0, 2, 1, 0"
+    for numbers in bad:
+        error = run.client.error(f"SELECT madlib.mop_take_turn(%s, 1, {numbers})", [run.run_id])
+        assert error.pgcode == "22023", numbers
+
+
 def test_lost_and_silent_coordinators_do_not_count(db, roles):
     lost, silent, last = Run(db.another("turn0")), Run(roles["turn1"]), Run(roles["turn2"])
     assert lost.ask() == 2 and last.ask() == 0
@@ -143,11 +191,11 @@ def test_lost_and_silent_coordinators_do_not_count(db, roles):
 def test_a_role_has_the_turns_of_its_own_runs_alone_and_no_higher_priority_than_it_may(db, roles):
     mine, other = Run(roles["turn0"]), roles["turn1"]
     assert mine.ask() == 2
-    stolen = "SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 0)"
+    stolen = "SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 1, 0)"
     assert f'there is no run {mine.run_id} of role "turn1"' in str(other.error(stolen, [mine.run_id]))
     assert "there is no run" in str(other.error("SELECT madlib.mop_set_priority(%s, 1)", [mine.run_id]))
     assert "has been taken over" in str(
-        mine.client.error("SELECT madlib.mop_take_turn(%s, 7, 2, 0, 2, 0)", [mine.run_id])
+        mine.client.error("SELECT madlib.mop_take_turn(%s, 7, 2, 0, 2, 1, 0)", [mine.run_id])
     )
     assert other.run("SELECT * FROM madlib.mop_queue") == []
     for name in ("mop_turn", "mop_role_turn", "mop_competing"):
@@ -217,7 +265,7 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
     db.run("CREATE ROLE turner LOGIN SUPERUSER")
     holder, waiter = db.another(), db.another("turner")
     blocks = Run(holder, priority=100)
-    blocks.total = 1000  # it uses whatever there is
+    blocks.total = 1000
     waiter.run("SET pg_mop.sessions = 1")
     call = Calling(
         waiter,

@@ -106,7 +106,7 @@ ACTS = {
     "drop states": "madlib.mop_drop_states({run})",
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
     "set priority": "madlib.mop_set_priority({run}, 1)",
-    "take turn": "madlib.mop_take_turn({run}, 1, 1, 0, 1, 0)",
+    "take turn": "madlib.mop_take_turn({run}, 1, 1, 0, 1, 1, 0)",
     "note hops": "madlib.mop_note_hops({run}, 1, '[]')",
     "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tokens",

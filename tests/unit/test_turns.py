@@ -27,6 +27,8 @@ def test_a_run_that_is_alone_asks_rarely():
     turns.settle(2)
     assert not turns.look(4, 0) and turns.patience is None
     assert server.asked == [(4, 0)]
+    turns.settle(0)  # at the end it leaves all
+    assert server.asked == [(4, 0), (0, 0)]
 
 
 def test_a_run_beside_others_begins_what_it_may_and_waits_with_the_rest():
@@ -62,5 +64,5 @@ def test_workers_of_several_threads_and_more_workers_than_cores():
     server = Server(4)
     turns = Turns(server.ask, 1, 4)
     assert turns.begin(0, 9) == 9  # it has asked for all cores, and shares them among its workers
-    turns = Turns(Server(1).ask, 8, 1)
+    turns = Turns(Server(1).ask, 1, 1)
     assert turns.begin(0, 2) == 2

@@ -188,14 +188,17 @@ class Runs(Stages):
         """The number of worker sessions that mop_set_sessions has asked for, or None."""
         return self.value(f"SELECT sessions FROM {self.prefix}run WHERE run_id = %s", (run_id,))
 
-    def take_turn(self, run_id: int, wanted: int, busy: int, total: int, priority: int) -> tuple[int, bool]:
+    def take_turn(
+        self, run_id: int, wanted: int, busy: int, total: int, threads: int, priority: int
+    ) -> tuple[int, bool]:
         """Ask for `wanted` cores, of which `busy` are in use: (the cores that the run may use, whether no other run asks).
 
-        `total`: the cores of this server; `priority`: of the run, at the first time.
+        `total`: the cores of this server; `threads`: of a worker; `priority`: of the run, at the first time. Raises
+        psycopg2.Error, 55P03 where another transaction changes the run's priority.
         """
         found = self.execute(
-            f"SELECT cores, alone FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s)",
-            (run_id, self.fencing_token, wanted, busy, total, priority),
+            f"SELECT cores, alone FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s, %s)",
+            (run_id, self.fencing_token, wanted, busy, total, threads, priority),
         )[0]
         return found["cores"], found["alone"]
 

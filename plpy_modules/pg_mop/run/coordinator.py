@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -629,19 +628,21 @@ class Coordinator:
     def _turns(self) -> Turns:
         """The run's turns on this server's cores. Only training takes turns, in trainers of this server."""
         cores, local = self.servers[None].info["cores"], sum(self.board.server(w) is None for w in self.board.workers)
-        ask = (
-            functools.partial(self._take_turn, cores)
-            if local and self.engine.takes_turns and self._takes_turns()
-            else None
-        )
+        takes = local and self.engine.takes_turns and self.spec.application is None and self.options["trainers"] is None
         # (on several servers each has its own number of threads: see UnitSpecs.trainer)
-        return Turns(ask, self.options["threads"] or max(1, cores // max(1, local)), cores)
+        threads = min(cores, self.options["threads"] or max(1, cores // max(1, local)))
+        answer = 0, False
 
-    def _takes_turns(self) -> bool:
-        return self.spec.application is None and self.options["trainers"] is None
+        def ask(wanted: int, busy: int) -> tuple[int, bool]:
+            nonlocal answer
+            try:
+                answer = self.catalog.take_turn(self.run_id, wanted, busy, cores, threads, self.options["priority"])
+            except psycopg2.Error as error:
+                if error.pgcode != "55P03":  # somebody changes the priority: the last answer counts
+                    raise
+            return answer
 
-    def _take_turn(self, cores: int, wanted: int, busy: int) -> tuple[int, bool]:
-        return self.catalog.take_turn(self.run_id, wanted, busy, cores, self.options["priority"])
+        return Turns(ask if takes else None, threads, cores)
 
     def _extend(
         self, c: Configuration, until: int, evaluated: Any, new: bool, shareable: Any

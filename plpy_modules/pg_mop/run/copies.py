@@ -17,7 +17,7 @@ from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
 from pg_mop.run.attempt import Attempt, Copied, CopyFailed, Event
 from pg_mop.run.context import RunContext
 from pg_mop.run.needed_states import NeededStates
-from pg_mop.run.transfers import hop
+from pg_mop.run.transfers import hop, note
 
 HANGING_SECONDS = 60  # for a copy, and one more for each MB of it
 
@@ -90,7 +90,7 @@ class StateCopies:
         if error is None:
             queue.popleft()
             self.run.states.copied(attempt.move, size)
-            self.run.catalog.note_hops(self.run.run_id, [hop(attempt.move, None, size, time.monotonic() - since)])
+            note(self.run, [hop(attempt.move, None, size, time.monotonic() - since)])
             ended = self.settle(attempt, Copied())
         else:
             if isinstance(error, SessionLost):

@@ -30,6 +30,17 @@ def hop(move: Move, by: str | None, size: int, seconds: float) -> Hop:
     return Hop(move.stage, move.version, move.source, move.to, "direct" if direct else "coordinator", size, seconds)
 
 
+def note(run: RunContext, hops: list[Hop]) -> None:
+    """Write hops into the log. The run does not depend on it."""
+    if hops:
+        try:
+            run.catalog.note_hops(run.run_id, hops)
+        except psycopg2.Error as error:
+            if error.pgcode in ("55000", "57014"):  # the run has been taken over, or is cancelled
+                raise
+            run.db.plpy.log(f"pg_mop: hops of run {run.run_id} were not logged: {error}")
+
+
 class Transfers:
     """The transfers of a run's states, by relay sessions.
 
@@ -124,7 +135,7 @@ class Transfers:
         """The relay of a worker session has ended, with an error or None: the error that its units meet, or None."""
         moves, relay, states, hops = session.moves, session.relay, self.run.states, []
         session.moves, session.relay = [], None
-        seconds = time.monotonic() - session.carries_since
+        seconds = (time.monotonic() - session.carries_since) / max(1, len(moves))
         for move in moves:
             self.carried[move.stage] -= 1
             if error is not None:
@@ -135,8 +146,7 @@ class Transfers:
                 hops.append(hop(move, relay.target.server, size, seconds))
             except (psycopg2.Error, MopError) as trouble:
                 error = trouble
-        if hops:
-            self.run.catalog.note_hops(self.run.run_id, hops)
+        note(self.run, hops)
         if error is None:
             relay.prepared = True
             return None
@@ -200,7 +210,7 @@ class Transfers:
             states.given_up(move)
             return error
         size = states.arrived(move, self.is_movable)
-        self.run.catalog.note_hops(self.run.run_id, [hop(move, None, size, time.monotonic() - began)])
+        note(self.run, [hop(move, None, size, time.monotonic() - began)])
         return None
 
     def _check_interrupts(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 0.5  # between two questions of a run that does not wait
-POLL_SECONDS = 0.025  # of one that waits
+POLL_SECONDS = 0.05  # of one that waits
 
 
 class Turns:
@@ -17,8 +17,8 @@ class Turns:
 
     def __init__(self, ask: Callable[[int, int], tuple[int, bool]] | None, threads: int, cores: int) -> None:
         """`ask(wanted, busy)`: cores that the run wants and uses -> (cores that it may use, whether no other run asks);
-        None: the run takes no turns. `threads`: of a worker; `cores`: of the server."""
-        self._ask, self.threads, self.cores = ask, min(threads, cores), cores
+        None: the run takes no turns. `threads`: of a worker, at most `cores`, those of the server."""
+        self._ask, self.threads, self.cores = ask, threads, cores
         self.waits = False  # a worker is idle since the run may use no more cores
         self._allowed, self._alone, self._asked = 0, False, float("-inf")
         # `look` has just got cores. (To ask again would be a second turn, which may be another run's.)
@@ -37,8 +37,10 @@ class Turns:
 
     def settle(self, busy: int) -> None:
         """The idle workers have been asked: leave cores that no worker uses to other runs."""
-        if self._ask is not None and not self._alone and not self.waits and busy < self._allowed:
-            self._take(busy, busy)
+        if self._ask is not None and busy < self._allowed:
+            self.waits = False  # the idle workers have no work
+            if not (self._alone and busy):
+                self._take(busy, busy)
 
     def look(self, busy: int, idle: int) -> bool:
         """Ask again, if it is time to. True where idle workers may begin commands now that might not before."""
