@@ -27,6 +27,8 @@ SUPPORTED = (
     "mop_train",
     "mop_retrain",
 )
+# what steps of mop_train call before its search; a view of the caller's may call other functions, which do not run
+STEPS = ("mop_split", "mop_pack", "mop_architecture", "load_keras_model")
 # in Python: the forms of these functions that return a text about themselves, and what the plan itself reads
 PASSES = ("answer", "mop_pool")
 
@@ -50,7 +52,7 @@ class Explaining:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Within it, functions that cannot be explained run: steps of the explained call, which are rolled back with it."""
+        """Within it, the functions of STEPS run: steps of the explained call, which are rolled back with it."""
         self.stepping = True
         try:
             yield
@@ -89,9 +91,9 @@ def present(plpy: Any, function: str) -> Explaining | None:
         return None
     if function in PASSES:
         return None
-    if function not in SUPPORTED:
-        if found.stepping:
-            return None
+    if found.stepping and function in STEPS:
+        return None
+    if function not in SUPPORTED or found.stepping and found.made is not None:
         raise unsupported(function)
     return found
 

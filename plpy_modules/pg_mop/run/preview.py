@@ -350,7 +350,8 @@ class Preview(Coordinator):
             return []
         options = self.planner.workload.options
         tried: list[tuple[str, dict[str, Any]]] = []
-        if options["scheduler"] != "longest-first" and not self.spec.averaging:
+        own = self.earlier is None  # (a replay has the scheduler and the sharing of the run that it repeats)
+        if own and options["scheduler"] != "longest-first" and not self.spec.averaging:
             tried.append(("SET pg_mop.scheduler = 'longest-first';", {"scheduler": "longest-first"}))
         if self.wanted > 1:
             tried.append((f"SET pg_mop.sessions = {self.wanted // 2};", {"sessions": self.wanted // 2}))
@@ -359,7 +360,7 @@ class Preview(Coordinator):
             tried.append(("RESET pg_mop.sessions;", {"sessions": None}))
         if not options["chain_seconds"]:
             tried.append(("RESET pg_mop.chain_seconds;", {"chain_seconds": 0.5}))
-        if not options["sharing"]:
+        if own and not options["sharing"]:
             tried.append(("RESET pg_mop.sharing;", {"sharing": True}))
         if not options["cache_mb"]:
             tried.append(("RESET pg_mop.cache_mb;", {"cache_mb": 1024}))
