@@ -355,7 +355,7 @@ def _settings(data: Data) -> str:
 def _repeat(data: Data) -> str:
     run = data["run"]
     sql = data["sql"] or "-- the arguments are shown to the run's owner alone"
-    if run["status"] == "finished":
+    if run["status"] == "finished" and run["function"] != "remote_run":
         sql += (
             f"\n\n-- by the log of this run, into new tables\n"
             f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');"

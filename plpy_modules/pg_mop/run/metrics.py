@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +146,8 @@ def differences(before: Mapping[tuple[int, int, str], Row], rows: Iterable[Row])
                 found.lacking += 1
             else:
                 found.differ += 1
-                found.largest = max(found.largest, abs(other - value) / max(abs(other), abs(value)))
+                apart = abs(other - value) / max(abs(other), abs(value))  # (nan where a value is infinite)
+                found.largest = max(found.largest, apart if math.isfinite(apart) else math.inf)
     return found
 
 
