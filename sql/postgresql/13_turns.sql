@@ -123,7 +123,7 @@ BEGIN
     UPDATE @extschema@.mop_turn t SET priority = $2 FROM @extschema@.mop_competing c
     WHERE t.run_id = $1 AND c.run_id = $1;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'run % is not training on this server', $1 USING ERRCODE = '55000',
+        RAISE EXCEPTION 'run % is not running, or shares no cores of this server', $1 USING ERRCODE = '55000',
             HINT = 'SELECT * FROM @extschema@.mop_queue; lists the runs that are.';
     END IF;
 END

@@ -212,7 +212,7 @@ def test_a_role_has_the_turns_of_its_own_runs_alone_and_no_higher_priority_than_
         assert text in str(mine.client.error("SELECT madlib.mop_set_priority(%s, %s)", [mine.run_id, bad]))
     db.run("DELETE FROM madlib.mop_limit")
     mine.close()
-    assert "is not training" in str(db.error("SELECT madlib.mop_set_priority(%s, 0)", [mine.run_id]))
+    assert "is not running" in str(db.error("SELECT madlib.mop_set_priority(%s, 0)", [mine.run_id]))
 
 
 @pytest.fixture
