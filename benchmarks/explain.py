@@ -1,4 +1,4 @@
-"""What mop_explain predicts, against what the calls take: `python explain.py DSN [WORKLOAD ...]`.
+"""Compare the times that mop_explain predicts with the times of the calls: `python explain.py DSN [WORKLOAD ...]`.
 
 Each workload is predicted and run three times: by a guess (on a server without cost history and trainers), by `measure`, and
 from the history of the run before. Prints a table, and adds it to .local/bench/results.json; report.py makes a section of

@@ -36,7 +36,7 @@ unit also compiles, and waits for the import of Keras.
 EXPLAIN = """
 ## explain
 
-What `mop_explain` expects of a call, and what the call takes right afterwards: the makespan, from the first unit to the last.
+`mop_explain` predicts the makespan of a call, from the first unit to the last. The call runs right afterwards.
 **guess**: fork server, compiled code and cost history are removed before. **measure**: the same, with `measure => TRUE`; the
 trainer that has measured is then ready. **history**: after the run before, with its trainers. Memory is that of the largest
 process.
@@ -114,7 +114,7 @@ def study_table(study):
 
 
 def explained_table(figures):
-    """A Markdown table of what mop_explain predicted, against what the calls took; and how often it was right."""
+    """A Markdown table of the makespans that mop_explain predicted, and of the actual ones, with a summary below."""
     lines = [
         "| | by | expected makespan | range | actual | actual / expected | in the range | memory of a trainer: expected | "
         "measured | seconds of mop_explain |",

@@ -14,11 +14,8 @@ class Evaluation:
         `features`: prefixes.Features of the only piece, or None.
         """
         self.compiled, self.weights, self.inputs, self.features = compiled, weights, inputs, features
-        self.sums, self.seconds, self.cpu_seconds = (
-            0.0,
-            0.0,
-            0.0,
-        )  # sums: the number of rows, then the sums of its Scores
+        self.sums = 0.0  # the number of rows, then the sums of its Scores
+        self.seconds = self.cpu_seconds = 0.0
 
     def add(self, piece):
         """Evaluate on a piece: a tuple of arrays."""

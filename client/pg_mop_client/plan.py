@@ -34,7 +34,7 @@ class Plan(str):
         return self._data
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw what each session is expected to do, and when; returns the Axes. Raises ClientError where the plan was not
-        simulated: that of a search, or of very many units."""
+        """Draw the simulated run as a Gantt chart, with a line for each session; returns the Axes. Raises ClientError where the
+        server has not simulated the plan: of a search, or of very many units."""
         plots: Any = needed("pg_mop_client.plots", "plot")
         return plots.plan(self.data, ax)

@@ -147,7 +147,7 @@ def sessions(data: Data, mst_keys: Any = None, ax: Any = None) -> Any:
 
 
 def plan(data: Data, ax: Any = None) -> Any:
-    """What each session is expected to do, and when, by the plan of a call. Raises ClientError without a simulated run.
+    """A Gantt chart of the simulated run of a plan, with a line for each session. Raises ClientError without a simulated run.
 
     The configurations that train longest have their own colours.
     """

@@ -27,7 +27,7 @@ class Move:
 @dataclass(frozen=True)
 class Hop:
     """A state has arrived on a server. `way`: "direct", or "coordinator" where it passed through the coordinator's server;
-    `seconds`: of the statement that carried it."""
+    `seconds`: to carry it; states that went together have an equal part each."""
 
     stage: int
     version: int
