@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import threading
 
 import psycopg2
@@ -31,6 +32,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "unit" and not item.get_closest_marker("thorough"):
             item.add_marker("slice")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures_are_left():
+    """matplotlib keeps every figure until it is closed, and warns when there are many."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,8 @@ class Results(CatalogSession):
     def outcome(self, run_id: int, kept: Mapping[int, int] | None = None) -> list[Row]:
         """The run's configurations as dicts: mst_key, model_id, parameters, error, reason, and the last trained stage.
 
-        Of the stage: stage, iteration, version, bytes of its state, segment of its last unit. `kept` ({mst_key:
-        iteration}) selects the stage of an earlier iteration.
+        Of the stage: stage, iteration, version, bytes of its state, segment of its last unit (an earlier run's, where the
+        stage was reused; None if that run is gone). `kept` ({mst_key: iteration}) selects the stage of an earlier iteration.
         """
         return self.execute(
             f"""
@@ -60,9 +60,10 @@ class Results(CatalogSession):
                 FROM {self.prefix}request q JOIN {self.prefix}stage_state m USING (run_id, stage)) l
               ON l.run_id = c.run_id AND l.mst_key = c.mst_key
              AND l.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, l.iteration)
+            LEFT JOIN {self.prefix}stage s ON s.run_id = l.run_id AND s.stage = l.stage
             LEFT JOIN {self.prefix}unit u
-              ON u.run_id = l.run_id AND u.stage = l.stage AND u.version = l.version
-             AND u.kind = 'train' AND u.status = 'finished'
+              ON u.run_id = coalesce(s.source_run, s.run_id) AND u.stage = coalesce(s.source_stage, s.stage)
+             AND u.version = l.version AND u.kind = 'train' AND u.status = 'finished'
             WHERE c.run_id = %s
             ORDER BY c.mst_key, l.iteration DESC NULLS LAST
             """,
