@@ -14,10 +14,10 @@ CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models'
 
 
 class Servers:
-    """A coordinator and two workers, with one segment each. The coordinator connects to the first worker by a relay."""
+    """A coordinator and two workers. The coordinator connects to the first worker by a relay."""
 
-    def __init__(self, settings=""):
-        """`settings`: SQL with more settings for packing and training."""
+    def __init__(self, settings="", segments=3):
+        """`settings`: SQL with more settings for packing and training; `segments`: dealt out to the three servers."""
         self.settings = f"SET pg_mop.threads = 1; {settings}"
         self.coordinator, *self.workers = (Cluster(max_connections=40) for _ in range(3))
         self.db = Client(self.coordinator, "postgres")
@@ -28,7 +28,7 @@ class Servers:
         for name, worker, port in zip(("w1", "w2"), self.workers, (self.relay.port, None)):
             add_server(self.db, name, worker, port).close()
         self.db.run(f"SET pg_mop.servers = 'w1, local, w2'; {self.settings}")
-        make_data(self.db, rows=101, segments=3, buffer_size=9)
+        make_data(self.db, rows=101, segments=segments, buffer_size=9)
         load(self.db, "arch", dense())
         selection(self.db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=4") for rate in (0.01, 0.02)])
 

@@ -135,6 +135,49 @@ def test_what_the_coordinator_lost_of_begun_units_when_it_was_killed_does_not_ma
     servers.check(run_id, replay=True)
 
 
+@pytest.fixture(scope="module")
+def crowded():
+    """Servers with two segments each, so that their units form chains."""
+    made = Servers(segments=6)
+    yield made
+    made.stop()
+
+
+def chained(servers, run_id):
+    """The servers on which a configuration was trained on two segments in one transaction."""
+    rows = servers.db.run(
+        "SELECT DISTINCT coalesce(s.server, '') AS server FROM madlib.mop_unit u JOIN madlib.mop_segment s USING (run_id, "
+        "dataset, segment) WHERE u.run_id = %s AND u.kind = 'train' AND u.status = 'finished' GROUP BY s.server, u.stage, "
+        "u.xmin::text HAVING count(DISTINCT u.segment) > 1",
+        [run_id],
+    )
+    return {row["server"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    "fault", ["none", "a line that is cut", "a server that is killed", "a coordinator that is killed"]
+)
+def test_chains_on_other_servers_count_once_and_have_the_weights_of_single_units(crowded, fault):
+    call, run_id = crowded.begin()
+    if fault == "a server that is killed":
+        crowded.kill_and_start(call, run_id)
+    elif fault == "a coordinator that is killed":
+        crowded.coordinator.kill()
+        assert call.end() is not None
+        crowded.revive()
+        crowded.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
+    else:
+        if fault != "none":
+            crowded.cut(5, 0.3)
+        assert call.end() is None
+    if fault == "none":
+        assert chained(crowded, run_id) == {"", "w1", "w2"}
+    crowded.db.run("SET pg_mop.threads = 1; SET pg_mop.chain_seconds = 0")
+    crowded.check(run_id, replay=True)  # each unit by itself
+    again = crowded.db.value("SELECT max(run_id) FROM madlib.mop_run")
+    assert again > run_id and not chained(crowded, again)
+
+
 def fetches(servers):
     """True while a session on a worker fetches states from the other one."""
     for worker in servers.workers:

@@ -89,7 +89,7 @@ class Catalog:
         self.ask_server()
         return ""
 
-    def report_sql(self, run_id, unit):
+    def reports_sql(self, run_id, units):
         return ""
 
     def fail_unit(self, row, error, decision):
@@ -104,11 +104,12 @@ class Catalog:
         self.ask_server()
         return unit if unit in self.world.committed[self.name] else None
 
-    def register(self, run_id, unit, move=None):
-        if move is not None and self.world.happens("copy fails"):
+    def register(self, run_id, *reported, copy=None):
+        if copy is not None and self.world.happens("copy fails"):
             raise Failed("08006", "the copy was cut")
-        assert any(unit in units for name, units in self.world.committed.items() if name is not None)
-        self.world.registered.append(unit)
+        for unit in reported:
+            assert any(unit in units for name, units in self.world.committed.items() if name is not None)
+            self.world.registered.append(unit)
         return 2 << 20
 
     def note_hops(self, run_id, hops):
@@ -146,7 +147,7 @@ class Session:
             raise SessionLost("gone")
 
     def rows(self):
-        return [[self.work[0].unit if self.work else self.reported]]
+        return [[self.reported]]
 
     def poll(self):
         world = self.world
@@ -164,7 +165,7 @@ class Session:
             for attempt in self.work:
                 assert attempt.unit not in world.committed[self.target.server]
                 world.committed[self.target.server][attempt.unit] = attempt
-            self.reported = self.work[0].unit
+            self.reported = [attempt.unit for attempt in self.work]
         if lost:
             raise SessionLost("the connection was lost")
         return "ready"
@@ -233,8 +234,9 @@ class Specs:
     engine = types.SimpleNamespace(check_whole=lambda execute: None)
     sharing = types.SimpleNamespace(key=lambda stage: (stage.mst_key, "batch"))
 
-    def __init__(self, board):
+    def __init__(self, board, chains):
         self.segments = {key: _Segment(server) for key, server in board.server_of.items()}
+        self.chains = chains
 
     def replicas_of(self, unit):
         return None
@@ -243,8 +245,8 @@ class Specs:
         first, *then = [{"models": [unit and {"unit": unit.segment} for unit in units]} for units in steps]
         return {**first, "then": then}
 
-    def can_chain(self):
-        return all(segment.server is None for segment in self.segments.values())
+    def may_chain(self, worker):
+        return self.chains
 
     def functions_of(self, stage):
         return []
@@ -276,7 +278,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
     board = Board(plan, range(SEGMENTS), [], {("training", k): on[k % len(on)] for k in range(SEGMENTS)}, [None])
     if chain_seconds:
         board.anywhere = True
-        board.serve(range(SEGMENTS))
+        board.serve(board.workers)
     servers = {}
 
     def reach(name):
@@ -302,7 +304,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
         plan,
         board,
         LongestFirst(board, seed),
-        Specs(board),
+        Specs(board, replicas == 1),
         controller,
         lambda stages: [],
         None,
@@ -368,6 +370,21 @@ def test_every_unit_counts_once_on_several_servers(seed, replicas):
     registered = world.registered
     assert len(registered) == len(set(registered)) and not set(registered) & world.committed[None].keys()
     assert len(registered) + len(world.committed[None]) == UNITS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_unit_of_a_chain_counts_once_on_several_servers(seed):
+    world, loop, controller = run(seed, {**FAULTS, **LINES}, ("w1",), chain_seconds=0.5)
+    assert loop.done == UNITS and len(controller.stages) == TRIALS * ITERATIONS and not loop.failed
+    registered = world.registered
+    assert len(registered) == len(set(registered)) and not set(registered) & world.committed[None].keys()
+    assert len(registered) + len(world.committed[None]) == UNITS
+    elsewhere = [units for units in world.together if units[0] in set(registered)]
+    assert any(len({unit.segment for unit in units}) > 1 for units in elsewhere), "a chain on the other server"
+    assert all(loop.run.board.server_of["training", u.segment] == "w1" for units in elsewhere for u in units)
+    stages = loop.run.plan.stages.values()
+    assert loop.versions == {stage.number: SEGMENTS * stage.iteration for stage in stages}
+    assert loop.run.states.stages() == {stage.number for stage in stages if stage.iteration == ITERATIONS}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -26,6 +26,7 @@ OPTIONS = {
     "threads": None,
     "trainers": None,
     "cache_mb": 1024,
+    "replicas": 1,
 }
 DENSE = json.dumps({"class_name": "Sequential", "config": {"layers": []}})
 
@@ -155,9 +156,11 @@ def test_costs_of_earlier_runs_tell_what_a_run_will_take():
     [
         ({}, True),
         ({"segments": 9}, False),
+        ({"segments": 16, "servers": [*["a"] * 8, *["b"] * 8]}, True),
+        ({"servers": ["a", "a", None, None], "options": {"replicas": 2}}, False),
         ({"use_gpus": True}, False),
         ({"averaging": True}, False),
-        ({"servers": ["a", None, None, None]}, False),
+        ({"servers": ["a", None, None, None]}, True),
         ({"options": {"trainers": "ray"}}, False),
         ({"options": {"scheduler": "round-robin"}}, False),
         ({"options": {"cache_mb": 0}}, False),

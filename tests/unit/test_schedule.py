@@ -276,7 +276,7 @@ def test_an_evaluation_that_is_left_to_its_home_keeps_no_other_back(name):
         scheduler = SCHEDULERS[name](board, seed, alike.get)
         while any(board.visits_left(number) for number in alike):
             board.start(unit := scheduler.train(0))
-            scheduler.affinity.setdefault(alike[unit.stage], 0)
+            scheduler.affinity.setdefault((None, alike[unit.stage]), 0)
             board.finish(unit)
             scheduler.finished(unit, 0.01)
         board.start(first := scheduler.choose(0))
@@ -622,6 +622,26 @@ def test_a_place_does_segments_of_its_own_server_alone(name, wanted):
             ]
             last = max(evaluations, key=lambda v: v.start)
             assert all(v.end <= last.start for v in evaluations if v is not last)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_server_has_a_worker_with_affinity_for_each_model(name, seed):
+    """Two servers with two segments and two workers each: where the models are many, most are compiled once on each."""
+    servers = {("training", segment): "w1" if segment < 2 else None for segment in range(4)}
+    board = Board(chains(12, 3), range(4), servers=servers)
+    board.anywhere = True
+    board.serve(range(4))
+    alike = {number: min(stage.trials) % 6 for number, stage in board.plan.stages.items()}
+    scheduler = SCHEDULERS[name](board, seed, alike.get)
+    lengths = random.Random(seed)
+    visits = simulate(board, scheduler, lambda unit: lengths.uniform(1, 1.2))
+    assert len(visits) == 12 * 3 * 4
+    assert all(board.server_of["training", v.unit.segment] == board.server(v.worker) for v in visits)
+    assert all(board.server(worker) == server for (server, _), worker in scheduler.affinity.items())
+    assert len(scheduler.affinity) == 2 * 6
+    compiled = {(v.worker, alike[v.unit.stage]) for v in visits}
+    assert len(compiled) < 20, "four workers and six models: without affinity, nearly all 24 pairs"
 
 
 def test_an_evaluation_that_fails_is_not_the_last_one_any_more():

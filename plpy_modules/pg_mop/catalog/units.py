@@ -123,27 +123,30 @@ class Units(CatalogSession):
     # --- units of several servers -----------------------------------------------------------------
     def report(self, run_id: int, unit: Unit) -> str | None:
         """This server's report of a finished Unit, as JSON text, or None."""
-        return self.value(self.report_sql(run_id, unit))
+        return self.value(f"SELECT {self._report_sql(run_id, unit)} AS report")
 
-    def report_sql(self, run_id: int, unit: Unit) -> str:
-        """SQL for the report of `report`, as column `report`."""
+    def reports_sql(self, run_id: int, units: Sequence[Unit]) -> str:
+        """SQL for the reports of several units, as an array."""
+        return f"SELECT ARRAY[{', '.join(self._report_sql(run_id, unit) for unit in units)}]"
+
+    def _report_sql(self, run_id: int, unit: Unit) -> str:
         return (
-            f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
-            f"'{unit.kind}', '{unit.dataset}')::text AS report"
+            f"{self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
+            f"'{unit.kind}', '{unit.dataset}')::text"
         )
 
-    def register(self, run_id: int, report: str | None, copy: Move | None = None) -> Any:
-        """Register another server's report of a unit.
+    def register(self, run_id: int, *reports: str | None, copy: Move | None = None) -> Any:
+        """Register another server's reports of units in one transaction, in their order.
 
-        `copy`: a Move that brings the unit's state to this server. The report and the state are then registered in one
+        `copy`: a Move that brings a unit's state to this server. The report and the state are then registered in one
         transaction, and the state's size in bytes is returned.
         """
-        register = f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)"
-        values = (run_id, self.fencing_token, report)
+        # Statements that are sent together are one transaction.
+        register = "; ".join([f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)"] * len(reports))
+        values = [value for report in reports for value in (run_id, self.fencing_token, report)]
         if copy is None:
             self.execute(register, values)
             return None
-        # Statements that are sent together are one transaction.
         return self.value(
             f"{register}; SELECT {self.schema}.{ARRIVED}",
             (*values, run_id, self.fencing_token, copy.stage, copy.version, copy.state_table),

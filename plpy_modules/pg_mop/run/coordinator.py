@@ -547,6 +547,7 @@ class Coordinator:
             inputs.use_gpus,
             inputs.began,
             planner.workload.rows if spec.averaging else None,
+            planner.may_chain,
             setup.logged_kernels(planner, self.configurations.misfits),
             cost_history=self.history,
         )
@@ -598,8 +599,8 @@ class Coordinator:
         if not (board.done and controller.done):
             self._open_sessions(sessions)
             if board.anywhere:
-                found = sessions.affinity().items()
-                self.scheduler.affinity.update({planner.sharing.number(digest): worker for digest, worker in found})
+                for worker, digest in sessions.compiled():
+                    self.scheduler.affinity.setdefault((board.server(worker), planner.sharing.number(digest)), worker)
         # writing the output needs numpy: it is imported while the trainers start
         from pg_mop.backend.arrays import state  # noqa: F401
 

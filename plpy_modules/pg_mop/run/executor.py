@@ -104,8 +104,9 @@ class Executor:
             scheduler,
             lambda stage: (sharing.key(plan.stages[stage]), plan.stages[stage].parameters[1]),
             states.bytes,
-            options["chain_seconds"] if unit_specs.can_chain() else 0.0,
+            options["chain_seconds"],
             self._passes_on,
+            unit_specs.may_chain,
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
         self.workers = Workers(
@@ -267,7 +268,7 @@ class Executor:
                 f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(command))}); COMMIT"
             )
             if not server.home:
-                session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
+                session.command += "; " + server.catalog.reports_sql(server.run_id, [attempt.unit for attempt in work])
                 self.run.catalog.begin_units(self.run.run_id, rows)
             if moves:
                 self.transfers.carry(session, moves)
@@ -374,19 +375,20 @@ class Executor:
         reports: list[Any] = [None] * len(work)
         if not server.home:
             try:
-                reports = [session.rows()[0][0]]  # the first one's report comes with the answer
-                reports += [server.catalog.report(server.run_id, attempt.unit) for attempt in work[1:]]
+                reports = session.rows()[0][0]  # they come with the answer
             except (psycopg2.Error, MopError) as error:
                 session.close()
                 return self._failed(session, work, SessionLost(message_of(error)))
+            if not self.failover.enabled:  # (else a training unit counts when its state has been copied)
+                self.run.catalog.register(self.run.run_id, *reports)
         for attempt in work:
             attempt.seconds = (time.monotonic() - attempt.begun) / len(work)
         for attempt, report in zip(work, reports):
             if attempt.server in self.run.servers:  # (else it was given up meanwhile)
-                ended += self._settle(attempt, report)
+                ended += self._settle(attempt, report, not self.failover.enabled)
         return ended
 
-    def _settle(self, attempt: Attempt, report: Any) -> list[Stage]:
+    def _settle(self, attempt: Attempt, report: Any, registered: bool = False) -> list[Stage]:
         """An attempt has been committed, with another server's report or none: it counts once it is registered and,
         where states have copies, copied. The stages that have ended by it."""
         to_copy = bool(report) and self.failover.enabled and attempt.unit.kind == "train"
@@ -396,7 +398,7 @@ class Executor:
         if decision.action is Action.COPY:
             self.copies.make(attempt)
             return []
-        if report:
+        if report and not registered:
             self.run.catalog.register(self.run.run_id, report)
         return self._mark_done(attempt)
 

@@ -138,23 +138,12 @@ class Preview(Coordinator):
             self.configurations.misfits,
             self._sessions_of(planner),
             estimates,
-            self._may_chain(),
             self._state_bytes,
             most,
         )
 
     def _sessions_of(self, planner: Planner) -> int:
         return self.wanted if planner is self.planner else planner.sessions(self.inputs.capacity)
-
-    def _may_chain(self) -> bool:
-        """As of UnitSpecs.can_chain."""
-        size = sum(segment.bytes for segment in self.segments.values())
-        return (
-            not self.spec.averaging
-            and not self.options["trainers"]
-            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
-            and size <= self.options["cache_mb"] << 20
-        )
 
     # --- nets -----------------------------------------------------------------------------------------
     def _estimates(self, planner: Planner) -> Estimates:
@@ -420,7 +409,8 @@ class Preview(Coordinator):
         nets = self._nets(estimates)
         distinct = {planner.sharing.key(stage): stage for stage in first}
         anywhere = setup.trains_anywhere(planner, list(self.configurations))
-        ready = crowding * sum(map(estimates.ready, distinct.values())) * (1 if anywhere else self.wanted)
+        times_ready = len(set(planner.workload.places)) if anywhere else self.wanted
+        ready = crowding * sum(map(estimates.ready, distinct.values())) * times_ready
         costs = search_outlook.Costs(
             times,
             len(planner.workload.keys("training")),

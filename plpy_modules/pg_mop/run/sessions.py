@@ -78,11 +78,9 @@ class Sessions:
         return self.heartbeat(server.target).look()
 
     # --- compiled models ----------------------------------------------------------------------------
-    def affinity(self) -> dict[str, int]:
-        """{digest of a compiled model: the worker whose trainer has it from an earlier lease}."""
-        return {
-            digest: worker for worker in sorted(self.by_worker, reverse=True) for digest in self.by_worker[worker].nets
-        }
+    def compiled(self) -> list[tuple[int, str]]:
+        """(worker, digest of a compiled model that its trainer has from an earlier lease), by worker."""
+        return [(worker, digest) for worker in sorted(self.by_worker) for digest in self.by_worker[worker].nets]
 
     # --- opening ------------------------------------------------------------------------------------
     def _warm_up(self, worker: int) -> str:

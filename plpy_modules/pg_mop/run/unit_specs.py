@@ -37,6 +37,9 @@ class UnitSpecs:
     use_gpus: bool
     began: float  # when the call began (time.monotonic)
     replicas: list[int] | None  # of averaging: rows of each replica's segment
+    chainable: Callable[
+        [Sequence[tuple[str, int]]], bool
+    ]  # (dataset, number) of a worker's segments -> units may form chains
     kernels: Mapping[Unit, str] = field(default_factory=dict)  # of a replay: the kernel that each unit used
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
@@ -165,17 +168,9 @@ class UnitSpecs:
         """The digests of a stage's custom functions, see object_table.digests."""
         return self.digests(self.plan.stages[stage].mst_key)
 
-    def can_chain(self) -> bool:
-        """True where the rows of all segments are on the coordinator's server, or on one host of its cluster, and one trainer
-        can keep them, so that units may form chains."""
-        size = sum(segment.bytes for segment in self.segments.values())
-        return (
-            self.replicas is None
-            and not self.options["trainers"]
-            and all(s.server is None and not s.copies for s in self.segments.values())
-            and len({s.host for s in self.segments.values()}) == 1
-            and size <= self.options["cache_mb"] << 20
-        )
+    def may_chain(self, worker: int) -> bool:
+        """True where a worker's units may form chains (see Planner.may_chain)."""
+        return self.chainable(self.board.served(worker))
 
     def _costs(self, unit: Unit) -> Any:
         """The costs of the unit's net in earlier runs, for the trainer's kernel autotuner; None if it needs none."""
@@ -209,12 +204,15 @@ class UnitSpecs:
         """
         if unit.kind != "train":
             return {"passes_left": 0, "run_passes_left": 0}
-        own, all_left = self.sharing.key(self.plan.stages[unit.stage]), self.board.passes_left(None, unit.segment)
-        if not self.board.anywhere:
-            return {"passes_left": self.board.passes_left(own, unit.segment), "run_passes_left": all_left}
-        # a worker trains the models with affinity for it on all segments
-        here = all_left * len(self.board.segments) // len(self.board.workers)
-        affine = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
+        board, own = self.board, self.sharing.key(self.plan.stages[unit.stage])
+        all_left = board.passes_left(None, unit.segment)
+        if not board.anywhere:
+            return {"passes_left": board.passes_left(own, unit.segment), "run_passes_left": all_left}
+        # a worker trains the models with affinity for it on all segments of its server
+        server = board.server_of["training", unit.segment]
+        segments = [segment for segment in board.segments if board.server_of["training", segment] == server]
+        here = all_left * len(segments) // sum(board.server(worker) == server for worker in board.workers)
+        affine = sum(board.passes_left(own, segment) for segment in segments)
         return {"passes_left": min(affine, here), "run_passes_left": here}
 
     def _dataset_key(self, dataset: str, segment: Any) -> str:

@@ -102,15 +102,14 @@ def predict(
     misfits: Collection[int],
     sessions: int,
     estimates: Estimates,
-    chains: bool = True,
     bytes_of: Callable[[Stage], int] = lambda stage: 1 << 16,
     most_units: int = MOST_UNITS,
 ) -> Prediction:
-    """The prediction of a planned run, whose stages are asked for. `chains`: units may form chains; `bytes_of`: the size of a
+    """The prediction of a planned run, whose stages are asked for. `bytes_of`: the size of a
     stage's model state; `most_units`: of a plan that is simulated. The planner's plan is in the run's final state afterwards
     if it was simulated.
     """
-    work = _Work(planner, estimates, chains, bytes_of, setup.trains_anywhere(planner, configurations), sessions)
+    work = _Work(planner, estimates, bytes_of, setup.trains_anywhere(planner, configurations), sessions)
     fixed = estimates.fixed
     found = Prediction(sessions, work.units, work.evaluations, start=fixed.start, end=fixed.end)
     found.path, found.shares = work.path, work.shares
@@ -133,21 +132,19 @@ class _Work:
     """The units that are left of a plan, and their seconds."""
 
     def __init__(
-        self,
-        planner: Planner,
-        estimates: Estimates,
-        chains: bool,
-        bytes_of: Callable[[Stage], int],
-        anywhere: bool,
-        sessions: int,
+        self, planner: Planner, estimates: Estimates, bytes_of: Callable[[Stage], int], anywhere: bool, sessions: int
     ) -> None:
         self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
         self.sessions = max(1, sessions)
         self.crowding = estimates.crowding(self.sessions)
         options, segments = planner.workload.options, planner.workload.segments
-        self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
         self.rows = {key: segment.rows for key, segment in segments.items()}
         self.servers = {key: segment.server for key, segment in segments.items()}
+        chains = all(
+            planner.may_chain([key for key, server in self.servers.items() if server == name])
+            for name in set(self.servers.values())
+        )
+        self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
         self.left = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.ended]
         self._unit: dict[tuple[ModelKey, str], float] = {}
         self._row: dict[tuple[ModelKey, str], float] = {}
@@ -207,8 +204,8 @@ class _Work:
 
     @property
     def ready(self) -> float:
-        """Session seconds to make nets ready: each compiled model in one trainer, or in every trainer that meets it."""
-        times = 1 if self.anywhere else self.sessions
+        """Session seconds to make nets ready: each compiled model in one trainer of a server, or in every trainer."""
+        times = len(set(self.planner.workload.places)) if self.anywhere else self.sessions
         return times * self.crowding * sum(map(self.estimates.ready, self.models.values()))
 
     @property
@@ -240,6 +237,7 @@ def _simulate(
         lambda number: work.bytes_of(plan.stages[number]),
         work.chain_seconds,
         lambda stage, child: not stage.ends and not stage.evaluated,
+        lambda worker: planner.may_chain(board.served(worker)),
     )
     has: set[tuple[Worker, ModelKey]] = set()
     spent = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT, Scheduler
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import CompiledModel, Dataset, DatasetSegment, SegmentNumber, Unit, Worker
+from pg_mop.schedule.unit import CompiledModel, Dataset, DatasetSegment, SegmentNumber, Server, Unit, Worker
 
 Entry = tuple[Any, float, StageNumber]  # (rank when it was queued, random tie breaker, stage number)
 Queue = tuple[
@@ -28,8 +28,8 @@ class PriorityScheduler(Scheduler):
     costs some heap operations, however many stages there are. A stage that reaches the top while it runs is parked until
     it is idle again. A subclass whose ranks can decrease calls `requeue`.
 
-    On a board where every worker does all segments (`board.anywhere`), each compiled model has an *affinity* for one
-    worker: the first worker that took a stage of it. Each pair of segment and worker has its own heap, and one heap per
+    On a board where every worker does all segments of its server (`board.anywhere`), each compiled model has an *affinity*
+    for one worker of each server: the first worker there that took a stage of it. Each pair of segment and worker has its own heap, and one heap per
     segment holds the models without affinity. A worker takes stages with affinity for a busy worker only if it finds no
     other stage. So most models are compiled on one worker, and no worker idles for that reason. A worker leaves a short
     evaluation of a model that it has not compiled to the worker with affinity while that worker evaluates the same
@@ -49,7 +49,7 @@ class PriorityScheduler(Scheduler):
         expected: Callable[[Stage], float] | None = None,
     ) -> None:
         super().__init__(board, seed, model_of, expected)
-        self.affinity: dict[CompiledModel, Worker] = {}
+        self.affinity: dict[tuple[Server, CompiledModel], Worker] = {}
         self.queues: dict[Queue, list[Entry]] = {}
         self.evaluations: dict[EvaluationQueue, list[Entry]] = {}  # ranks: (not awaited, iteration)
         self.least_seconds: dict[tuple[str, CompiledModel], float] = {}  # (kind of unit, model) -> of a unit
@@ -77,7 +77,8 @@ class PriorityScheduler(Scheduler):
         model = self.model_of(stage.number) if self.QUEUES_BY_MODEL or self.affinity else None
         for segment in segments:
             entry = (rank, self.tie(stage.number, segment), stage.number)
-            heappush(self.queues.setdefault((segment, "affinity", self.affinity.get(model)), []), entry)
+            owner = self.affinity.get((self.board.server_of["training", segment], model))
+            heappush(self.queues.setdefault((segment, "affinity", owner), []), entry)
             if self.QUEUES_BY_MODEL and model is not None:
                 heappush(self.queues.setdefault((segment, "model", model), []), entry)
 
@@ -85,7 +86,7 @@ class PriorityScheduler(Scheduler):
         """The board's workers from now on. Models with affinity for other workers lose it."""
         self.evaluating, self.compiled = {}, {pair for pair in self.compiled if pair[0] in workers}
         gone = set(self.affinity.values()) - set(workers)
-        self.affinity = {model: worker for model, worker in self.affinity.items() if worker not in gone}
+        self.affinity = {key: worker for key, worker in self.affinity.items() if worker not in gone}
         moved: dict[Queue, Queue] = {
             queue: (queue[0], "affinity", None) for queue in self.queues if queue[1] == "affinity" and queue[2] in gone
         }
@@ -111,10 +112,11 @@ class PriorityScheduler(Scheduler):
     def may_evaluate(self, stage: Stage, keys: Sequence[DatasetSegment]) -> None:
         """The stage may be evaluated on these segments from now on."""
         tie = self.random.random()
-        worker = self.affinity.get(self.model_of(stage.number)) if self.affinity else None
+        model = self.model_of(stage.number) if self.affinity else None
         # (with several servers, one server's evaluation waits for another's: all of them count as awaited)
         rank = not (self.board.last_alone or self.board.is_awaited(stage)), stage.iteration
         for dataset, segment in keys:
+            worker = self.affinity.get((self.board.server_of[dataset, segment], model))
             heappush(self.evaluations.setdefault((dataset, segment, worker), []), (rank, tie, stage.number))
 
     def finished(self, unit: Unit, seconds: float) -> None:
@@ -147,7 +149,7 @@ class PriorityScheduler(Scheduler):
             if unit is not None and model is not None:
                 self.compiled.add((worker, model))
                 if unit.kind == "train":
-                    self.affinity.setdefault(model, worker)
+                    self.affinity.setdefault((self.board.server(worker), model), worker)
         return unit
 
     def _best(self, worker: Worker) -> Unit | None:
@@ -198,9 +200,7 @@ class PriorityScheduler(Scheduler):
         return self.board.unit(best[2], "evaluate", *best_key)
 
     def defers(self, unit: Unit, worker: Worker) -> bool:
-        return self._defers(
-            unit.stage, (unit.dataset, unit.segment), self.affinity.get(self.model_of(unit.stage)), worker
-        )
+        return self._defers(unit.stage, (unit.dataset, unit.segment), self._owner(unit.stage, worker), worker)
 
     def _defers(self, number: StageNumber, key: DatasetSegment, owner: Worker | None, worker: Worker) -> bool:
         """True where `worker` leaves the evaluation of a stage to the worker with affinity, `owner`."""
@@ -241,9 +241,14 @@ class PriorityScheduler(Scheduler):
             else self._least_with_affinity(worker, segments, self._others(worker))
         )
 
+    def _owner(self, number: StageNumber, worker: Worker) -> Worker | None:
+        """The worker on this worker's server that a stage's compiled model has affinity for."""
+        return self.affinity.get((self.board.server(worker), self.model_of(number)))
+
     def _others(self, worker: Worker) -> list[Worker]:
-        """The other workers that models have affinity for."""
-        return sorted(set(self.affinity.values()) - {worker})
+        """The other workers on this worker's server that models have affinity for."""
+        here = self.board.server(worker)
+        return sorted({owner for (server, _), owner in self.affinity.items() if server == here} - {worker})
 
     def _least_with_affinity(
         self, worker: Worker, segments: Sequence[SegmentNumber], owners: Sequence[Worker | None]
@@ -252,8 +257,8 @@ class PriorityScheduler(Scheduler):
         return self.least(worker, [(segment, "affinity", owner) for segment in segments for owner in owners])
 
     def may_do(self, number: StageNumber, worker: Worker) -> bool:
-        """True unless a stage's compiled model has affinity for another worker."""
-        return self.affinity.get(self.model_of(number), worker) == worker
+        """True unless a stage's compiled model has affinity for another worker on the same server."""
+        return self._owner(number, worker) in (None, worker)
 
     def next_in_batch(self, worker: Worker, segment: SegmentNumber) -> Unit | None:
         best = self._best(worker)
@@ -309,6 +314,7 @@ class PriorityScheduler(Scheduler):
     def top(self, heap: list[Entry], queue: Queue) -> Entry | None:
         """The entry of the idle stage with the least present rank; the other entries before it are moved away."""
         board, segment = self.board, queue[0]
+        server = board.server_of["training", segment]
         while heap:
             rank, tie, number = heap[0]
             if not board.may_train(number, segment):
@@ -316,7 +322,7 @@ class PriorityScheduler(Scheduler):
             elif (
                 self.affinity
                 and queue[1:] == ("affinity", None)
-                and (owner := self.affinity.get(self.model_of(number))) is not None
+                and (owner := self.affinity.get((server, self.model_of(number)))) is not None
             ):
                 heappush(self.queues.setdefault((segment, "affinity", owner), []), heappop(heap))
             elif board.is_running(number):

@@ -15,8 +15,8 @@ from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 from pg_mop.schedule.unit import Unit
 
-ANYWHERE_BYTES = 32 << 20  # rows of all segments that one trainer may keep
-ANYWHERE_SEGMENTS = 8  # with more segments the choice of a unit takes longer than it saves
+ANYWHERE_BYTES = 32 << 20  # rows of all segments of a server that one trainer may keep
+ANYWHERE_SEGMENTS = 8  # of a server: with more the choice of a unit takes longer than it saves
 FROZEN = re.compile(r'"trainable"\s*:\s*false')
 
 
@@ -77,24 +77,29 @@ def make_scheduler(planner: Planner, board: Board) -> Scheduler:
 
 
 def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -> bool:
-    """True if every trainer may hold the rows of all segments, so that most nets are compiled in one trainer only.
+    """True if every trainer may hold the rows of all segments of its server, so that most nets are compiled in one trainer
+    of each server only.
 
     False where frozen layers may be shared, since every trainer would compute them for every segment; and where the
     configurations are not known yet.
     """
     work, options = planner.workload, planner.workload.options
     shares = options["share_prefixes"] and any(FROZEN.search(c["model_arch"]) for c in configurations)
-    if shares or not configurations or len(work.keys("training")) > ANYWHERE_SEGMENTS:
+    if shares or not configurations:
         return False
-    size = sum(segment.bytes for (dataset, _), segment in work.segments.items() if dataset == "training")
+    held: dict[str | None, list[int]] = {}  # server -> bytes of each of its segments
+    for (dataset, _), segment in work.segments.items():
+        if dataset == "training":
+            held.setdefault(segment.server, []).append(segment.bytes)
     return (
         SCHEDULERS[scheduler_name(planner)].ANYWHERE
         and not work.averaging
         and not work.use_gpus
         and not options["trainers"]
-        and {segment.server for segment in work.segments.values()} == {None}
-        and len({segment.host for segment in work.segments.values()}) == 1
-        and size <= min(ANYWHERE_BYTES, options["cache_mb"] << 19)
+        and not work.has_copies
+        and len({segment.host for segment in work.segments.values() if segment.server is None}) <= 1
+        and all(len(sizes) <= ANYWHERE_SEGMENTS for sizes in held.values())
+        and all(sum(sizes) <= min(ANYWHERE_BYTES, options["cache_mb"] << 19) for sizes in held.values())
     )
 
 

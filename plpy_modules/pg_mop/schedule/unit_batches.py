@@ -52,12 +52,15 @@ class UnitBatches:
         bytes_of: Callable[[StageNumber], int],
         chain_seconds: float = 0.0,
         passes_on: Callable[[Stage, Stage], bool] | None = None,
+        may_chain: Callable[[Worker], bool] | None = None,
     ) -> None:
         """`key_of`: equal for stages whose units take about equally long. `bytes_of`: size of a stage's model state, or
         of the state that it begins with. `chain_seconds`: of a chain, at most; 0: no chains. `passes_on(stage, child)`:
-        True where only the child reads the state of its parent; None: never."""
+        True where only the child reads the state of its parent; None: never. `may_chain`: the workers whose units may form
+        chains; None: all."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.chain_seconds, self.passes_on = chain_seconds, passes_on or (lambda stage, child: False)
+        self.may_chain = may_chain or (lambda worker: True)
         self.single: set[Unit] = set()  # units that run alone, because a unit of their batch was at fault
         self.seconds: dict[tuple[Hashable, SegmentNumber], float] = {}  # estimate of a training unit
         self.shares: dict[Unit, float] = {}  # running training unit -> its share of its command, 1 for the mean
@@ -158,6 +161,8 @@ class UnitBatches:
         """The further steps of a chain that begins with a unit batch, marked as running on the board."""
         steps: Steps = []
         if not self.chain_seconds or not self.scheduler.BATCHES or any(unit in self.single for unit in first):
+            return steps
+        if not self.may_chain(worker):
             return steps
         left, workers = self._passes_left(), len(self.board.workers)
         # (a stage is trained by one worker at a time: with a worker for each, a chain keeps no other worker waiting)
