@@ -29,11 +29,11 @@ class PriorityScheduler(Scheduler):
     it is idle again. A subclass whose ranks can decrease calls `requeue`.
 
     On a board where every worker does all segments of its server (`board.anywhere`), each compiled model has an *affinity*
-    for one worker of each server: the first worker there that took a stage of it. Each pair of segment and worker has its own heap, and one heap per
-    segment holds the models without affinity. A worker takes stages with affinity for a busy worker only if it finds no
-    other stage. So most models are compiled on one worker, and no worker idles for that reason. A worker leaves a short
-    evaluation of a model that it has not compiled to the worker with affinity while that worker evaluates the same
-    model.
+    for one worker of each server: the first worker there that took a stage of it. Each pair of segment and worker has its
+    own heap, and one heap per segment holds the models without affinity. A worker takes stages with affinity for a busy
+    worker only if it finds no other stage. So most models are compiled on one worker, and no worker idles for that reason.
+    A worker leaves a short evaluation of a model that it has not compiled to the worker with affinity while that worker
+    evaluates the same model.
     """
 
     ANYWHERE = True
