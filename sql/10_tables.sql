@@ -220,7 +220,7 @@ CREATE TABLE @extschema@.mop_unit (
     attempt integer NOT NULL,
     status text NOT NULL CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
     version integer,                    -- train: the version of its new model state
-    backend_pid integer,
+    backend_pid integer,                -- of the session, on `server`
     kernel text,
     rows bigint,
     loss double precision,
@@ -236,6 +236,7 @@ CREATE TABLE @extschema@.mop_unit (
     choice json,                        -- measurements of the kernel autotuner (mop_udf/kernels)
     decision text,                      -- of a failed attempt: why the unit was tried again, or not (run/attempt.py)
     cpu_seconds double precision,       -- processor time of the trainer, of all its threads, within train_seconds
+    server name,                        -- of a finished unit: the foreign server that did it; NULL: this server
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );

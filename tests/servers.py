@@ -44,7 +44,7 @@ class Servers:
         find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
         done = (
             "SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
-            "WHERE run_id = %s AND server = 'w1' AND mop_unit.status = 'finished'"
+            "WHERE run_id = %s AND mop_segment.server = 'w1' AND mop_unit.status = 'finished'"
         )
         assert eventually(lambda: self.db.value(find) and self.db.value(done, [self.db.value(find)]) > 1, 120)
         return call, self.db.value(find)

@@ -1,6 +1,6 @@
 -- Costs of training: later runs of the role estimate their times from them (plan/cost_history.py).
 
--- A coordinator records the costs that units of its run measured, by the server that held the rows: for each of `nets`, those
+-- A coordinator records the costs that units of its run measured, by the server that did them: for each of `nets`, those
 -- of units of the stages in its `stages`. The history keeps the last 9 runs of each row, and 5,000 rows of each role.
 CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_fencing_token integer, nets json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
@@ -24,12 +24,11 @@ BEGIN
                u.choice ->> 'version', u.choice ->> 'device', k.key, net.architecture, net.optimizer, net.loss,
                net.batch_size, net.shape, ARRAY[min(k.value::double precision)],
                ARRAY[max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0))],
-               coalesce(g.server::text, '')
+               coalesce(u.server::text, '')
         FROM @extschema@.mop_unit u CROSS JOIN LATERAL json_each_text(u.choice -> 'batch_seconds') AS k
-        LEFT JOIN @extschema@.mop_segment g ON g.run_id = run AND g.dataset = 'training' AND g.segment = u.segment
         WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
         AND (u.choice ->> 'device') IS NOT NULL
-        GROUP BY 3, 4, 5, 6, g.server
+        GROUP BY 3, 4, 5, 6, u.server
         ORDER BY 3, 4, 5, 6, 14
         ON CONFLICT ON CONSTRAINT mop_cost_pkey DO UPDATE SET noted_at = EXCLUDED.noted_at,
             batch_seconds = (EXCLUDED.batch_seconds || c.batch_seconds)[1:9],

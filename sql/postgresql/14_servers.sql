@@ -71,9 +71,9 @@ BEGIN
 END
 $$;
 
--- A coordinator registers a remote run's report of a unit. A stage's state is at the version that was registered last,
+-- A coordinator registers a remote run's report of a unit that a server has done. A stage's state is at the version that was registered last,
 -- and only on the server of that unit. A repeated registration changes nothing.
-CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_fencing_token integer, report json,
+CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_fencing_token integer, report json, on_server name,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -87,7 +87,7 @@ BEGIN
         RETURN;
     END IF;
     u.run_id := run;
-    u.backend_pid := NULL;
+    u.server := on_server;
     DELETE FROM @extschema@.mop_unit o WHERE (o.run_id, o.stage, o.segment, o.kind, o.dataset, o.attempt) =
         (run, u.stage, u.segment, u.kind, u.dataset, u.attempt);
     INSERT INTO @extschema@.mop_unit SELECT u.*;

@@ -1,6 +1,7 @@
 """A run goes on without a server where segments and states have copies (pg_mop.replicas), until it is back."""
 
 import functools
+import json
 import time
 
 import psycopg2
@@ -8,7 +9,7 @@ import pytest
 from servers import CALL, Servers
 
 from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants, holding, is_under_way
+from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
 
@@ -66,6 +67,35 @@ def test_a_server_that_is_back_is_used_again(servers):
     assert call.end() is None
     assert f"run {run_id}: server w1 is back" in " ".join(call.client.connection.notices)
     servers.check(run_id, replay=True)
+
+
+def test_units_of_a_slow_server_go_to_the_copy_on_another_one(servers):
+    """No unit begins on the second worker: the first one trains on its copy of that segment meanwhile."""
+    db = servers.db
+    selection(db, "several", "arch", [(1, ADAM.format(0.01 * n), "batch_size=1, epochs=4") for n in range(1, 7)])
+    db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    on_copies = (
+        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_segment g USING (run_id, dataset, segment) WHERE u.run_id = "
+        "%s AND u.kind = 'train' AND u.status = 'finished' AND g.server = 'w2' AND u.server = 'w1'"
+    )
+    with servers.holding():
+        call = begin(servers, CALL.replace("'mst'", "'several'"))
+        run_id = last_run(db)
+        assert eventually(lambda: db.value(on_copies, [run_id]) > 3, 60)
+    assert call.end() is None
+    assert_invariants(db, run_id)
+    at = db.run(
+        "SELECT g.server AS segment, u.server FROM madlib.mop_units u JOIN madlib.mop_segment g USING (run_id, dataset, "
+        "segment) WHERE run_id = %s AND u.status = 'finished' GROUP BY 1, 2 ORDER BY 1, 2",
+        [run_id],
+    )
+    assert {(row["segment"], row["server"]) for row in at} >= {("w1", "w1"), ("w2", "w1"), (None, None)}
+    assert {row["server"] for row in at if row["segment"] is None} == {None}, "it has no copy"
+    loads = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))["actual"]["sessions"]
+    assert {load["server"] for load in loads} >= {"w1", None} and len({load["session"] for load in loads}) == len(loads)
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    same = "SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a USING (mst_key)"
+    assert db.value(same) == [True] * 6
 
 
 def test_a_server_that_hangs_is_done_without(servers):

@@ -46,9 +46,11 @@ def gather(db: Any, run_id: int | None) -> dict[str, Any]:
             sqlstate="54000",
         )
     units = _units(db, run_id)
+    for unit in units:
+        unit["session"] = unit["server"], unit["session"]  # (sessions of two servers may have one PID)
     actual = run_account.account(units, run["elapsed"], run["sessions"])
     actual["seconds"] = run["elapsed"] - actual["paused_seconds"]
-    _add_servers(db, run_id, actual, units)
+    _add_servers(actual, units)
     return {
         "run_id": run_id,
         "function": run["function"],
@@ -77,6 +79,7 @@ def _units(db: Any, run_id: int) -> list[dict[str, Any]]:
     """The attempts at units of a run, as run_account.account takes them."""
     return db.execute(
         "SELECT u.mst_key, u.stage, u.iteration, u.segment, u.kind, u.status, u.backend_pid AS session, "
+        "u.server::text AS server, "
         "extract(epoch FROM u.started_at - r.started_at)::float8 AS began, "
         "extract(epoch FROM u.finished_at - r.started_at)::float8 AS ended, u.train_seconds AS train, u.cpu_seconds AS cpu, "
         "u.read_seconds AS read, u.write_seconds AS write, CASE WHEN u.compilations > 0 THEN "
@@ -90,23 +93,13 @@ def _units(db: Any, run_id: int) -> list[dict[str, Any]]:
     )
 
 
-def _add_servers(db: Any, run_id: int, actual: dict[str, Any], units: list[dict[str, Any]]) -> None:
+def _add_servers(actual: dict[str, Any], units: list[dict[str, Any]]) -> None:
     """Name the server of each session, where the run had several."""
-    at = {row["segment"]: row["server"] for row in _segments(db, run_id)}
-    if len(set(at.values())) < 2:
-        return
-    of = {unit["session"]: at.get(unit["segment"]) for unit in units if unit["kind"] == "train"}
+    several = len({unit["server"] for unit in units}) > 1
     for load in actual["sessions"]:
-        load["server"] = of.get(load["session"])
-
-
-def _segments(db: Any, run_id: int) -> list[dict[str, Any]]:
-    """The training segments of one of the caller's own runs; of others nothing is known."""
-    return db.execute(
-        f"SELECT segment, server::text AS server FROM {db.extension}.mop_segment WHERE run_id = $1 AND dataset = 'training'",
-        ["bigint"],
-        [run_id],
-    )
+        server, load["session"] = load["session"]
+        if several:
+            load["server"] = server
 
 
 def _moved(db: Any, run_id: int) -> dict[str, Any]:

@@ -135,15 +135,15 @@ class Units(CatalogSession):
             f"'{unit.kind}', '{unit.dataset}')::text"
         )
 
-    def register(self, run_id: int, *reports: str | None, copy: Move | None = None) -> Any:
+    def register(self, run_id: int, server: str | None, *reports: str | None, copy: Move | None = None) -> Any:
         """Register another server's reports of units in one transaction, in their order.
 
         `copy`: a Move that brings a unit's state to this server. The report and the state are then registered in one
         transaction, and the state's size in bytes is returned.
         """
         # Statements that are sent together are one transaction.
-        register = "; ".join([f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)"] * len(reports))
-        values = [value for report in reports for value in (run_id, self.fencing_token, report)]
+        register = "; ".join([f"SELECT {self.schema}.mop_register_unit(%s, %s, %s, %s)"] * len(reports))
+        values = [value for report in reports for value in (run_id, self.fencing_token, report, server)]
         if copy is None:
             self.execute(register, values)
             return None

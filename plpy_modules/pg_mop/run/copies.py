@@ -81,7 +81,7 @@ class StateCopies:
         relay.prepared = relay.prepared or error is None
         if error is None:
             try:
-                size = self.run.catalog.register(self.run.run_id, attempt.report, copy=attempt.move)
+                size = self.run.catalog.register(self.run.run_id, attempt.server, attempt.report, copy=attempt.move)
             except psycopg2.Error as trouble:
                 # another coordinator has taken the run over
                 if trouble.pgcode == "55000" and "has not arrived" not in str(trouble):

@@ -380,7 +380,7 @@ class Executor:
                 session.close()
                 return self._failed(session, work, SessionLost(message_of(error)))
             if not self.failover.enabled:  # (else a training unit counts when its state has been copied)
-                self.run.catalog.register(self.run.run_id, *reports)
+                self.run.catalog.register(self.run.run_id, server.name, *reports)
         for attempt in work:
             attempt.seconds = (time.monotonic() - attempt.begun) / len(work)
         for attempt, report in zip(work, reports):
@@ -399,7 +399,7 @@ class Executor:
             self.copies.make(attempt)
             return []
         if report and not registered:
-            self.run.catalog.register(self.run.run_id, report)
+            self.run.catalog.register(self.run.run_id, attempt.server, report)
         return self._mark_done(attempt)
 
     def _settle_copy(self, attempt: Attempt, event: Event) -> list[Stage]:

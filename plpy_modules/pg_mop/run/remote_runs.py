@@ -156,7 +156,7 @@ class RemoteRuns:
             server.catalog.reopen_run(server.run_id)
             for unit in server.catalog.finished_units(server.run_id):
                 if unit not in done:
-                    self.catalog.register(self.run_id, server.catalog.report(server.run_id, unit))
+                    self.catalog.register(self.run_id, server.name, server.catalog.report(server.run_id, unit))
         registered = self.catalog.models(self.run_id)
         for server in servers:
             # states of stages that other servers have trained since

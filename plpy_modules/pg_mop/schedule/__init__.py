@@ -7,7 +7,6 @@ from pg_mop.schedule.milp import Milp
 from pg_mop.schedule.monte_carlo import MonteCarlo
 from pg_mop.schedule.most_children_first import MostChildrenFirst
 from pg_mop.schedule.randomized import Randomized
-from pg_mop.schedule.replica_aware import ReplicaAware
 from pg_mop.schedule.round_robin import RoundRobin
 from pg_mop.schedule.vector_rearrangement import VectorRearrangement
 
@@ -22,6 +21,5 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
         BreadthFirst,
         MostChildrenFirst,
         RoundRobin,
-        ReplicaAware,  # in the simulator alone
     )
 }

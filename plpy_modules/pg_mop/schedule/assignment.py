@@ -10,8 +10,7 @@ class Assignment:
     """Deals the segments out to workers, each of which does segments of its own server only."""
 
     anywhere = False  # every worker does all training segments of its server (set it before `serve`)
-    # {training segment: other servers that have a copy}. The executor gives none: a unit would have to name the table of
-    # the copy (run/unit_specs.py), check the copy's fingerprint, and leave the fetching of its state to that server.
+    # {training segment: the servers that have a copy, its own server among them where a copy is used in its place}
     copies: Mapping[SegmentNumber, Collection[Server]] = {}  # noqa: RUF012 (replaced, never changed)
 
     def __init__(

@@ -20,6 +20,10 @@ EvaluationQueue = tuple[Dataset, SegmentNumber, Worker | None]  # the last one: 
 class PriorityScheduler(Scheduler):
     """Takes evaluations that are awaited first, then the idle stage of least `rank`.
 
+    A worker without a unit on its own segments trains on copies of other servers' segments, of the segment with the most
+    passes left first (Cerebro, VLDB 2020, section 5.5: in Algorithm 1, line 10 asks an availability map). So copies fill idle
+    time and relieve slow servers.
+
     Where units are short and on one server, other evaluations wait until their iteration has been trained: then more of
     them are due, and they read rows once together.
 
@@ -154,8 +158,18 @@ class PriorityScheduler(Scheduler):
 
     def _best(self, worker: Worker) -> Unit | None:
         return self.evaluation(worker, True) or self._or_evaluate(
-            worker, self.urgent_visit(worker) or self.reserved_visit(worker) or self.train(worker)
+            worker, self.urgent_visit(worker) or self.reserved_visit(worker) or self._train(worker)
         )
+
+    def _train(self, worker: Worker) -> Unit | None:
+        return self.train(worker) or self.train_on_copy(worker)
+
+    def train_on_copy(self, worker: Worker) -> Unit | None:
+        """The training unit of least rank on a segment of another server that the worker's server has a copy of."""
+        for segment in sorted(self.board.copied(worker), key=lambda s: (-self.board.passes_left(None, s), s)):
+            if unit := self.least(worker, [(segment, "affinity", None)]):
+                return unit
+        return None
 
     def _or_evaluate(self, worker: Worker, unit: Unit | None) -> Unit | None:
         """Returns the training unit, or an evaluation of an earlier iteration. Any evaluation may come first without a
@@ -171,7 +185,7 @@ class PriorityScheduler(Scheduler):
     def coming(self, worker: Worker) -> Unit | None:
         unit = self.evaluation(worker, True)
         if unit is None and self.urgent_visit(worker) is None:
-            unit = self._or_evaluate(worker, self.train(worker))
+            unit = self._or_evaluate(worker, self._train(worker))
         return unit
 
     def evaluation(self, worker: Worker, awaited: bool = False) -> Unit | None:

@@ -59,6 +59,12 @@ def make_board(
     )
     if moved is not None:
         board.relocate(moved)
+    if not work.averaging:  # (whose replicas belong to their segments)
+        board.copies = {
+            key: [segment.server, *(copy.server for copy in segment.copies)]
+            for (dataset, key), segment in work.segments.items()
+            if dataset == "training" and segment.copies
+        }
     board.count_by(planner.sharing.key, lambda stage: epochs(stage.parameters[1]))
     board.anywhere, board.searched = trains_anywhere(planner, configurations), work.searches
     board.serve(board.first_workers(sessions))
