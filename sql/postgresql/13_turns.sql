@@ -6,13 +6,13 @@
 -- that has cores keeps its place until it is a second of the whole server ahead.
 
 -- A coordinator asks for cores: `wanted` now, of which its commands in progress use `busy`. `total`: of this server;
--- `threads`: of a worker; `of_priority`: of the call, at the first time. Returns the cores that the run may use, and whether
--- no other run asks. It fails with 55P03 where another transaction holds the run's row for long.
+-- `threads`: of a worker; `of_priority`: of the call, at the first time. Returns the cores that the run may use, whether no
+-- other run asks, and how many cores the others want: the rest is free for more threads. It fails with 55P03 where another transaction holds the run's row for long.
 --
 -- The account is written when something changes, and every few seconds: a call's open snapshot keeps all versions of the rows.
 CREATE FUNCTION @extschema@.mop_take_turn(run bigint, run_fencing_token integer, wanted integer, busy integer,
     total integer, threads integer, of_priority integer, token text DEFAULT @extschema@.mop_token(), OUT cores integer,
-    OUT alone boolean)
+    OUT alone boolean, OUT others integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     mine @extschema@.mop_turn;
@@ -23,7 +23,7 @@ DECLARE
     in_use integer := 0;
     waiting timestamptz;
     is_ahead boolean := false;
-    others double precision;
+    least_pass double precision;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token);
     IF (wanted BETWEEN 0 AND total AND busy BETWEEN 0 AND total AND total BETWEEN 1 AND 4096 AND threads BETWEEN 1 AND total
@@ -43,9 +43,9 @@ BEGIN
         FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
         ON CONFLICT (run_id) DO UPDATE SET wanted = EXCLUDED.wanted, cores = 0, charged_at = now_here, waits_since = now_here
         RETURNING * INTO mine;
-        others := (SELECT min(p.pass) FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
+        least_pass := (SELECT min(p.pass) FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
                    WHERE c.owner <> mine.owner);
-        UPDATE @extschema@.mop_role_turn o SET pass = coalesce(greatest(others, least(o.pass, others + total / mine.share)), 0)
+        UPDATE @extschema@.mop_role_turn o SET pass = coalesce(greatest(least_pass, least(o.pass, least_pass + total / mine.share)), 0)
         WHERE o.owner = mine.owner AND NOT EXISTS (
             SELECT 1 FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run);
         UPDATE @extschema@.mop_turn t SET pass = coalesce((
@@ -53,6 +53,7 @@ BEGIN
         WHERE t.run_id = run RETURNING * INTO mine;
     END IF;
     alone := true;
+    others := 0;
     FOR other IN
         SELECT c.run_id, least(c.wanted, mop_take_turn.total) AS wanted, least(c.cores, mop_take_turn.total) AS cores
         FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
@@ -65,6 +66,7 @@ BEGIN
             is_ahead := true;
         ELSE
             alone := false;
+            others := least(total, others + greatest(other.wanted, other.cores));
             -- What others still use is theirs until their commands end. (But nobody waits for those behind it for ever.)
             IF NOT is_ahead OR mine.waits_since IS NULL OR mine.waits_since > now_here - interval '1 minute' THEN
                 in_use := in_use + other.cores;

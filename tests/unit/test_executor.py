@@ -15,6 +15,7 @@ from pg_mop.run.executor import Executor
 from pg_mop.run.servers import Server
 from pg_mop.run.turns import Turns
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.dealing import Threads
 from pg_mop.schedule.longest_first import LongestFirst
 
 TRIALS, ITERATIONS, SEGMENTS = 6, 3, 4
@@ -241,7 +242,7 @@ class Specs:
     def replicas_of(self, unit):
         return None
 
-    def describe(self, steps, worker):
+    def describe(self, steps, worker, threads=None):
         first, *then = [{"models": [unit and {"unit": unit.segment} for unit in units]} for units in steps]
         return {**first, "then": then}
 
@@ -314,6 +315,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
         reach,
         {},
         Turns(None, 1, 1),
+        Threads(1),
     )
     policy = Policy(retries, 60.0, "", first_delay=0.001, longest_delay=0.01, longest_wait=0.01)
     loop.run.policy = policy

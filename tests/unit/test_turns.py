@@ -1,4 +1,4 @@
-"""Turns: how many workers of a run may have commands, by the database's answers."""
+"""Turns: how many cores the commands of a run may use, by the database's answers."""
 
 from pg_mop.run.turns import Turns
 
@@ -6,12 +6,12 @@ from pg_mop.run.turns import Turns
 class Server:
     """Answers with `free` cores for the run, and notes what it is asked."""
 
-    def __init__(self, free, alone=False):
-        self.free, self.alone, self.asked = free, alone, []
+    def __init__(self, free, alone=False, others=0):
+        self.free, self.alone, self.others, self.asked = free, alone, others, []
 
     def ask(self, wanted, busy):
         self.asked.append((wanted, busy))
-        return min(wanted, self.free), self.alone
+        return min(wanted, self.free), self.alone, self.others
 
 
 def test_a_run_without_turns_begins_all():
@@ -60,9 +60,31 @@ def test_cores_that_no_worker_uses_are_left_to_others():
 def test_workers_of_several_threads_and_more_workers_than_cores():
     server = Server(3)
     turns = Turns(server.ask, 2, 4)
-    assert turns.begin(0, 2) == 1 and server.asked == [(4, 0)]
+    assert turns.begin(0, 2) == 2 and server.asked == [(4, 0)]  # cores of one worker
     server = Server(4)
     turns = Turns(server.ask, 1, 4)
     assert turns.begin(0, 9) == 9  # it has asked for all cores, and shares them among its workers
     turns = Turns(Server(1).ask, 1, 1)
     assert turns.begin(0, 2) == 2
+
+
+def test_more_threads_take_only_cores_that_no_other_run_wants():
+    server = Server(4, others=3)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(0, 1) == 1
+    assert not turns.grow(0, 2) and server.asked == [(1, 0)], "another run wants three of four cores"
+    server.others = 2
+    assert turns.begin(0, 1) == 1 and turns.grow(0, 2) and server.asked[-1] == (2, 0)
+    server.others = 3  # it has come since the last answer
+    assert not turns.grow(0, 2)
+    turns.settle(1)
+    assert server.asked[-1] == (1, 1)
+
+
+def test_a_run_that_is_alone_has_all_cores_for_one_worker():
+    server = Server(4, alone=True)
+    turns = Turns(server.ask, 1, 4)
+    assert turns.begin(0, 4) == 4 and turns.grow(0, 4) and server.asked == [(4, 0)]
+    turns.settle(1)
+    assert turns.grow(1, 4) and turns.grow(3, 6), "its own workers may be more than the cores"
+    assert Turns(None, 1, 1).grow(0, 8)

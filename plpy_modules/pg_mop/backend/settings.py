@@ -203,6 +203,7 @@ KNOWN = {
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
     "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
+    "deal_threads": (_switch, "on"),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
     "fork_server_idle_timeout": (_milliseconds, "8h"),

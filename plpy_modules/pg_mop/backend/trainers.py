@@ -69,6 +69,10 @@ class LocalTrainer:
         self.nets = raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again, wants).nets
         yield from ()
 
+    def threads(self, options):
+        """How many threads the running trainer has, that was asked for with `options`."""
+        return self.holder.trainer.options["threads"]
+
     def begin(self, options, unit, models, objects):
         """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
@@ -192,6 +196,9 @@ class SegmentTrainer:
         if before in (None, self.host_segment):
             return None
         return (yield from self._at("mop_at_leave()", host_segment=before))
+
+    def threads(self, options):
+        return options["threads"]  # (a limit of the role may allow fewer)
 
     def begin(self, options, unit, models, objects):
         yield from self._lend(models, objects)

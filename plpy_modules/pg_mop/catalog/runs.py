@@ -190,17 +190,18 @@ class Runs(Stages):
 
     def take_turn(
         self, run_id: int, wanted: int, busy: int, total: int, threads: int, priority: int
-    ) -> tuple[int, bool]:
-        """Ask for `wanted` cores, of which `busy` are in use: (the cores that the run may use, whether no other run asks).
+    ) -> tuple[int, bool, int]:
+        """Ask for `wanted` cores, of which `busy` are in use: (the cores that the run may use, whether no other run asks, and
+        how many cores the others want).
 
         `total`: the cores of this server; `threads`: of a worker; `priority`: of the run, at the first time. Raises
         psycopg2.Error, 55P03 where another transaction changes the run's priority.
         """
         found = self.execute(
-            f"SELECT cores, alone FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s, %s)",
+            f"SELECT cores, alone, others FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s, %s)",
             (run_id, self.fencing_token, wanted, busy, total, threads, priority),
         )[0]
-        return found["cores"], found["alone"]
+        return found["cores"], found["alone"], found["others"]
 
     def note_growth(self, run_id: int) -> None:
         """Note that the run's catalog rows have become many more (for ANALYZE)."""

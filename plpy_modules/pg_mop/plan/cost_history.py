@@ -71,6 +71,7 @@ class CostHistory:
     def __init__(self, read: Callable[[str], Iterable[Row]] = lambda architecture: ()) -> None:
         """`read`: gives the rows of the view mop_unit_costs for the digest of an architecture."""
         self._read = read
+        self.threads: int | None = None  # of the run's trainers (mop_udf/kernels/device.py writes them); None: of any
         self._rows: dict[str, list[Row]] = {}
         self._hints: dict[Net, dict[str, list] | None] = {}
 
@@ -97,11 +98,14 @@ class CostHistory:
             best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
         return statistics.median(best.values()) if best else None
 
-    def measured(self, net: Net, place: str | None = None) -> list[Row]:
+    def measured(self, net: Net, place: str | None = None, threads: int | None = None) -> list[Row]:
         """The rows of the net itself, of each kernel, device and version: those of a place, or of all places where that has
-        none."""
+        none; and of them, those of trainers with `threads`. Without that: with the run's threads, or with any where none had
+        these."""
         rows = [row for row in self._rows_of(net) if row["net"] == net.digest]
-        return [row for row in rows if row.get("place", "") == (place or "")] or rows
+        rows = [row for row in rows if row.get("place", "") == (place or "")] or rows
+        wanted = [row for row in rows if row["device"].endswith(f", {threads or self.threads} threads")]
+        return wanted if wanted or threads else rows
 
     def _rows_of(self, net: Net) -> list[Row]:
         if net.architecture not in self._rows:

@@ -30,6 +30,7 @@ LEAST_OPERATIONS = 2e6  # of a mini-batch whose seconds tell the rate: of fewer,
 MOST_IN_COMMAND = 64.0  # units of a command, about
 SAMPLED_STAGES = 100  # of a run whose prediction is stored
 BASE = 1e-4  # seconds of a mini-batch that computes nothing
+PARALLEL = 0.8  # of a mini-batch's arithmetic, without any measurement: the share that more threads divide
 # seconds that a run may take, as multiples of what is expected
 SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
 
@@ -97,6 +98,7 @@ class Estimates:
         self.warm = False  # the trainers have the measured nets ready, from earlier runs
         self._nets: dict[tuple[Net, str | None], NetCost] = {}
         self._units: dict[tuple[ModelKey, str], float] = {}  # what `unit` has found
+        self._speedups: dict[tuple[int, int], float] = {}  # (mst_key, threads) -> what `speedup` has found
         rows = planner.workload.rows
         self.mean_rows = sum(rows) / len(rows) if rows else 0.0
 
@@ -109,6 +111,7 @@ class Estimates:
 
     def note(self, stage: Stage, cost: NetCost) -> None:
         """Take a measurement of a stage's net, at all places."""
+        self._speedups.clear()
         net = self.planner.sharing.net(stage)
         for place in {*self.planner.workload.places, None}:
             self._nets[net, place] = cost
@@ -176,6 +179,35 @@ class Estimates:
             return 1.0
         mean = sum(self.net(stage, one).batch for one in places) / len(places)
         return self.net(stage, place).batch / mean if mean else 1.0
+
+    def certain(self, stage: Stage) -> float:
+        """As `unit`, where earlier runs have measured the net; else 0."""
+        return self.unit(stage) if self.net(stage).source in (HISTORY, MEASURED) else 0.0
+
+    def speedup(self, stage: Stage, threads: int) -> float:
+        """How many times as fast a mini-batch of a stage is with so many threads, in place of the run's: by earlier runs that
+        had either, else a cautious guess: the arithmetic alone, on ordinary cores, is divided among the threads.
+        """
+        own = self._threads or 1
+        if threads == own:
+            return 1.0
+        if (stage.mst_key, threads) not in self._speedups:
+            self._speedups[stage.mst_key, threads] = self._speedup(stage, own, threads)
+        return self._speedups[stage.mst_key, threads]
+
+    def _speedup(self, stage: Stage, own: int, threads: int) -> float:
+        net = self.planner.sharing.net(stage)
+        before, after = (_best_of(self.history.measured(net, None, count)) for count in (own, threads))
+        common = before.keys() & after.keys()
+        if common:
+            return statistics.median(before[version] / max(1e-9, after[version]) for version in common)
+        arithmetic = self._arithmetic(stage.mst_key)
+        if arithmetic is None:
+            return 1.0
+        batch = self.net(stage).batch
+        computed = BACKWARD * arithmetic.operations * net.batch_size / RATE / own
+        divided = PARALLEL * max(0.0, min(batch - BASE, computed))
+        return batch / (batch - divided + divided * own / threads)
 
     def evaluation(self, stage: Stage, rows: float) -> float:
         """Seconds of an evaluation of a stage on so many rows, without fixed costs."""
@@ -271,6 +303,15 @@ def known(history: CostHistory, net: Net, place: str | None = None) -> NetCost |
     return NetCost(
         best["batch_seconds"], best["compile_seconds"] or 0.0, HISTORY, best["kernel"], best["runs"], best["device"]
     )
+
+
+def _best_of(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """{(version, part): seconds of a mini-batch with the fastest kernel}."""
+    found: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["version"], row["part"]
+        found[key] = min(row["batch_seconds"], found.get(key, row["batch_seconds"]))
+    return found
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

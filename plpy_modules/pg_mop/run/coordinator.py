@@ -38,9 +38,10 @@ from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.solver import SolverProcess
 from pg_mop.run.spec import RunResult, RunSpec
-from pg_mop.run.turns import Turns
+from pg_mop.run.turns import Answer, Turns
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
+from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
 from pg_mop.schedule.milp import Milp
 from pg_mop.schedule.planned import Planned
 
@@ -271,6 +272,7 @@ class Coordinator:
         if isinstance(self.scheduler, Milp):
             self.scheduler.solver = self.solver = SolverProcess(mop_udf.home or sys.prefix)
             stack.callback(self.solver.close)
+        self.threads = self._threads()
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db,
@@ -307,9 +309,50 @@ class Coordinator:
         if spec.application is not None:
             most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
         self.wanted = self.planner.sessions(inputs.capacity, most)
-        options["threads"] = self.planner.threads(self.servers[None].info["cores"], self.wanted)
+        options["deal_threads"] = self._deals()
+        options["threads"] = self.history.threads = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         asking = () if self.searches else self.configurations
         self.planner.ask_for_all(asking, self.configurations.misfits)
+
+    def _deals(self) -> bool:
+        """Whether trainers may have other threads towards the run's end: where nobody has named their number or the kernel, and
+        all trainers are processes of this server that train on its cores."""
+        options = self.options
+        mine = options["threads"] is None
+        if self.resumes:  # (its settings have the number that it began with)
+            assert self.earlier is not None
+            mine = bool(self.earlier.settings.get("deal_threads"))
+        return bool(
+            options["deal_threads"]
+            and mine
+            and options["kernel"] == "auto"
+            and self.followed is None
+            and self.spec.application is None
+            and not self.spec.averaging
+            and not options["trainers"]
+            and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
+            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
+        )
+
+    def _threads(self) -> Threads:
+        """How many threads the trainer of each command has."""
+        options, planner = self.options, self.planner
+        if self.followed is not None and (log := setup.logged_threads(planner, self.configurations.misfits)):
+            return LoggedThreads(options["threads"], log)
+        if not options["deal_threads"]:
+            return Threads(options["threads"])
+        cores = self.servers[None].info["cores"]
+        most = self.catalog.value(f"SELECT min(l.threads) FROM {self.catalog.schema}.mop_my_limits l")
+        return Dealer(
+            self.board,
+            cores if most is None else min(cores, most),
+            options["threads"],
+            lambda number: (
+                planner.sharing.key(planner.plan.stages[number]),
+                planner.plan.stages[number].parameters[1],
+            ),
+            self.estimates(planner),
+        )
 
     def _shape(self) -> str:
         """The shape of a row as text, such as '28 x 28 -> 10'; '' where nothing is trained, and no cost is noted."""
@@ -623,6 +666,7 @@ class Coordinator:
             self.remote_runs.take_back,
             self.remote_runs.away(),
             self._turns(),
+            self.threads,
         )
         return self.executor
 
@@ -632,9 +676,9 @@ class Coordinator:
         takes = local and self.engine.takes_turns and self.spec.application is None and self.options["trainers"] is None
         # (on several servers each has its own number of threads: see UnitSpecs.trainer)
         threads = min(cores, self.options["threads"] or max(1, cores // max(1, local)))
-        answer = 0, False
+        answer: Answer = 0, False, 0
 
-        def ask(wanted: int, busy: int) -> tuple[int, bool]:
+        def ask(wanted: int, busy: int) -> Answer:
             nonlocal answer
             try:
                 answer = self.catalog.take_turn(self.run_id, wanted, busy, cores, threads, self.options["priority"])

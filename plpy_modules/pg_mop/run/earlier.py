@@ -108,6 +108,8 @@ class Earlier:
         self.finished: list[Unit] = []
         self.order: dict[tuple[int, int], list[int]] = {}  # (mst_key, iteration) -> segments in the order of the visits
         self.kernels: dict[tuple[int, int, int], str] = {}  # (mst_key, iteration, segment) -> kernel
+        # (mst_key, iteration, kind, dataset, segment) -> threads of the trainer
+        self.threads: dict[tuple[int, int, Any, Any, int], int] = {}
         units = self._begun(catalog.run_units(self.run_id))
         # a coordinator's server that crashes may lose the last units that it noted as begun
         for other, run_id in remote_runs:
@@ -116,6 +118,8 @@ class Earlier:
             if row["status"] == "finished":
                 if row["own"]:
                     self.finished.append(unit)
+                for key in keys[unit.stage] if row["threads"] is not None else ():
+                    self.threads[key, unit.iteration, unit.kind, unit.dataset, unit.segment] = row["threads"]
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernel"]

@@ -28,6 +28,7 @@ from pg_mop.run.transfers import NotCarried, Transfers
 from pg_mop.run.turns import Turns
 from pg_mop.run.workers import Workers
 from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.dealing import Threads
 from pg_mop.schedule.unit_batches import Steps as UnitSteps
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
@@ -66,7 +67,7 @@ class Executor:
     `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
-    the coordinator's server.
+    the coordinator's server. `threads`: of their trainers.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Executor:
         take_back: Callable[[str], None],
         away: dict[str, tuple[Target, str]],
         turns: Turns,
+        threads: Threads,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -96,7 +98,7 @@ class Executor:
         policy = Policy(options["unit_retries"], options["server_timeout"] / 1000, resume)
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
         self.scheduler, self.controller = scheduler, controller
-        self.begun_before, self.turns = attempts, turns
+        self.begun_before, self.turns, self.threads = attempts, turns, threads
         # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
         self.unit_batches = UnitBatches(
@@ -107,6 +109,7 @@ class Executor:
             options["chain_seconds"],
             self._passes_on,
             unit_specs.may_chain,
+            threads.logged,
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
         self.workers = Workers(
@@ -144,7 +147,7 @@ class Executor:
                 self.requests.perform(self.controller.ended(ended))
             # (an idle loop must not dispatch, or random choices would depend on timing)
             changed = self.recovery.wake() + self._look() + self.workers.come_back() + len(answers)
-            if self.turns.look(*self._local_workers()) or changed:
+            if self.turns.look(*self._local_cores()) or changed:
                 self._dispatch()
                 if self.done >= max(GROWTH[0], GROWTH[1] * self.told):  # while the sessions work
                     self.told = self.done
@@ -209,25 +212,32 @@ class Executor:
                 for worker, session in run.sessions.by_worker.items()
                 if not session.work and worker in run.board.workers
             ]
-            allowed = self.turns.begin(*self._local_workers())
+            allowed = self.turns.begin(*self._local_cores())
             for worker in self.scheduler.arrange(idle):
                 session, local = run.sessions.by_worker.get(worker), run.board.server(worker) is None
-                if session is None or session.work or local and not allowed:
+                if session is None or session.work or local and allowed < self.turns.threads:
                     continue
                 if steps := self.unit_batches.choose(worker):
-                    allowed -= local
-                    self._start(session, steps)
-            self.turns.settle(self._local_workers()[0])
+                    threads = self._threads(worker, units_of(steps)[0])
+                    allowed -= local * (threads or self.turns.threads)
+                    self._start(session, steps, threads)
+            self.turns.settle(self._local_cores()[0])
 
-    def _local_workers(self) -> tuple[int, int]:
-        """How many workers on the coordinator's server have a command, and how many have none."""
-        board = self.run.board
-        working = [
-            bool(session.work)
-            for worker, session in self.run.sessions.by_worker.items()
-            if worker in board.workers and board.server(worker) is None
-        ]
-        return sum(working), len(working) - sum(working)
+    def _local_cores(self) -> tuple[int, int]:
+        """How many cores of the coordinator's server the commands of workers use, and how many workers there have none."""
+        board, busy, idle = self.run.board, 0, 0
+        for worker, session in self.run.sessions.by_worker.items():
+            if worker in board.workers and board.server(worker) is None:
+                if session.work:
+                    busy += self.threads.of(worker) or self.turns.threads
+                else:
+                    idle += 1
+        return busy, idle
+
+    def _threads(self, worker: int, unit: Unit) -> int | None:
+        """The threads of a worker's trainer, for a command that begins with a unit."""
+        working = [other for other, session in self.run.sessions.by_worker.items() if session.work]
+        return self.threads.begin(worker, unit, working, lambda cores: self.turns.grow(self._local_cores()[0], cores))
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""
@@ -236,8 +246,8 @@ class Executor:
             specs.functions_of(stage.number) == specs.functions_of(child.number)
         )
 
-    def _start(self, session: WorkerSession, steps: UnitSteps) -> None:
-        """Begin attempts at units that go as one command, or carry their states first."""
+    def _start(self, session: WorkerSession, steps: UnitSteps, threads: int | None) -> None:
+        """Begin attempts at units that go as one command, or carry their states first. `threads`: of the trainer."""
         units = units_of(steps[:1])
         server = self.run.sessions.server(session.worker)
         moves = self.transfers.moves(units, server.name)
@@ -246,7 +256,7 @@ class Executor:
         ]
         work = [attempt for step in attempts for attempt in step if attempt is not None]
         command = {
-            **self.run.unit_specs.describe(steps, session.worker),
+            **self.run.unit_specs.describe(steps, session.worker, threads),
             "run_id": server.run_id,
             "fencing_token": server.catalog.fencing_token,
             "kind": units[0].kind,
@@ -383,6 +393,7 @@ class Executor:
                 self.run.catalog.register(self.run.run_id, server.name, *reports)
         for attempt in work:
             attempt.seconds = (time.monotonic() - attempt.begun) / len(work)
+            self.threads.finished(session.worker, attempt.unit, attempt.seconds)
         for attempt, report in zip(work, reports):
             if attempt.server in self.run.servers:  # (else it was given up meanwhile)
                 ended += self._settle(attempt, report, not self.failover.enabled)

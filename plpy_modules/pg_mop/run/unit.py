@@ -461,6 +461,7 @@ class _Work:
 
     def finish(self) -> Steps:
         """Write the models' results, and the sizes of their new states, into their units' rows."""
+        threads = self.trainer.threads(self.unit["options"])
         results = [
             {
                 "stage": model["stage"],
@@ -484,6 +485,7 @@ class _Work:
                 "read_seconds": read_seconds,
                 "train_seconds": report["seconds"],
                 "cpu_seconds": report.get("cpu_seconds"),
+                "threads": threads,
                 "write_seconds": write_seconds,
                 "compilations": report.get("compilations"),
                 "choice": report.get("choice"),

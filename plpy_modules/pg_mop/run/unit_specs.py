@@ -44,16 +44,16 @@ class UnitSpecs:
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
 
-    def trainer(self, worker: int, segment: Any = None) -> dict[str, Any]:
+    def trainer(self, worker: int, segment: Any = None, threads: int | None = None) -> dict[str, Any]:
         """The options of a worker's trainer. On Greenplum the trainer is on the host of a Segment: at first, of the first
-        segment that the worker serves."""
+        segment that the worker serves. `threads`: in place of the run's."""
         options, info = self.options, self.server(worker).info
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
         there = {} if segment is None or segment.host_segment is None else {"host_segment": segment.host_segment}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
         return {
-            "threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
+            "threads": threads or options["threads"] or max(1, info["cores"] // max(1, beside)),
             "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"],
             "memory_mb": options["trainer_memory_mb"],
@@ -82,8 +82,11 @@ class UnitSpecs:
         """The digest of a stage's compiled model."""
         return self.sharing.digest(self.sharing.key(stage)[0])
 
-    def describe(self, steps: Sequence[Sequence[Unit | None]], worker: int) -> dict[str, Any]:
-        """The spec of a unit, of a unit batch on one segment, or of a chain of them (see UnitBatches.choose)."""
+    def describe(
+        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None
+    ) -> dict[str, Any]:
+        """The spec of a unit, of a unit batch on one segment, or of a chain of them (see UnitBatches.choose). `threads`: of the
+        trainer; a session that has one with others gives it back, and leases another. None: the run's."""
         units = units_of(steps[:1])
         unit = units[0]
         server, packed = self.server(worker), self.packed[unit.dataset]
@@ -100,7 +103,7 @@ class UnitSpecs:
         )
         return {
             **trainers,
-            "options": self.trainer(worker, segment),
+            "options": self.trainer(worker, segment, threads),
             "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None,
             "replicas": self.replicas_of(unit),

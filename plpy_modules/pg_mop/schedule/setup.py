@@ -109,6 +109,22 @@ def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -
     )
 
 
+def logged_threads(planner: Planner, misfits: Collection[int]) -> dict[Unit, int]:
+    """Of a replay: {unit: the threads of its trainer in the earlier run}; empty where all were the run's own, or none is
+    known."""
+    if planner.followed is None:
+        return {}
+    log, own = planner.followed.threads, planner.followed.settings.get("threads")
+    if not any(threads != own for threads in log.values()):
+        return {}
+    paths = {key: planner.plan.path(key) for key, *_ in log if key not in misfits}
+    return {
+        Unit(iteration, path[iteration - 1].number, kind, dataset, segment): threads
+        for (key, iteration, kind, dataset, segment), threads in log.items()
+        if iteration <= len(path := paths.get(key, []))
+    }
+
+
 def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, str]:
     """Of a replay: {unit: the kernel that it used in the earlier run}."""
     if planner.followed is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.dealing import Dealer
 from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
@@ -21,6 +22,7 @@ class Visit:
     worker: Worker
     start: float
     end: float
+    threads: int | None = field(default=None, kw_only=True)  # of its trainer, where a Dealer deals them
 
 
 @dataclass
@@ -73,6 +75,7 @@ def simulate(
     around: float = 0.0,
     slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
+    dealer: Dealer | None = None,
 ) -> list[Visit]:
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
@@ -80,7 +83,7 @@ def simulate(
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
     every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain. `slowness`: how
     many times as long a unit takes on a worker; None: all are as fast. `ready`: seconds that a worker needs before it begins
-    a unit, asked once for each unit in the order of their begin.
+    a unit, asked once for each unit in the order of their begin. `dealer`: deals the threads of the workers' trainers.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -98,7 +101,10 @@ def simulate(
     idle = set(board.workers)
 
     def takes(unit: Unit, worker: Worker) -> float:
-        return seconds(unit) * (1.0 if slowness is None else slowness(unit, worker))
+        alone = seconds(unit) * (1.0 if slowness is None else slowness(unit, worker))
+        if dealer is None:
+            return alone
+        return alone / max(1.0, dealer.costs.speedup(board.plan.stages[unit.stage], dealer.of(worker)))
 
     # (end, worker, start, [(end of a step, its units)])
     events: list[tuple[float, Worker, float, list[tuple[float, list[Unit]]]]] = []
@@ -117,10 +123,14 @@ def simulate(
                 coming = scheduler.coming(worker) if ahead else None
                 board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
+                begins = now
+                if dealer is not None:
+                    dealer.begin(worker, steps[0][0], [w for w in board.workers if w not in idle], lambda cores: True)
+                    begins += dealer.cost
                 taken = [sum(takes(unit, worker) for unit in units) for units in steps]
                 if ready is not None:
                     taken = [t + sum(ready(unit, worker) for unit in units) for t, units in zip(taken, steps)]
-                ends = list(itertools.accumulate(taken, initial=now + around))[1:]
+                ends = list(itertools.accumulate(taken, initial=begins + around))[1:]
                 if transport is not None:
                     ((unit,),) = steps
                     parent = board.plan.stages[unit.stage].parent
@@ -137,7 +147,8 @@ def simulate(
                 for unit in units:
                     board.finish(unit)
                     (batches or scheduler).finished(unit, mean)
-                    visits.append(Visit(unit, worker, start, ended))
+                    threads = None if dealer is None else dealer.of(worker)
+                    visits.append(Visit(unit, worker, start, ended, threads=threads))
                 start = ended
             idle.add(worker)
     return visits

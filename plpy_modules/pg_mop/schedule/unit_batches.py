@@ -53,14 +53,15 @@ class UnitBatches:
         chain_seconds: float = 0.0,
         passes_on: Callable[[Stage, Stage], bool] | None = None,
         may_chain: Callable[[Worker], bool] | None = None,
+        threads_of: Callable[[Unit], int | None] = lambda unit: None,
     ) -> None:
         """`key_of`: equal for stages whose units take about equally long. `bytes_of`: size of a stage's model state, or
         of the state that it begins with. `chain_seconds`: of a chain, at most; 0: no chains. `passes_on(stage, child)`:
         True where only the child reads the state of its parent; None: never. `may_chain`: the workers whose units may form
-        chains; None: all."""
+        chains; None: all. `threads_of`: equal for units that may be done by one trainer (of a replay)."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.chain_seconds, self.passes_on = chain_seconds, passes_on or (lambda stage, child: False)
-        self.may_chain = may_chain or (lambda worker: True)
+        self.may_chain, self.threads_of = may_chain or (lambda worker: True), threads_of
         self.single: set[Unit] = set()  # units that run alone, because a unit of their batch was at fault
         self.seconds: dict[tuple[Hashable, SegmentNumber], float] = {}  # estimate of a training unit
         self.shares: dict[Unit, float] = {}  # running training unit -> its share of its command, 1 for the mean
@@ -124,6 +125,8 @@ class UnitBatches:
         for other in self.board.due_with(unit):
             if other in self.single or other is not unit and self.scheduler.defers(other, worker):
                 continue
+            if self.threads_of(other) != self.threads_of(unit):
+                continue
             total += self.bytes_of(other.stage)
             if chosen and total > EVALUATED_BYTES:
                 break
@@ -149,6 +152,7 @@ class UnitBatches:
             if (
                 following is None
                 or not self._may_wait(following)
+                or self.threads_of(following) != self.threads_of(unit)
                 or sum(seconds) + self._estimate(following) > longest
                 or size + self.bytes_of(following.stage) > TRAINED_BYTES
             ):
@@ -212,7 +216,12 @@ class UnitBatches:
             unit = None
             if stage is not None and segment in self.board.next_visits(stage.number):
                 unit = self.board.unit(stage.number, "train", "training", segment)
-                if unit in self.single or len(last) > 1 and self.scheduler.is_urgent(stage.number):
+                if (
+                    unit in self.single
+                    or self.threads_of(unit) != self.threads_of(last[0])
+                    or len(last) > 1
+                    and self.scheduler.is_urgent(stage.number)
+                ):
                     unit = None
             step.append(unit)
         return step
