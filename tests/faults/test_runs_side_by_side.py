@@ -70,11 +70,11 @@ def used(db):
 
 def test_a_run_that_is_alone_has_all_and_leaves_what_it_does_not_want(db, roles):
     one, two = Run(roles["turn0"], total=4), Run(roles["turn1"], total=4)
-    assert one.answer(4) == {"cores": 4, "alone": True}
-    assert two.answer(4) == {"cores": 0, "alone": False}
+    assert one.answer(4) == {"cores": 4, "alone": True, "others": 0}
+    assert two.answer(4) == {"cores": 0, "alone": False, "others": 4}
     assert one.ask(1, busy=1) == 1 and two.ask(4) == 3
     one.close()
-    assert two.answer(4) == {"cores": 4, "alone": True}
+    assert two.answer(4) == {"cores": 4, "alone": True, "others": 0}
 
 
 def test_priority_goes_first_once_what_others_have_begun_has_ended(db, roles):

@@ -1,9 +1,9 @@
 """How many threads the trainer of a command has: fixed, as a log says, or dealt by what is left to do. Pure Python.
 
 Fluid (Yu et al., MLSys 2021) gives each trial resources by its share of the work that is left (StaticFluid), and changes them
-only where the gain exceeds the cost (DynamicFluid). Here the resources are the cores of the coordinator's server, and the trials
-are the paths that can be trained side by side. While there is a path for each worker, every trainer has the threads of the
-run's beginning. The executor and the simulator drive the same object.
+only where the gain exceeds the cost (DynamicFluid). Here the resources are the cores of the coordinator's server, and the
+trials are the paths that can be trained side by side. While there is a path for each worker, every trainer has the threads of
+the run's beginning. The executor and the simulator drive the same object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Costs(Protocol):
 
 
 def shares(left: Mapping[StageNumber, float], cores: int, least: int) -> dict[StageNumber, int]:
-    """StaticFluid: the threads of paths by the seconds that are `left` of each: min(max(floor(h / sum(h) * cores), least), cores).
+    """StaticFluid: the threads of paths by the seconds that are `left` of each:
+    min(max(floor(h / sum(h) * cores), least), cores).
 
     Where `least` for each is too much in sum, the largest give way; cores that are left over go where most is left for a
     thread.
