@@ -134,6 +134,16 @@ class Estimates:
         return NetCost(BASE + operations / rate, self.fixed.compile, OTHERS if self._measured else GUESS)
 
     @property
+    def threads(self) -> int | None:
+        """Of a trainer; None: the cores are divided among the sessions."""
+        return self._threads
+
+    @property
+    def cores(self) -> int | None:
+        """Of the coordinator's server; None: unknown."""
+        return self._cores
+
+    @property
     def rate(self) -> float:
         """Floating-point operations a second of a trainer."""
         if self._rate is None:
@@ -185,8 +195,10 @@ class Estimates:
         return self.unit(stage) if self.net(stage).source in (HISTORY, MEASURED) else 0.0
 
     def speedup(self, stage: Stage, threads: int) -> float:
-        """How many times as fast a mini-batch of a stage is with so many threads, in place of the run's: by earlier runs that
-        had either, else a cautious guess: the arithmetic alone, on ordinary cores, is divided among the threads.
+        """How many times as fast a mini-batch of a stage is with so many threads, in place of the run's.
+
+        A cautious guess: only the arithmetic, as on ordinary cores, is divided among the threads. Earlier runs that had either
+        number count for more, the guess as one run: a measurement may have been disturbed, and would never be made again.
         """
         own = self._threads or 1
         if threads == own:
@@ -196,18 +208,20 @@ class Estimates:
         return self._speedups[stage.mst_key, threads]
 
     def _speedup(self, stage: Stage, own: int, threads: int) -> float:
-        net = self.planner.sharing.net(stage)
-        before, after = (_best_of(self.history.measured(net, None, count)) for count in (own, threads))
+        net, arithmetic, guess = self.planner.sharing.net(stage), self._arithmetic(stage.mst_key), None
+        if arithmetic is not None:
+            batch = self.net(stage).batch
+            computed = BACKWARD * arithmetic.operations * net.batch_size / RATE / own
+            divided = PARALLEL * max(0.0, min(batch - BASE, computed))
+            guess = batch / (batch - divided + divided * own / threads)
+        rows = self.history.measured(net, None, threads)
+        before, after = _best_of(self.history.measured(net, None, own)), _best_of(rows)
         common = before.keys() & after.keys()
-        if common:
-            return statistics.median(before[version] / max(1e-9, after[version]) for version in common)
-        arithmetic = self._arithmetic(stage.mst_key)
-        if arithmetic is None:
-            return 1.0
-        batch = self.net(stage).batch
-        computed = BACKWARD * arithmetic.operations * net.batch_size / RATE / own
-        divided = PARALLEL * max(0.0, min(batch - BASE, computed))
-        return batch / (batch - divided + divided * own / threads)
+        if not common:
+            return guess or 1.0
+        found = statistics.median(before[version] / max(1e-9, after[version]) for version in common)
+        runs = max(row["runs"] for row in rows)
+        return found if guess is None else (runs * found + guess) / (runs + 1)
 
     def evaluation(self, stage: Stage, rows: float) -> float:
         """Seconds of an evaluation of a stage on so many rows, without fixed costs."""
@@ -243,7 +257,7 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         return None
     train = evaluate = longest = 0.0
     models: dict[Any, float] = {}
-    key_of_longest, count = None, len(stages) / len(sample)
+    key_of_longest, last, count = None, None, len(stages) / len(sample)
     rows = sum(segment.rows for segment in planner.workload.segments.values())
     for stage in sample:
         own = planner.visits(stage) * estimates.unit(stage)
@@ -251,7 +265,7 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         evaluate += estimates.evaluation(stage, rows) if stage.evaluated else 0.0
         path = own * sum(not one.trained and one.number not in without for one in planner.plan.path(min(stage.trials)))
         if key_of_longest is None or path > longest:
-            longest, key_of_longest = path, min(stage.trials)
+            longest, key_of_longest, last = path, min(stage.trials), stage
         models.setdefault(planner.sharing.key(stage), estimates.ready(stage))
     low, high = estimates.spread(sample)
     crowd = estimates.crowding(sessions)
@@ -263,6 +277,9 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         "ready": sum(models.values()) * crowd,
         "around": units / in_a_command(planner.workload.options, train * count / units) * fixed.around,
     }
+    if planner.workload.options.get("deal_threads") and estimates.cores is not None and last is not None:
+        speedup = estimates.speedup(last, estimates.cores)
+        longest = longest_path(sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last))
     makespan = max(sum(work.values()) / sessions, longest)
     return {
         "seconds": fixed.start + makespan + fixed.end,
@@ -279,6 +296,17 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         "longest_path": {"mst_key": key_of_longest, "seconds": longest},
         "sources": sorted({estimates.net(stage).source for stage in sample}),
     }
+
+
+def longest_path(total: float, longest: float, sessions: int, speedup: float, cost: float) -> float:
+    """Seconds of the longest path where it has more threads once the others have ended: `speedup` times as fast, after `cost`
+    seconds. `total`: session seconds of all paths.
+
+    >>> longest_path(120.0, 100.0, 2, 1.6, 5.0), longest_path(120.0, 100.0, 2, 1.0, 5.0), longest_path(200.0, 100.0, 2, 1.6, 5.0)
+    (75.0, 100.0, 100.0)
+    """
+    others = (total - longest) / (sessions - 1) if sessions > 1 else 0.0
+    return min(longest, others + max(0.0, longest - others) / speedup + cost)
 
 
 def in_a_command(options: Mapping[str, Any], unit: float) -> float:

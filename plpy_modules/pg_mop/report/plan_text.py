@@ -199,6 +199,9 @@ def _prediction(plan: Mapping[str, Any]) -> Iterator[str]:
     if work:
         yield "Session seconds: " + ", ".join(f"{NAMES[name]} {seconds(value)}" for name, value in work.items())
     yield f"Before the first unit: {seconds(found['start_seconds'])}; after the last: {seconds(found['end_seconds'])}"
+    if dealt := found.get("dealt"):
+        s = "s" * (dealt["sessions"] != 1)
+        yield f"Threads: from second {dealt['from']:.3g} on {dealt['sessions']} session{s} of {dealt['threads']} threads"
     if found["limits"]:
         yield "Limited by: " + "; ".join(found["limits"])
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.plan.estimates import Estimates, in_a_command
+from pg_mop.plan.estimates import Estimates, in_a_command, longest_path
 from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.sharing import ModelKey
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.dealing import START, Dealer
 from pg_mop.schedule.simulator import Visit, makespan, simulate
 from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import Steps, UnitBatches, units_of
@@ -66,6 +67,7 @@ class Prediction:
     grouped: int = 0  # commands with unit batches
     simulated: bool = False
     limits: list[str] = field(default_factory=list)
+    dealt: dict[str, Any] | None = None  # from which second on how many sessions have more threads
     visits: list[Visit] = field(default_factory=list)
     trials: dict[StageNumber, tuple[int, int]] = field(
         default_factory=dict
@@ -137,6 +139,8 @@ class _Work:
         self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
         self.sessions = max(1, sessions)
         self.crowding = estimates.crowding(self.sessions)
+        self.deals = bool(planner.workload.options.get("deal_threads")) and estimates.cores is not None
+        self.least = estimates.threads or max(1, (estimates.cores or 1) // self.sessions)
         options, segments = planner.workload.options, planner.workload.segments
         self.rows = {key: segment.rows for key, segment in segments.items()}
         self.servers = {key: segment.server for key, segment in segments.items()}
@@ -159,7 +163,7 @@ class _Work:
         for stage in self.left:
             own = 0.0
             if not stage.trained:
-                visits, seconds = planner.visits(stage), self._mean(stage)
+                visits, seconds = planner.visits(stage), self.mean(stage)
                 own = visits * seconds
                 self.units, self.train = self.units + visits, self.train + own
                 self.write += visits * self._write(stage, seconds)
@@ -179,11 +183,13 @@ class _Work:
             paths = {number: seconds * factor for number, seconds in paths.items()}
         longest = max(self.left, key=lambda stage: paths[stage.number], default=None)
         self.path = (min(longest.trials), paths[longest.number]) if longest is not None else None
+        if longest is not None:
+            self.longest = longest
         total = sum(by_trial.values())
         self.shares = {key: seconds / total for key, seconds in by_trial.items()} if total and not averaging else {}
         self.datasets = len(datasets)
 
-    def _mean(self, stage: Stage) -> float:
+    def mean(self, stage: Stage) -> float:
         """Seconds of a training unit on a segment of mean size."""
         key = self.planner.sharing.key(stage), stage.parameters[1]
         if key not in self._unit:
@@ -212,16 +218,52 @@ class _Work:
     def lower_bound(self) -> float:
         """Seconds that no schedule can do without."""
         work = (self.train + self.evaluate) / self.sessions
-        return max(work, self.path[1] if self.path is not None else 0.0)
+        path = self.path[1] if self.path is not None else 0.0
+        if self.deals and self.path is not None:
+            assert self.estimates.cores is not None
+            work *= min(1.0, self.least * self.sessions / self.estimates.cores)
+            path /= self.estimates.speedup(self.longest, self.estimates.cores)
+        return max(work, path)
+
+    @property
+    def longest_path(self) -> float:
+        """Seconds of the longest path, with more threads where they are dealt once other paths have ended."""
+        if self.path is None:
+            return 0.0
+        if not self.deals:
+            return self.path[1]
+        cores = self.estimates.cores or 1
+        cost = START + self.crowding * self.estimates.ready(self.longest)
+        total = self.train + self.evaluate
+        return longest_path(total, self.path[1], self.sessions, self.estimates.speedup(self.longest, cores), cost)
+
+    def dealer(self, board: Board) -> Dealer | None:
+        """The Dealer of the run; None: threads are fixed."""
+        stages, sharing, cores = self.planner.plan.stages, self.planner.sharing, self.estimates.cores
+        if not self.deals or cores is None:
+            return None
+        return Dealer(
+            board, cores, self.least, lambda n: (sharing.key(stages[n]), stages[n].parameters[1]), _Costs(self)
+        )
 
     def seconds(self, unit: Unit) -> float:
         """Seconds of a unit, for the simulator."""
         stage, rows = self.planner.plan.stages[unit.stage], self.rows[unit.dataset, unit.segment]
         if unit.kind == "evaluate":
             return rows * self._evaluation(stage)
-        mean = self._mean(stage)
+        mean = self.mean(stage)
         slow = self.estimates.slowness(stage, self.servers[unit.dataset, unit.segment])
         return slow * mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
+
+
+class _Costs:
+    """As of dealing.Costs: by the time that threads are dealt, the run will have measured what is estimated now."""
+
+    def __init__(self, work: _Work) -> None:
+        self.certain, self.speedup, self._work = work.mean, work.estimates.speedup, work
+
+    def ready(self, stage: Stage) -> float:
+        return self._work.crowding * self._work.estimates.ready(stage)
 
 
 def _simulate(
@@ -256,10 +298,12 @@ def _simulate(
         return seconds
 
     around = estimates.fixed.around
-    visits = simulate(board, scheduler, work.seconds, batches=batches, around=around, ready=ready)
+    dealer = work.dealer(board)
+    visits = simulate(board, scheduler, work.seconds, batches=batches, around=around, ready=ready, dealer=dealer)
     found.makespan = makespan(visits) if visits else 0.0
     found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped
     found.loads, found.simulated = _loads(visits, board), True
+    found.dealt = None if dealer is None else _dealt(visits, dealer.least)
     found.visits = sorted(visits, key=lambda visit: (visit.start, visit.worker, visit.end))
     found.trials = {stage.number: (min(stage.trials), stage.iteration) for stage in work.left}
     found.work = {
@@ -268,6 +312,19 @@ def _simulate(
         "ready": spent,
         "around": batches.commands * around,
         "write": work.write,
+    }
+
+
+def _dealt(visits: Sequence[Visit], least: int) -> dict[str, Any] | None:
+    """From which second on, of the first unit's, how many sessions have more than the least threads, and at most how many.
+    None: none has."""
+    more = [visit for visit in visits if (visit.threads or 0) > least]
+    if not more:
+        return None
+    return {
+        "from": min(visit.start for visit in more) - min(visit.start for visit in visits),
+        "sessions": len({visit.worker for visit in more}),
+        "threads": max(visit.threads or 0 for visit in more),
     }
 
 
@@ -294,7 +351,7 @@ def _sum_up(found: Prediction, work: _Work) -> None:
         "write": work.write,
     }
     total = sum(found.work.values()) / work.sessions
-    found.makespan = max(total, (work.path[1] if work.path is not None else 0.0)) + mean * together / 2
+    found.makespan = max(total, work.longest_path) + mean * together / 2
     found.loads = [Load(worker, None, total, found.makespan) for worker in range(found.sessions)]
 
 
@@ -358,6 +415,7 @@ def to_json(found: Prediction) -> dict[str, Any]:
             for load in found.loads
         ],
         "limits": found.limits,
+        "dealt": found.dealt,
         "units": _units(found) if found.simulated else None,
     }
 
