@@ -96,7 +96,16 @@ SETTINGS = {
         "Whether an idle trainer compiles nets for XLA that later runs like the last would gain from: while a processor core "
         "is idle, and for half a minute at most.",
     ),
-    "threads": ("cores / worker sessions", "Threads of one trainer."),
+    "threads": (
+        "cores / worker sessions",
+        "Threads of one trainer. A number that is set stays the same to the run's end.",
+    ),
+    "deal_threads": (
+        None,
+        "`on`: towards the end of a run on one server, the configurations that are left train with the idle cores, too, where "
+        "that pays ([threads](how_it_works.md#threads)). `off`, `pg_mop.threads` or a `pg_mop.kernel` other than `auto`: threads "
+        "stay the same.",
+    ),
     "keras_backend": (
         None,
         "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "

@@ -1,0 +1,174 @@
+"""Threads by what is left to do: the configuration that is left at a run's end trains with all cores, where that pays."""
+
+import os
+import signal
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, fit, last_run, load, make_data, selection
+
+CORES = len(os.sched_getaffinity(0))
+FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions
+SETTINGS = "SET pg_mop.reuse = off; SET pg_mop.chain_seconds = 0.2"
+BIG, TIMES = 2, 12  # the configuration that is left, and the iterations of a run
+
+pytestmark = pytest.mark.skipif(CORES < 2, reason="not run: there is one processor core")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    """A small and a large configuration, and a history by which the large one is far faster with all cores.
+
+    (Whether it is does not matter: the run itself measures it, and goes back to fewer threads where it is not.)
+    """
+    make_data(db, rows=3000, segments=2, then="SELECT")
+    load(db, "arch", dense(8), dense(900, name="large"))
+    selection(
+        db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=50"), (2, ADAM.format(0.01), "batch_size=5, epochs=4")]
+    )
+    db.run(f"{SETTINGS}; SET pg_mop.deal_threads = off")
+    fit(db, "flowers_packed", "m", "mst", 2)
+    db.run("RESET pg_mop.deal_threads")
+    db.run(
+        "INSERT INTO madlib.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss, batch_size, shape, "
+        "batch_seconds, compile_seconds) SELECT owner, net, part, version, replace(device, %s, %s), kernel, architecture, optimizer, "
+        "loss, batch_size, shape, ARRAY(SELECT b / 10 FROM unnest(batch_seconds) b, generate_series(1, 9)), compile_seconds "
+        "FROM madlib.mop_cost WHERE device LIKE '%%' || %s",
+        [f", {FEW} threads", f", {CORES} threads", f", {FEW} threads"],
+    )
+
+
+def units(db, run_id, key=BIG):
+    return db.run(
+        "SELECT * FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s AND status = 'finished' ORDER BY started_at, iteration",
+        [run_id, key],
+    )
+
+
+def threads(db, run_id, key=BIG):
+    """How many threads the units of a configuration had."""
+    return {unit["threads"] for unit in units(db, run_id, key)}
+
+
+def begin(db, client, iterations=60):
+    """A call in progress whose large configuration is trained with all cores."""
+    client.run(SETTINGS)
+    db.run("DROP TABLE IF EXISTS m, m_info, m_summary")
+    call = Calling(
+        client, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', {iterations}, FALSE)"
+    )
+    assert eventually(lambda: grown(db) is not None, 60), "it never has more threads"
+    return call
+
+
+def grown(db):
+    """The process ID of a trainer with all cores that is leased, or None."""
+    return db.value("SELECT min(pid) FROM madlib.mop_trainers WHERE state = 'leased' AND threads = %s", [CORES])
+
+
+@pytest.mark.slice
+def test_the_last_configuration_has_all_cores_and_a_replay_the_same_bytes(db):
+    run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
+    small, large = (units(db, run_id, key) for key in (1, BIG))
+    assert {unit["threads"] for unit in small} == {FEW}
+    assert CORES in {unit["threads"] for unit in large}
+    ended = max(unit["finished_at"] for unit in small)
+    assert all(unit["started_at"] > ended for unit in large if unit["threads"] > FEW), (
+        "there was work for both sessions"
+    )
+    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    again = last_run(db)
+    told = lambda number: {  # noqa: E731
+        (u["mst_key"], u["kind"], u["iteration"], u["dataset"], u["segment"]): (u["threads"], u["kernel"])
+        for key in (1, BIG) for u in units(db, number, key)
+    }  # fmt: skip
+    assert told(again) == told(run_id)
+    assert (
+        db.value("SELECT count(*) FROM m JOIN again USING (mst_key) WHERE m.model_weights = again.model_weights") == 2
+    )
+    db.run("DROP TABLE again, again_info, again_summary")
+
+
+@pytest.mark.parametrize("setting", ("deal_threads = off", f"threads = {FEW}", "kernel = 'plain'"))
+def test_settings_that_fix_the_threads(db, setting):
+    name = setting.split()[0]
+    db.run(f"SET pg_mop.{setting}")
+    try:
+        run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
+        assert "Threads: from second" not in db.value("SELECT madlib.mop_explain(%s)", [
+            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 60, FALSE)"])  # fmt: skip
+    finally:
+        db.run(f"RESET pg_mop.{name}")
+    assert threads(db, run_id) == threads(db, run_id, 1) == {FEW}
+
+
+def test_explain_tells_from_when_on(db):
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 60, FALSE)"
+    found = db.value("SELECT madlib.mop_explain(%s, 'json')::jsonb -> 'prediction'", [call])
+    assert found["dealt"]["sessions"] == 1 and found["dealt"]["threads"] == CORES and found["dealt"]["from"] > 0
+    assert found["lower_bound"] <= found["makespan"]
+    assert f" on 1 session of {CORES} threads" in db.value("SELECT madlib.mop_explain(%s)", [call])
+    db.run("SET pg_mop.deal_threads = off")
+    fixed = db.value("SELECT madlib.mop_explain(%s, 'json')::jsonb -> 'prediction'", [call])
+    db.run("RESET pg_mop.deal_threads")
+    assert fixed["dealt"] is None and fixed["makespan"] > found["makespan"]
+
+
+def test_a_role_has_no_more_threads_than_it_may(db):
+    db.run(
+        "CREATE ROLE dealer LOGIN SUPERUSER; INSERT INTO madlib.mop_limit (role, threads) VALUES ('dealer', %s)", [FEW]
+    )
+    client = db.another("dealer")
+    client.run(SETTINGS)
+    run_id = fit(client, "flowers_packed", "dealer_m", "mst", TIMES)
+    assert threads(db, run_id) == {FEW}
+    client.close()
+    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY dealer; DROP ROLE dealer")
+
+
+def test_a_cancel_and_a_resume(db):
+    client = db.another()
+    call = begin(db, client)
+    run_id = last_run(db)
+    db.run("SELECT pg_cancel_backend(%s)", [client.pid])
+    assert call.end(10).pgcode == "57014"
+    assert eventually(lambda: grown(db) is None, 10), "its trainer is back"
+    before = len(units(db, run_id))
+    client.run(f"SELECT madlib.mop_resume({run_id})")
+    assert before < len(units(db, run_id)) == 2 * 60
+    assert len({(u["iteration"], u["segment"]) for u in units(db, run_id)}) == 2 * 60
+    client.close()
+
+
+def test_a_killed_trainer(db):
+    client = db.another()
+    call = begin(db, client)
+    run_id = last_run(db)
+    os.kill(grown(db), signal.SIGKILL)
+    assert call.end() is None
+    found = units(db, run_id)
+    assert len(found) == len({(u["iteration"], u["segment"]) for u in found}) == 2 * 60
+    failed = db.run("SELECT decision FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id])
+    assert all("retried" in row["decision"] for row in failed)
+    client.close()
+
+
+def test_another_run_gets_its_turn(db):
+    """Cores that another run wants are not for more threads: a run beside others has those of its beginning."""
+    client, other = db.another(), db.another()
+    call = begin(db, client, 200)
+    run_id = last_run(db)
+    other.run(f"{SETTINGS}; SET pg_mop.priority = 10; DROP TABLE IF EXISTS o, o_info, o_summary")
+    selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=2") for rate in (0.01, 0.02, 0.03)])
+    short = fit(other, "flowers_packed", "o", "small", 12)
+    assert call.end() is None
+    began, ended = (
+        db.value(f"SELECT {what} FROM madlib.mop_units WHERE run_id = %s", [short])
+        for what in ("min(started_at)", "max(finished_at)")
+    )
+    beside = [u for u in units(db, run_id) if began < u["started_at"] < ended]
+    assert {unit["threads"] for unit in beside} <= {FEW}
+    assert len(units(db, run_id)) == 2 * 200
+    for one in (client, other):
+        one.close()
