@@ -132,9 +132,20 @@ def test_what_the_run_measures_counts_more_than_a_guess():
     dealer.costs.parallel = 0.0
     assert trained(9.0) == 1 and trained(5.0) == 1
     dealer.costs.parallel = 1.0
-    assert trained(9.0) == 2 and trained(4.9) == 2, "the first one made its net ready"
+    assert [trained(9.0)] + [trained(4.9) for _ in range(3)] == [2, 2, 2, 2], "the first one made its net ready"
     assert trained(5.0) == 1, "twice the threads, and hardly faster"
-    assert trained(5.0) == 1
+    assert trained(20.0) == trained(20.0) == 1, "and that once for all"
+
+
+def test_threads_that_the_run_finds_fast_stay():
+    plan, board = made({1: 100})
+    dealer = dealer_of(board, Costs({1: 5.0}, parallel=0.5))
+    unit = Unit(1, 1, "train", "training", 0)
+    for seconds in (9.0, 3.0, 3.5, 2.9, 3.1, 3.0):
+        board.start(unit)
+        assert dealer.begin(0, unit, [0], lambda cores: True) == 2
+        dealer.finished(0, unit, seconds)
+        board.release(unit)
 
 
 def test_a_configuration_that_comes_later_gets_its_threads():

@@ -8,6 +8,7 @@ the run's beginning. The executor and the simulator drive the same object.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ START = 0.6  # seconds of a worker between two trainers: to give one back, and t
 LEASE = 0.1  # the same, where the pool most likely has a trainer with the net
 MARGIN = 0.1  # of the seconds that are left: a smaller gain may be an error of the estimate
 LEAST_SPEEDUP = 1.1  # fewer threads are as good
+MEASURED = 3  # units whose seconds tell how fast a net is with more threads
 
 
 class Costs(Protocol):
@@ -127,9 +129,10 @@ class Dealer(Threads):
         self._pool: list[_Trainer] = []  # that workers have given back
         self._ready: dict[Any, float] = {}  # key -> seconds to make the net ready
         self._new: set[Worker] = set()  # workers whose command makes a net ready
-        self._seconds: dict[
-            tuple[Any, SegmentNumber, int], float
-        ] = {}  # (key, segment, threads) -> least seconds of a unit
+        # (key, segment, threads) -> least seconds of a unit
+        self._seconds: dict[tuple[Any, SegmentNumber, int], float] = {}
+        self._counts: Counter[tuple[Any, int]] = Counter()  # (key, threads) -> how many units told their seconds
+        self._slow: set[tuple[Any, int]] = set()  # (key, threads) that were hardly faster: not to be tried again
 
     def of(self, worker: Worker) -> int:
         return self._trainer(worker).threads
@@ -169,7 +172,7 @@ class Dealer(Threads):
         stage = self.board.plan.stages[unit.stage]
         dealt = shares(paths, self.cores, self.least).get(unit.stage, self.least) if all(paths.values()) else now
         wanted = max(self.least, min(dealt, self.cores - others))
-        if self._speedup(stage, wanted) < LEAST_SPEEDUP * self._speedup(stage, self.least):
+        if self._speedup(stage, wanted) < LEAST_SPEEDUP or (self.key_of(unit.stage), wanted) in self._slow:
             wanted = self.least
         if (
             wanted != now
@@ -182,8 +185,15 @@ class Dealer(Threads):
     def finished(self, worker: Worker, unit: Unit, seconds: float) -> None:
         if unit.kind != "train" or worker in self._new:  # (it made its net ready, too)
             return
-        key = self.key_of(unit.stage), unit.segment, self.of(worker)
+        net, threads = self.key_of(unit.stage), self.of(worker)
+        key = net, unit.segment, threads
         self._seconds[key] = min(seconds, self._seconds.get(key, seconds))
+        self._counts[net, threads] += 1
+        if (
+            self._is_measured(net, threads)
+            and self._speedup(self.board.plan.stages[unit.stage], threads) < LEAST_SPEEDUP
+        ):
+            self._slow.add((net, threads))
 
     # --- what is left ---------------------------------------------------------------------------------------------
     def _is_wide(self) -> bool:
@@ -229,9 +239,12 @@ class Dealer(Threads):
         key = self.key_of(stage.number)
         few, many = self._measured(key, self.least), self._measured(key, threads)
         common = few.keys() & many.keys()
-        if common:
+        if common and self._is_measured(key, threads):
             return sum(few[segment] for segment in common) / max(1e-9, sum(many[segment] for segment in common))
         return max(1.0, self.costs.speedup(stage, threads))
+
+    def _is_measured(self, key: Any, threads: int) -> bool:
+        return threads > self.least and self._counts[key, threads] >= MEASURED
 
     def _cost(self, worker: Worker, key: Any, threads: int) -> float:
         """Seconds until another trainer can train a worker's net, beyond those that its present one needs."""
