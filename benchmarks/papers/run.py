@@ -4,7 +4,7 @@ import sys
 import textwrap
 import time
 
-from papers import bounds, cerebro, thesis, treeml
+from papers import bounds, cerebro, fluid, thesis, treeml
 
 HEAD = """# The papers' experiments
 
@@ -12,7 +12,7 @@ pg_mop's schedulers repeat here the experiments of the papers that it implements
 the real board and the real schedulers decide, and given unit times stand for training. `make papers` writes this page. Times of
 other hardware do not compare, so the tables compare ratios. "Paper" and "thesis" are figures that were measured elsewhere:
 Cerebro (Nakandala, Zhang, Kumar, VLDB 2020), the thesis on Cerebro's platform (Sridhara, UC San Diego 2023) and TreeML (thesis,
-Seoul National University 2021).
+Seoul National University 2021). Fluid is Yu et al., MLSys 2021.
 """
 
 NOT_RUN = """## Not run
@@ -23,7 +23,7 @@ NOT_RUN = """## Not run
   is not published.
 - Cerebro, Table 2 in bytes on real connections.
 - Cerebro on Ray, MNIST (Ray Tune 262 s, MOP 323 s): training for real, on its own hardware.
-- Fluid: pg_mop divides no GPU among trials.
+- Fluid's GPUs: pg_mop divides no GPU among trials.
 """
 
 
@@ -35,7 +35,7 @@ def wrapped(text, width=128):
 
 def main():
     parts = [HEAD]
-    for module in (cerebro, thesis, treeml, bounds):
+    for module in (cerebro, thesis, treeml, fluid, bounds):
         begun = time.monotonic()
         parts += module.sections()
         print(f"{module.__name__}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)

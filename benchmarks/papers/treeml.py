@@ -43,11 +43,12 @@ def space(count):
 class SearchBoard(Board):
     """A board whose trials a search procedure requests. Every GPU has all rows, as in the thesis: a stage is one unit."""
 
-    def __init__(self, procedure, values, shared):
+    def __init__(self, procedure, values, shared, places=GPUS):
         self.procedure, self.values, self.shared, self.requested = procedure, values, shared, 0
         self.number, self.at = {}, {}  # of trials: configuration, and the last iteration that was told
         super().__init__(Plan(), [0])
-        self.serve(range(GPUS))
+        self.anywhere = True
+        self.serve(range(places))
 
     def proposals(self):
         """Request the iterations that the procedure proposes at this moment."""
