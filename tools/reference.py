@@ -103,7 +103,7 @@ SETTINGS = {
     "deal_threads": (
         None,
         "`on`: towards the end of a run on one server, the configurations that are left train with the idle cores, too, where "
-        "that pays ([threads](how_it_works.md#threads)). `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: "
+        "that pays ([threads](how_it_works.md#planning)). `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: "
         "threads stay the same.",
     ),
     "keras_backend": (
