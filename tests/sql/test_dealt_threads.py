@@ -32,8 +32,8 @@ def data(db):
     db.run("RESET pg_mop.deal_threads")
     db.run(
         "INSERT INTO madlib.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss, batch_size, "
-        "shape, batch_seconds, compile_seconds) SELECT owner, net, part, version, replace(device, %s, %s), kernel, architecture, "
-        "optimizer, loss, batch_size, shape, ARRAY(SELECT b / 10 FROM unnest(batch_seconds) b, generate_series(1, 9)), "
+        "shape, batch_seconds, compile_seconds) SELECT owner, net, part, version, replace(device, %s, %s), kernel, "
+        "architecture, optimizer, loss, batch_size, shape, ARRAY(SELECT b / 10 FROM unnest(batch_seconds) b, generate_series(1, 9)), "
         "compile_seconds FROM madlib.mop_cost WHERE device LIKE '%%' || %s",
         [f", {FEW} threads", f", {CORES} threads", f", {FEW} threads"],
     )

@@ -302,8 +302,8 @@ def longest_path(total: float, longest: float, sessions: int, speedup: float, co
     """Seconds of the longest path where it has more threads once the others have ended: `speedup` times as fast, after `cost`
     seconds. `total`: session seconds of all paths.
 
-    >>> longest_path(120.0, 100.0, 2, 1.6, 5.0), longest_path(120.0, 100.0, 2, 1.0, 5.0), longest_path(200.0, 100.0, 2, 1.6, 5.0)
-    (75.0, 100.0, 100.0)
+    >>> longest_path(120.0, 100.0, 2, 1.6, 5.0), longest_path(120.0, 100.0, 2, 1.0, 5.0)
+    (75.0, 100.0)
     """
     others = (total - longest) / (sessions - 1) if sessions > 1 else 0.0
     return min(longest, others + max(0.0, longest - others) / speedup + cost)

@@ -23,7 +23,7 @@ def learned(runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None 
 
     `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), `prediction`, as it was
     stored, or None, and `alike`: it had nets of the present plan; `units`: of these runs
-    `run_id`, `session`, `kind`, `rows`, `began`, `ended` (seconds), `train`, `read`, `write` and `compiled`.
+    `run_id`, `session`, `kind`, `rows`, `began`, `ended` (seconds), `train`, `read`, `write`, `compiled` and `threads`.
     """
     usual = usual or FixedCosts()
     if not runs:
@@ -57,6 +57,8 @@ def _slowdown(run: Row, units: Sequence[Row]) -> float | None:
     trained = [unit["train"] or 0.0 for unit in units if unit["kind"] == "train"]
     expected = said["session_seconds"]["train"]
     if len(trained) != said["training_units"] or not expected or any(u["compiled"] for u in units):
+        return None
+    if len({unit.get("threads") for unit in units}) > 1:  # (some were to be sooner than the history says)
         return None
     return sum(trained) / expected * said.get("slowdown", 1.0)
 
