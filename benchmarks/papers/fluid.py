@@ -60,7 +60,8 @@ def sections():
     return [
         f"""## Fluid: places by what is left to do
 
-Source: the paper's evaluation of ASHA, Hyperband and BOHB. Makespan with one trial on one place / with places dealt by what is left of each trial
+Source: the paper's evaluation of ASHA, Hyperband and BOHB. Makespan with one trial on one place / with places dealt by what is
+left of each trial
 (`schedule/dealing.py`), and how much of the places' time has a trial. {ITERATIONS} iterations of {SECONDS:.0f} s at most;
 {READY:.0f} s to make a net ready on other places; {PARALLEL:.0%} of an iteration's time is divided among its places. Mean of
 {DRAWS} draws, with pg_mop's own procedures. The paper: makespans 1.1 to 2 times shorter, and better utilization, for any
@@ -68,8 +69,8 @@ number of places.
 
 {table(head, rows)}
 Differences. In a run pg_mop deals the cores of one server among trainers; it places no trial on several servers or GPUs, so
-these places are cores. A place in use is not a place that is used well: a trial on 32 places is {Costs().speedup(None, 32):.1f}
-times as fast. Trials that share a place (the paper's c) are pg_mop's unit batches, which are not simulated here. Hyperband's and
-BOHB's proposals wait for whole rungs, so places fall idle with them.
+these places are cores. A place in use is not a place that is used well: a trial on 32 places is
+{Costs().speedup(None, 32):.1f} times as fast. Trials that share a place (the paper's c) are pg_mop's unit batches, which are
+not simulated here. Hyperband's and BOHB's proposals wait for whole rungs, so places fall idle with them.
 """
     ]

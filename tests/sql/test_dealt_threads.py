@@ -11,7 +11,7 @@ from workload import ADAM, dense, fit, last_run, load, make_data, selection
 CORES = len(os.sched_getaffinity(0))
 FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions
 SETTINGS = "SET pg_mop.reuse = off; SET pg_mop.chain_seconds = 0.2"
-BIG, TIMES = 2, 12  # the configuration that is left, and the iterations of a run
+BIG, TIMES, LONG = 2, 12, 24  # the configuration that is left, and the iterations of runs
 
 pytestmark = pytest.mark.skipif(CORES < 2, reason="not run: there is one processor core")
 
@@ -33,17 +33,27 @@ def data(db):
     db.run(
         "INSERT INTO madlib.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss, batch_size, "
         "shape, batch_seconds, compile_seconds) SELECT owner, net, part, version, replace(device, %s, %s), kernel, "
-        "architecture, optimizer, loss, batch_size, shape, ARRAY(SELECT b / 10 FROM unnest(batch_seconds) b, generate_series(1, 9)), "
-        "compile_seconds FROM madlib.mop_cost WHERE device LIKE '%%' || %s",
+        "architecture, optimizer, loss, batch_size, shape, ARRAY(SELECT b / 10 FROM unnest(batch_seconds) b, "
+        "generate_series(1, 9)), compile_seconds FROM madlib.mop_cost WHERE device LIKE '%%' || %s",
         [f", {FEW} threads", f", {CORES} threads", f", {FEW} threads"],
     )
 
 
 def units(db, run_id, key=BIG):
+    """The finished units of a configuration, evaluations included."""
     return db.run(
         "SELECT * FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s AND status = 'finished' ORDER BY started_at",
         [run_id, key],
     )
+
+
+def visits(db, run_id):
+    """(iteration, segment) of the training units of the large configuration."""
+    return sorted((unit["iteration"], unit["segment"]) for unit in units(db, run_id) if unit["kind"] == "train")
+
+
+def all_visits(iterations):
+    return [(iteration, segment) for iteration in range(1, iterations + 1) for segment in (0, 1)]
 
 
 def threads(db, run_id, key=BIG):
@@ -51,12 +61,13 @@ def threads(db, run_id, key=BIG):
     return {unit["threads"] for unit in units(db, run_id, key)}
 
 
-def begin(db, client, iterations=60):
+def begin(db, client, iterations=None):
     """A call in progress whose large configuration is trained with all cores."""
     client.run(SETTINGS)
     db.run("DROP TABLE IF EXISTS m, m_info, m_summary")
     call = Calling(
-        client, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', {iterations}, FALSE)"
+        client,
+        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', {iterations or LONG}, FALSE)",
     )
     assert eventually(lambda: grown(db) is not None, 60), "it never has more threads"
     return call
@@ -99,14 +110,14 @@ def test_settings_that_fix_the_threads(db, setting):
     try:
         run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
         assert "Threads: from second" not in db.value("SELECT madlib.mop_explain(%s)", [
-            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 60, FALSE)"])  # fmt: skip
+            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"])  # fmt: skip
     finally:
         db.run(f"RESET pg_mop.{name}")
     assert threads(db, run_id) == threads(db, run_id, 1) == {FEW}
 
 
 def test_explain_tells_from_when_on(db):
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 60, FALSE)"
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"
     found = db.value("SELECT madlib.mop_explain(%s, 'json')::jsonb -> 'prediction'", [call])
     assert found["dealt"]["sessions"] == 1 and found["dealt"]["threads"] == CORES and found["dealt"]["from"] > 0
     assert found["lower_bound"] <= found["makespan"]
@@ -136,10 +147,9 @@ def test_a_cancel_and_a_resume(db):
     db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert call.end(10).pgcode == "57014"
     assert eventually(lambda: grown(db) is None, 10), "its trainer is back"
-    before = len(units(db, run_id))
+    assert 0 < len(visits(db, run_id)) < 2 * LONG
     client.run(f"SELECT madlib.mop_resume({run_id})")
-    assert before < len(units(db, run_id)) == 2 * 60
-    assert len({(u["iteration"], u["segment"]) for u in units(db, run_id)}) == 2 * 60
+    assert visits(db, run_id) == all_visits(LONG)
     client.close()
 
 
@@ -149,8 +159,7 @@ def test_a_killed_trainer(db):
     run_id = last_run(db)
     os.kill(grown(db), signal.SIGKILL)
     assert call.end() is None
-    found = units(db, run_id)
-    assert len(found) == len({(u["iteration"], u["segment"]) for u in found}) == 2 * 60
+    assert visits(db, run_id) == all_visits(LONG)
     failed = db.run("SELECT decision FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id])
     assert all("retried" in row["decision"] for row in failed)
     client.close()
@@ -164,13 +173,14 @@ def test_another_run_gets_its_turn(db):
     other.run(f"{SETTINGS}; SET pg_mop.priority = 10; DROP TABLE IF EXISTS o, o_info, o_summary")
     selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=2") for rate in (0.01, 0.02, 0.03)])
     short = fit(other, "flowers_packed", "o", "small", 12)
-    assert call.end() is None
+    beside_it = len(visits(db, run_id))
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert call.end().pgcode == "57014", "it has not ended: the other run was done beside it"
     began, ended = (
         db.value(f"SELECT {what} FROM madlib.mop_units WHERE run_id = %s", [short])
         for what in ("min(started_at)", "max(finished_at)")
     )
     beside = [u for u in units(db, run_id) if began < u["started_at"] < ended]
-    assert {unit["threads"] for unit in beside} <= {FEW}
-    assert len(units(db, run_id)) == 2 * 200
+    assert {unit["threads"] for unit in beside} <= {FEW} and beside_it
     for one in (client, other):
         one.close()

@@ -5,11 +5,12 @@ import json
 import time
 
 import pytest
-from test_planner import configuration, measured, planned, segment, workload
+from test_planner import DENSE, configuration, measured, planned, segment, workload
 
 from mop_udf import architecture
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
+from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
 from pg_mop.plan.fixed_costs import learned
 from pg_mop.run import search_outlook
@@ -403,3 +404,79 @@ def test_ten_thousand_trials_are_driven_within_a_second_or_so():
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
     trials = outlook.drive(procedure, "random").trials
     assert len(trials) == 10_000 and time.perf_counter() - began < 5
+
+
+DEALS = {**CHAINS, "deal_threads": True, "kernel": "auto"}
+LARGE = dense(2000, 500)
+
+
+def left_at_the_end():
+    """Two configurations of a small net, and one of a large net."""
+    return [
+        configuration(1),
+        configuration(2, 0.2),
+        configuration(3, architecture=LARGE, fit="batch_size=100, epochs=40"),
+    ]
+
+
+def dealt(options, cores=2, **more):
+    planner = planned(workload(segments=2, options=options), left_at_the_end())
+    own = {DENSE: arithmetic(DENSE), LARGE: arithmetic(LARGE)}
+    architectures = {c["mst_key"]: c["model_arch"] for c in left_at_the_end()}
+    fixed = FixedCosts(ready=0.1, compile=0.2)
+    estimates = Estimates(planner, lambda key: own[architectures[key]], lambda: [(1e9, 0.04)], fixed, 1, cores)
+    return predict(planner, left_at_the_end(), {}, 2, estimates, **more)
+
+
+def test_the_configuration_that_is_left_has_all_cores():
+    before, after = dealt(CHAINS), dealt(DEALS)
+    assert before.dealt is None and {visit.threads for visit in before.visits} == {None}
+    assert after.dealt["sessions"] == 1 and after.dealt["threads"] == 2
+    assert 0 < after.dealt["from"] < 0.2 * before.makespan
+    assert after.lower_bound <= after.makespan < 0.9 * before.makespan
+    assert "dealt" in to_json(after)
+    summed = dealt(DEALS, most_units=0)
+    assert not summed.simulated and summed.lower_bound <= summed.makespan < 0.95 * before.makespan
+
+
+def test_there_is_nothing_to_deal_with_as_many_threads_as_cores():
+    assert dealt(DEALS, cores=1).dealt is None
+
+
+def test_what_more_threads_are_worth():
+    c = configuration(1, architecture=LARGE, fit="batch_size=100, epochs=1")
+    net = planned(workload(), [c]).sharing.net(planned(workload(), [c]).plan.path(1)[0])
+    row = {"net": net.digest, "part": "model", "version": "v", "kernel": "loop", "compile_seconds": 0.0, "noted_at": 0}
+
+    def speedup(*measured, own=None, threads=2):
+        rows = [{**row, "device": f"cpu (x), {n} threads", "batch_seconds": s, "runs": r} for n, s, r in measured]
+        planner = planned(workload(), [c], history=CostHistory(lambda architecture: rows))
+        estimates = Estimates(planner, lambda key: own, threads=1, cores=4)
+        return estimates.speedup(planner.plan.path(1)[0], threads)
+
+    known = arithmetic(LARGE)
+    assert speedup() == 1.0, "nothing is known"
+    assert 1.0 < speedup(own=known) < speedup(own=known, threads=4) < 4
+    assert speedup(own=known, threads=1) == 1.0
+    assert speedup(own=arithmetic(dense(8, 4))) < 1.1, "little arithmetic"
+    assert speedup((1, 0.2, 3), (2, 0.1, 3)) == pytest.approx(2.0)
+    guess = speedup((1, 0.1, 9), own=known)
+    slow = [speedup((1, 0.1, 9), (2, 0.1, runs), own=known) for runs in (1, 4)]
+    assert slow == pytest.approx([(1 + guess) / 2, (4 + guess) / 5]), "one measurement may have been disturbed"
+
+
+def test_estimates_are_of_the_threads_of_the_run():
+    c = configuration(1)
+    planner = planned(workload(), [c])
+    net = planner.sharing.net(planner.plan.path(1)[0])
+    row = {"net": net.digest, "part": "model", "version": "v", "kernel": "loop", "compile_seconds": 0.0, "runs": 1}
+    rows = [
+        {**row, "device": f"cpu (x), {threads} threads", "batch_seconds": seconds, "noted_at": at}
+        for threads, seconds, at in ((1, 0.4, 1), (2, 0.2, 2))
+    ]
+    history = CostHistory(lambda architecture: rows)
+    assert estimating.known(history, net).batch == 0.2, "the last one"
+    history.threads = 1
+    assert estimating.known(history, net).batch == 0.4 and history.batch_seconds(net) == 0.4
+    history.threads = 8
+    assert estimating.known(history, net).batch == 0.2, "no run had as many"
