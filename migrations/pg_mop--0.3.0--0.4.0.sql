@@ -154,6 +154,34 @@ CREATE TABLE @extschema@.mop_role_turn (
 ) WITH (fillfactor = 50);
 ALTER TABLE @extschema@.mop_turn ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads them; users read mop_queue
 ALTER TABLE @extschema@.mop_role_turn ENABLE ROW LEVEL SECURITY;
+-- What each coordinator of a run has counted, for mop_monitoring. These tables are not dumped: a restored database counts anew.
+CREATE TABLE @extschema@.mop_run_count (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    fencing_token integer NOT NULL,     -- of the coordinator
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner ON DELETE CASCADE,
+    outcome text,                       -- the status with which it ended the run; NULL: it has not, or the run trains nothing
+    units_finished bigint NOT NULL DEFAULT 0,
+    units_failed bigint NOT NULL DEFAULT 0,
+    units_retried bigint NOT NULL DEFAULT 0,
+    sent_bytes bigint NOT NULL DEFAULT 0, -- of model states that went from one server to another
+    PRIMARY KEY (run_id, fencing_token)
+);
+-- The same, summed up, of runs that were dropped; and the core-seconds of ended runs.
+CREATE TABLE @extschema@.mop_past_count (
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner ON DELETE CASCADE,
+    runs_finished bigint NOT NULL DEFAULT 0,
+    runs_failed bigint NOT NULL DEFAULT 0,
+    runs_cancelled bigint NOT NULL DEFAULT 0,
+    units_finished bigint NOT NULL DEFAULT 0,
+    units_failed bigint NOT NULL DEFAULT 0,
+    units_retried bigint NOT NULL DEFAULT 0,
+    sent_bytes bigint NOT NULL DEFAULT 0,
+    core_seconds double precision NOT NULL DEFAULT 0
+);
+CREATE INDEX mop_run_in_progress ON @extschema@.mop_run (owner) WHERE status = 'running';
+ALTER TABLE @extschema@.mop_run_count ENABLE ROW LEVEL SECURITY; -- only the extension's owner reads them
+ALTER TABLE @extschema@.mop_past_count ENABLE ROW LEVEL SECURITY;
+ALTER TABLE @extschema@.mop_past_count REPLICA IDENTITY FULL;
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
         l.max_seconds, l.max_disk_mb, l.max_priority, l.share

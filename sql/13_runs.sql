@@ -118,6 +118,7 @@ BEGIN
     DELETE FROM @extschema@.mop_turn t WHERE t.run_id = run;
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
+    PERFORM @extschema@.mop_count_whole(run, outcome);
 END
 $$;
 
@@ -131,6 +132,7 @@ DECLARE
     lost @extschema@.mop_run;
 BEGIN
     PERFORM @extschema@.mop_forget_outputs();
+    PERFORM @extschema@.mop_sum_up_counts(caller);
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id)
                WHERE r.owner = caller AND r.status <> 'running'
                AND EXISTS (SELECT 1 FROM @extschema@.mop_state_table g WHERE g.run_id = r.run_id)

@@ -183,12 +183,24 @@ BEGIN
 END
 $$;
 
--- Deletes a run with all its rows and state tables. (Foreign keys are not enforced.)
+-- The rows stay as they are: to sum them up would lock the whole table.
+CREATE FUNCTION @extschema@.mop_sum_up_counts(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END
+$$;
+
+-- Deletes a run with all its rows and state tables; what it has counted stays. (Foreign keys are not enforced.)
 CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     name text;
 BEGIN
     PERFORM @extschema@.mop_delete_state_tables(run);
+    INSERT INTO @extschema@.mop_past_count (owner, runs_finished, runs_failed, runs_cancelled, units_finished, units_failed,
+        units_retried, sent_bytes)
+    SELECT c.owner, sum(CASE WHEN c.outcome = 'finished' THEN 1 ELSE 0 END),
+           sum(CASE WHEN c.outcome = 'failed' THEN 1 ELSE 0 END), sum(CASE WHEN c.outcome = 'cancelled' THEN 1 ELSE 0 END),
+           sum(c.units_finished), sum(c.units_failed), sum(c.units_retried), sum(c.sent_bytes)
+    FROM @extschema@.mop_run_count c WHERE c.run_id = run GROUP BY c.owner;
     FOREACH name IN ARRAY @extschema@.mop_tables_of_runs() LOOP
         EXECUTE 'DELETE FROM @extschema@.' || quote_ident(name) || ' WHERE run_id = $1' USING run;
     END LOOP;

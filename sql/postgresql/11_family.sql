@@ -137,6 +137,22 @@ BEGIN
 END
 $$;
 
+-- Sums up the counts of dropped runs of an owner, if they have many rows. It skips rows that another session sums up.
+CREATE FUNCTION @extschema@.mop_sum_up_counts(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF (SELECT count(*) FROM @extschema@.mop_past_count c WHERE c.owner = number) < 100 THEN
+        RETURN;
+    END IF;
+    WITH gone AS (
+        DELETE FROM @extschema@.mop_past_count c WHERE c.ctid = ANY (ARRAY(
+            SELECT l.ctid FROM @extschema@.mop_past_count l WHERE l.owner = number FOR UPDATE SKIP LOCKED)) RETURNING c.*
+    )
+    INSERT INTO @extschema@.mop_past_count
+    SELECT g.owner, sum(g.runs_finished), sum(g.runs_failed), sum(g.runs_cancelled), sum(g.units_finished),
+           sum(g.units_failed), sum(g.units_retried), sum(g.sent_bytes), sum(g.core_seconds) FROM gone g GROUP BY g.owner;
+END
+$$;
+
 -- --- triggers --------------------------------------------------------------------------------------
 
 -- Trigger of mop_owner and mop_limit: it fills in the OID of the named role in rows from a user or from a dump, which
@@ -190,5 +206,22 @@ BEGIN
         EXECUTE 'DROP TABLE ' || name;
     END IF;
     RETURN OLD;
+END
+$$;
+
+-- Trigger of mop_run_count and mop_turn: what a run has counted stays when its row goes.
+CREATE FUNCTION @extschema@.mop_keep_counts() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'mop_turn' THEN
+        INSERT INTO @extschema@.mop_past_count (owner, core_seconds) VALUES (OLD.owner, OLD.used);
+    ELSE
+        INSERT INTO @extschema@.mop_past_count (owner, runs_finished, runs_failed, runs_cancelled, units_finished,
+            units_failed, units_retried, sent_bytes)
+        SELECT OLD.owner, CASE WHEN OLD.outcome = 'finished' THEN 1 ELSE 0 END,
+               CASE WHEN OLD.outcome = 'failed' THEN 1 ELSE 0 END, CASE WHEN OLD.outcome = 'cancelled' THEN 1 ELSE 0 END,
+               OLD.units_finished, OLD.units_failed, OLD.units_retried, OLD.sent_bytes;
+    END IF;
+    RETURN NULL;
 END
 $$;

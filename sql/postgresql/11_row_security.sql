@@ -10,6 +10,8 @@ ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- only the extension
 ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_unit_costs
 ALTER TABLE @extschema@.mop_turn ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_queue
 ALTER TABLE @extschema@.mop_role_turn ENABLE ROW LEVEL SECURITY; -- likewise
+ALTER TABLE @extschema@.mop_run_count ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_monitoring
+ALTER TABLE @extschema@.mop_past_count ENABLE ROW LEVEL SECURITY; -- likewise
 
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
 CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT

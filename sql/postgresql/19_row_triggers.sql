@@ -10,3 +10,8 @@ CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_owner
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
 CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_limit
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
+
+CREATE TRIGGER keep_counts AFTER DELETE ON @extschema@.mop_run_count
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_keep_counts();
+CREATE TRIGGER keep_counts AFTER DELETE ON @extschema@.mop_turn
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_keep_counts();

@@ -7,3 +7,8 @@ GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.
     @extschema@.mop_stage_state, @extschema@.mop_state_table, @extschema@.mop_metric, @extschema@.mop_owner,
     @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint,
     @extschema@.mop_control_request, @extschema@.mop_hop, @extschema@.mop_remote_run, @extschema@.mop_copy TO mop_user;
+-- who watches a server is no user of it
+GRANT USAGE ON SCHEMA @extschema@ TO pg_monitor;
+GRANT SELECT ON @extschema@.mop_monitoring TO mop_user, pg_monitor;
+GRANT EXECUTE ON FUNCTION @extschema@.mop_pool(), @extschema@.mop_trains(text),
+    @extschema@.mop_status(text, integer, timestamptz, text) TO pg_monitor;

@@ -203,6 +203,11 @@ class Runs(Stages):
         )[0]
         return found["cores"], found["alone"], found["others"]
 
+    def note_counts(self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int) -> None:
+        """Note what this coordinator has counted, for mop_monitoring: units, failed attempts, retries, bytes of states that
+        went from one server to another."""
+        self.call("mop_note_counts", run_id, self.fencing_token, finished, failed, retried, sent_bytes)
+
     def note_growth(self, run_id: int) -> None:
         """Note that the run's catalog rows have become many more (for ANALYZE)."""
         self.call("mop_note_growth", run_id, self.fencing_token)

@@ -14,6 +14,16 @@ from pg_mop.schedule.board import Board, Unit
 
 
 @dataclass
+class Counts:
+    """What a coordinator has counted since it began, for mop_monitoring."""
+
+    finished: int = 0  # units
+    failed: int = 0  # attempts
+    retried: int = 0  # attempts that were not the first of their unit
+    sent_bytes: int = 0  # of states that went from one server to another
+
+
+@dataclass
 class RunContext:
     """One run. `db`: the caller's backend; `catalog`: the coordinator's session to the catalog."""
 
@@ -28,6 +38,7 @@ class RunContext:
     states: States
     policy: Policy
     attempts: dict[Unit, Attempt] = field(default_factory=dict)  # the last attempt at each unit that has not ended
+    counts: Counts = field(default_factory=Counts)
 
     def version(self, stage: Stage) -> int:
         """The version of a stage's state before its first unit: the training units of its path before it."""

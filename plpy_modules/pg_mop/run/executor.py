@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, Protocol
 
 import psycopg2
@@ -33,6 +34,7 @@ from pg_mop.schedule.unit_batches import Steps as UnitSteps
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
+COUNT_SECONDS = 10.0  # between two notes of what was counted
 GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
 
 
@@ -119,7 +121,8 @@ class Executor:
         self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
         self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
-        self.looked = time.monotonic()
+        self.looked = self.counted = time.monotonic()
+        self.noted = replace(self.run.counts)  # the counts that mop_monitoring has
         self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
         self.began = time.time()
         self.ready_since: dict[int, float] = {}  # stage -> when its next unit could have begun first (time.time)
@@ -297,6 +300,7 @@ class Executor:
         """The next attempt at a unit, on a server, in a command with these steps."""
         before = self.run.attempts.get(unit)
         attempt = before.next() if before else Attempt(unit, self.begun_before.get(unit, 0) + 1)
+        self.run.counts.retried += attempt.number > 1
         attempt.state, attempt.server = State.PREPARING, server
         attempt.chain = len(steps) > 1
         attempt.batch = len(units_of(steps)) > 1
@@ -428,6 +432,7 @@ class Executor:
         run, unit = self.run, attempt.unit
         del run.attempts[unit]
         self.done += 1
+        run.counts.finished += 1
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self.needed.trained(unit)
@@ -482,11 +487,21 @@ class Executor:
             set(run.servers),
             len(run.attempts_in(State.UNKNOWN)),
         )
+        self._note_counts()
         wanted = run.catalog.wanted_sessions(run.run_id)
         if wanted != self.workers.wanted:
             self.workers.wanted, changed = wanted, True
             self.workers.resize()
         return changed
+
+    def _note_counts(self) -> None:
+        """Every few seconds, tell mop_monitoring what was counted. (The end of the run counts its whole log.)"""
+        counts = self.run.counts
+        if time.monotonic() - self.counted >= COUNT_SECONDS and counts != self.noted:
+            self.counted, self.noted = time.monotonic(), replace(counts)
+            self.run.catalog.note_counts(
+                self.run.run_id, counts.finished, counts.failed, counts.retried, counts.sent_bytes
+            )
 
     def _leave(self, name: str, why: str) -> None:
         """A server is given up: no session works there any more, and its units are to be done on others."""

@@ -202,6 +202,7 @@ class Recovery:
 
     def _end(self, attempt: Attempt) -> None:
         """The attempt has written nothing."""
+        self.run.counts.failed += 1
         if attempt.unit.kind == "train":
             if attempt.begins:
                 self.needed.end(attempt.unit)

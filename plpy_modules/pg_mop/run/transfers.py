@@ -33,6 +33,7 @@ def hop(move: Move, by: str | None, size: int, seconds: float) -> Hop:
 def note(run: RunContext, hops: list[Hop]) -> None:
     """Write hops into the log. The run does not depend on it."""
     if hops:
+        run.counts.sent_bytes += sum(hop.bytes for hop in hops)
         try:
             run.catalog.note_hops(run.run_id, hops)
         except psycopg2.Error as error:

@@ -1,0 +1,63 @@
+-- Counters for mop_monitoring: they never fall, also where runs are dropped. A coordinator has a row of its own for each of
+-- its runs, so that no session waits for another one.
+
+-- A coordinator records what it has counted since it took the run. It never lowers a number.
+CREATE FUNCTION @extschema@.mop_note_counts(run bigint, run_fencing_token integer, finished bigint, failed bigint,
+    retried bigint, sent bigint, token text DEFAULT @extschema@.mop_token()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token);
+    IF (finished >= 0 AND failed >= 0 AND retried >= 0 AND sent >= 0) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a count is a number from 0' USING ERRCODE = '22023';
+    END IF;
+    -- nothing depends on these rows after a crash
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM @extschema@.mop_count(run, run_fencing_token, finished, failed, retried, sent, NULL);
+END
+$$;
+
+-- Raises the numbers of a coordinator to these, and records the outcome of its run.
+CREATE FUNCTION @extschema@.mop_count(run bigint, run_fencing_token integer, finished bigint, failed bigint,
+    retried bigint, sent bigint, ended text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE @extschema@.mop_run_count c SET units_finished = greatest(c.units_finished, finished),
+        units_failed = greatest(c.units_failed, failed), units_retried = greatest(c.units_retried, retried),
+        sent_bytes = greatest(c.sent_bytes, sent), outcome = coalesce(ended, c.outcome)
+    WHERE c.run_id = run AND c.fencing_token = run_fencing_token;
+    IF NOT FOUND THEN
+        INSERT INTO @extschema@.mop_run_count (run_id, fencing_token, owner, outcome, units_finished, units_failed,
+            units_retried, sent_bytes)
+        SELECT run, run_fencing_token, r.owner, ended, finished, failed, retried, sent
+        FROM @extschema@.mop_run r WHERE r.run_id = run;
+    END IF;
+END
+$$;
+
+-- A run ends: its log has the true numbers, also of a coordinator that was lost.
+CREATE FUNCTION @extschema@.mop_count_whole(run bigint, ended text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    closed @extschema@.mop_run;
+    logged record;
+    others record;
+    sent bigint := (SELECT sum(h.bytes) FROM @extschema@.mop_hop h WHERE h.run_id = run);
+BEGIN
+    SELECT r.* INTO closed FROM @extschema@.mop_run r WHERE r.run_id = run;
+    IF closed.function = 'remote_run' THEN
+        RETURN;  -- the coordinator's server counts its units
+    END IF;
+    SELECT sum(CASE WHEN u.status = 'finished' THEN 1 ELSE 0 END) AS finished,
+           sum(CASE WHEN u.status = 'failed' THEN 1 ELSE 0 END) AS failed,
+           sum(CASE WHEN u.attempt > 1 THEN 1 ELSE 0 END) AS retried INTO logged
+    FROM @extschema@.mop_unit u WHERE u.run_id = run;
+    SELECT sum(c.units_finished) AS finished, sum(c.units_failed) AS failed, sum(c.units_retried) AS retried,
+           sum(c.sent_bytes) AS sent INTO others
+    FROM @extschema@.mop_run_count c WHERE c.run_id = run AND c.fencing_token <> closed.fencing_token;
+    PERFORM @extschema@.mop_count(run, closed.fencing_token,
+        greatest(0, coalesce(logged.finished, 0) - coalesce(others.finished, 0))::bigint,
+        greatest(0, coalesce(logged.failed, 0) - coalesce(others.failed, 0))::bigint,
+        greatest(0, coalesce(logged.retried, 0) - coalesce(others.retried, 0))::bigint,
+        greatest(0, coalesce(sent, 0) - coalesce(others.sent, 0))::bigint,
+        CASE WHEN @extschema@.mop_trains(closed.function) THEN ended END);
+END
+$$;

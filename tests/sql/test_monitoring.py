@@ -1,0 +1,189 @@
+"""The view mop_monitoring, and the files for exporters and alerts that docs/ has: asked as a member of pg_monitor."""
+
+import pathlib
+import re
+
+import pytest
+import yaml
+
+from conftest import Calling, eventually
+from forged import own_run
+from workload import ADAM, dense, fit, last_run, load, make_data, selection
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+COLLECTOR = yaml.safe_load((DOCS / "pg_mop.collector.yml").read_text())
+QUERIES = yaml.safe_load((DOCS / "pg_mop.queries.yml").read_text())
+RULES = yaml.safe_load((DOCS / "pg_mop.rules.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def roles(db):
+    """A role that only watches, and two that train."""
+    for role in ("watcher", "trains", "trains_too"):
+        db.run(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN")
+    db.run("GRANT pg_monitor TO watcher; GRANT mop_user TO trains, trains_too; GRANT CREATE ON SCHEMA public TO trains")
+    clients = {role: db.another(role) for role in ("watcher", "trains", "trains_too")}
+    yield clients
+    for client in clients.values():
+        client.close()
+    db.run("DELETE FROM madlib.mop_run; DROP OWNED BY trains, trains_too, watcher; DROP ROLE watcher, trains, trains_too")
+
+
+def numbers(client, role="trains"):
+    (row,) = client.run("SELECT * FROM madlib.mop_monitoring WHERE role = %s", [role])
+    return row
+
+
+@pytest.fixture(scope="module")
+def run_id(roles):
+    """A finished run of two configurations, two iterations and two segments."""
+    trains = roles["trains"]
+    make_data(trains, segments=2)
+    load(trains, "arch", dense())
+    selection(trains, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.01)])
+    return fit(trains, "flowers_packed", "models", "mst", 2)
+
+
+@pytest.mark.slice
+def test_the_files_for_exporters_have_every_number_and_run_as_who_only_watches(roles, run_id):
+    watcher = roles["watcher"]
+    queries = {query["query_name"]: query["query"] for query in COLLECTOR["queries"]}
+    seen, kinds = set(), {}
+    for metric in COLLECTOR["metrics"]:
+        rows = watcher.run(queries[metric["query_ref"]])
+        (value,) = metric["values"]
+        labels = [tuple(row[label] for label in metric["key_labels"]) for row in rows]
+        assert "trains" in {label for (label,) in labels} and len(set(labels)) == len(labels)
+        assert all(isinstance(row[value], (int, float)) for row in rows), value
+        assert metric["metric_name"] == "pg_mop_" + value and metric["help"]
+        assert metric["type"] == ("counter" if value.endswith("_total") else "gauge")
+        seen.add(value)
+        kinds[value] = metric["type"].upper(), metric["help"]
+    assert seen | {"role"} == set(rows[0])
+    (told,) = QUERIES.values()
+    assert watcher.run(told["query"]) and QUERIES.keys() == {"pg_mop"}
+    columns = {name: (one["usage"], one["description"]) for metric in told["metrics"] for name, one in metric.items()}
+    assert columns.pop("role")[0] == "LABEL" and columns == kinds
+    for rule in RULES["groups"][0]["rules"]:
+        names = set(re.findall(r"pg_mop_(\w+)", rule["expr"]))
+        assert names and names <= seen and rule["annotations"]["summary"], rule
+    document = (DOCS / "administration.md").read_text()
+    assert set(re.findall(r"\bpg_mop_(\w+)", document)) <= seen
+
+
+def test_counters_are_those_of_the_log_and_stay_when_the_run_is_dropped(db, roles, run_id):
+    watcher, trains = roles["watcher"], roles["trains"]
+    units = db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id])
+    before = numbers(watcher)
+    assert before["units_finished_total"] >= units == 12
+    assert before["runs_finished_total"] >= 1 and before["core_seconds_total"] > 0
+    assert before["state_bytes"] > 0 and before["trainers_leased"] + before["trainers_idle"] > 0
+    assert before["trainer_memory_bytes"] > 0 and before["runs_running"] == 0
+    trains.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    after = numbers(watcher)
+    assert after["state_bytes"] == 0
+    assert {k: v for k, v in after.items() if k.endswith("_total")} == {
+        k: v for k, v in before.items() if k.endswith("_total")
+    }
+    for _ in range(120):  # (each is a row until they are summed up)
+        run = own_run(trains)
+        trains.run("SELECT madlib.mop_close_run(%s, 1, 'cancelled', NULL); SELECT madlib.mop_drop_run(%s)", [run, run])
+    before = numbers(watcher)
+    rows = "SELECT count(*) FROM madlib.mop_past_count c JOIN madlib.mop_owner USING (owner) WHERE role = 'trains'"
+    assert db.value(rows) > 100
+    trains.run("SELECT madlib.mop_housekeeping()")
+    assert db.value(rows) == 1 and numbers(watcher) == before and before["runs_cancelled_total"] >= 120
+
+
+def test_failures_retries_and_lost_runs_are_counted(db, roles):
+    watcher, client = roles["watcher"], db.another("trains_too")
+    client.run("SET application_name = 'pg_mop test'")
+    run = own_run(client)
+    before = numbers(watcher, "trains_too")
+    assert before["runs_running"] == 1 and before["runs_lost"] == 0
+    for attempt in (1, 2):
+        client.run("SELECT madlib.mop_fail_unit(%s, 1, 1, 1, 0, 'train', 'training', %s, 0, 'x')", [run, attempt])
+    client.close()
+    assert eventually(lambda: numbers(watcher, "trains_too")["runs_lost"] == 1)
+    roles["trains_too"].run("SELECT madlib.mop_housekeeping()")
+    after = numbers(watcher, "trains_too")
+    changed = {name: after[name] - before[name] for name in after if name.endswith("_total")}
+    assert {name: n for name, n in changed.items() if n} == {
+        "runs_failed_total": 1, "units_failed_total": 2, "units_retried_total": 1,
+    }  # fmt: skip
+    assert after["runs_lost"] == after["runs_running"] == 0
+
+
+def test_a_run_that_waits_is_told_of_and_its_core_seconds_stay(db, roles):
+    watcher = roles["watcher"]
+    before, runs = {role: numbers(watcher, role) for role in ("trains", "trains_too")}, {}
+    for role in ("trains", "trains_too"):
+        roles[role].run("SET application_name = 'pg_mop test'")
+        runs[role] = own_run(roles[role])
+        roles[role].run("SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 1, 0)", [runs[role]])
+    db.run("UPDATE madlib.mop_turn SET charged_at = charged_at - interval '5 s', waits_since = waits_since - interval '5 s'")
+    first, second = numbers(watcher, "trains"), numbers(watcher, "trains_too")
+    assert (first["runs_running"], first["runs_waiting"], first["cores"]) == (1, 0, 2)
+    assert (second["runs_running"], second["runs_waiting"], second["cores"]) == (0, 1, 0)
+    assert 5 <= second["longest_wait_seconds"] < 60 and first["longest_wait_seconds"] == 0
+    roles["trains"].run("SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 1, 0)", [runs["trains"]])
+    had = numbers(watcher)["core_seconds_total"] - before["trains"]["core_seconds_total"]
+    assert had >= 10
+    for role, run in runs.items():
+        roles[role].run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run])
+        roles[role].run("RESET application_name")
+    after = numbers(watcher)
+    assert after["core_seconds_total"] - before["trains"]["core_seconds_total"] == pytest.approx(had)
+    assert after["cores"] == 0 and numbers(watcher, "trains_too")["runs_waiting"] == 0
+
+
+def test_a_role_sees_its_own_numbers_alone(db, roles):
+    own_run(roles["trains_too"])
+    assert [row["role"] for row in roles["trains"].run("SELECT role FROM madlib.mop_monitoring")] == ["trains"]
+    assert {"trains", "trains_too"} <= {
+        row["role"] for row in roles["watcher"].run("SELECT role FROM madlib.mop_monitoring")
+    }
+    for table in ("mop_run_count", "mop_past_count", "mop_run", "mop_runs"):
+        assert "permission denied" in str(roles["watcher"].error(f"SELECT * FROM madlib.{table}")), table
+    assert "permission denied" in str(roles["watcher"].error("SELECT madlib.mop_enroll()"))
+    db.run("CREATE ROLE reads_all LOGIN; GRANT pg_read_all_data, mop_user TO reads_all")
+    reader = db.another("reads_all")
+    assert reader.run("SELECT * FROM madlib.mop_monitoring") == []
+    assert reader.run("SELECT * FROM madlib.mop_run_count") == reader.run("SELECT * FROM madlib.mop_past_count") == []
+    reader.close()
+    db.run("DROP OWNED BY reads_all; DROP ROLE reads_all")
+    types = db.run("SELECT attname FROM pg_attribute WHERE attrelid = 'madlib.mop_monitoring'::regclass AND attnum > 0 "
+                   "AND atttypid NOT IN ('bigint'::regtype, 'double precision'::regtype)")  # fmt: skip
+    assert [row["attname"] for row in types] == ["role"]
+
+
+def test_a_role_counts_for_its_own_runs_alone_and_upwards(db, roles):
+    trains, note = roles["trains"], "SELECT madlib.mop_note_counts(%s, 1, %s, 0, 0, 0)"
+    run = own_run(trains)
+    before = numbers(trains)["units_finished_total"]
+    for number, total in ((5, 5), (5, 5), (3, 5), (7, 7)):
+        trains.run(note, [run, number])
+        assert numbers(trains)["units_finished_total"] - before == total
+    for bad in (-1, None):
+        assert trains.error(note, [run, bad]).pgcode == "22023"
+    assert "there is no run" in str(roles["trains_too"].error(note, [run, 9]))
+    assert "permission denied" in str(trains.error("SELECT madlib.mop_count(%s, 1, 9, 0, 0, 0, NULL)", [run]))
+    assert "taken over" in str(trains.error("SELECT madlib.mop_note_counts(%s, 2, 9, 0, 0, 0)", [run]))
+
+
+def test_a_running_run_adds_its_units_before_it_ends(db, roles):
+    trains, watcher = roles["trains"], roles["watcher"]
+    make_data(trains, "long_rows", rows=20_000, segments=2)
+    load(trains, "long_arch", dense(64))
+    selection(trains, "long_mst", "long_arch", [(1, ADAM.format(0.01), "batch_size=10")])
+    before = numbers(watcher)["units_finished_total"]
+    call = Calling(db.another("trains"), "SET pg_mop.kernel = 'plain'; SELECT madlib.madlib_keras_fit_multiple_model("
+                   "'long_rows_packed', 'long_models', 'long_mst', 1000, FALSE)")  # fmt: skip
+    assert eventually(lambda: numbers(watcher)["units_finished_total"] > before, 90)
+    row = numbers(watcher)
+    assert row["worker_sessions"] > 0 and row["trainers_leased"] > 0 and row["runs_running"] == 1
+    db.run("SELECT pg_cancel_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [last_run(db)])
+    assert call.end(30).pgcode == "57014"
+    counted = db.value("SELECT sum(units_finished) FROM madlib.mop_run_count WHERE run_id = %s", [last_run(db)])
+    units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
+    assert counted == db.value(units, [last_run(db)])
