@@ -20,6 +20,8 @@ VIEWS = {
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
     "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when.",
+    "mop_monitoring": "One row per role of numbers for Prometheus and other monitoring: runs, queue, trainers, units, bytes "
+    "([administration](administration.md#monitor)).",
     "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
     "coordinator's server.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "

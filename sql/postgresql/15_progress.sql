@@ -6,8 +6,7 @@ CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
        -- (a run with a lost coordinator ended with its last unit)
-       extract(epoch FROM coalesce(r.finished_at, CASE WHEN s.status = 'running' THEN clock_timestamp() ELSE (
-           SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id) END,
+       extract(epoch FROM coalesce(r.finished_at, CASE WHEN s.status = 'running' THEN clock_timestamp() ELSE d.last END,
            r.started_at) - r.started_at)::double precision AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
             WHEN coalesce(w.run_done, 0) = 0
@@ -26,7 +25,9 @@ FROM @extschema@.mop_seen_run r
      CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE g.dataset = 'training') AS training, count(*) AS both_datasets,
            r.function = 'madlib_keras_fit'
-           AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
+           AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging,
+           CASE WHEN r.finished_at IS NULL AND s.status <> 'running' THEN (
+               SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id) END AS last
     FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
      CROSS JOIN LATERAL (
     SELECT a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,

@@ -95,6 +95,7 @@ def test_neither_role_reaches_the_others_runs(db, two):
         f"mop_drop_run({run_id})",
         f"mop_set_sessions({run_id}, 1)",
         f"mop_set_priority({run_id}, 1)",
+        f"mop_note_counts({run_id}, 1, 1, 1, 1, 1)",
         f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
         f"mop_close_run({run_id}, NULL, 'failed', 'x')",
         f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tokens))",

@@ -41,7 +41,7 @@ def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
         "SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
         "WHERE nspname = 'madlib' AND prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)"
     )
-    assert len(triggers) == 4
+    assert len(triggers) == 5
     for trigger in triggers:
         assert not db.value("SELECT has_function_privilege('mop_user', %s, 'EXECUTE')", [trigger["name"] + "()"])
     assert isinstance(
@@ -107,6 +107,7 @@ ACTS = {
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
     "set priority": "madlib.mop_set_priority({run}, 1)",
     "take turn": "madlib.mop_take_turn({run}, 1, 1, 0, 1, 1, 0)",
+    "note counts": "madlib.mop_note_counts({run}, 1, 9, 9, 9, 9)",
     "note hops": "madlib.mop_note_hops({run}, 1, '[]')",
     "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tokens",
@@ -485,7 +486,8 @@ def test_an_administrators_default_privileges_open_nothing(generous):
         "WHERE c.relnamespace = 'madlib'::regnamespace AND a.grantee <> c.relowner AND NOT (c.relkind = 'v' AND "
         "a.privilege_type = 'SELECT')"
     )
-    assert {r["who"] for r in rights} == {"mop_user"}
+    assert {r["who"] for r in rights} == {"mop_user", "pg_monitor"}
+    assert {r["relname"] for r in rights if r["who"] == "pg_monitor"} == {"mop_monitoring"}
     assert {(r["privilege_type"], r["relname"]) for r in rights if r["privilege_type"] != "SELECT"} == {
         ("INSERT", "mop_arrivals")
     }

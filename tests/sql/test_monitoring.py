@@ -26,12 +26,21 @@ def roles(db):
     yield clients
     for client in clients.values():
         client.close()
-    db.run("DELETE FROM madlib.mop_run; DROP OWNED BY trains, trains_too, watcher; DROP ROLE watcher, trains, trains_too")
+    db.run(
+        "DELETE FROM madlib.mop_run; DROP OWNED BY trains, trains_too, watcher; DROP ROLE watcher, trains, trains_too"
+    )
 
 
 def numbers(client, role="trains"):
     (row,) = client.run("SELECT * FROM madlib.mop_monitoring WHERE role = %s", [role])
     return row
+
+
+def begun(client):
+    """The number of a run that a client's session has taken over: it is in progress, with the fencing token 2."""
+    run = own_run(client)
+    assert client.value("SELECT madlib.mop_reopen_run(%s, backend) FROM madlib.mop_tokens", [run]) == 2
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +95,8 @@ def test_counters_are_those_of_the_log_and_stay_when_the_run_is_dropped(db, role
         k: v for k, v in before.items() if k.endswith("_total")
     }
     for _ in range(120):  # (each is a row until they are summed up)
-        run = own_run(trains)
-        trains.run("SELECT madlib.mop_close_run(%s, 1, 'cancelled', NULL); SELECT madlib.mop_drop_run(%s)", [run, run])
+        run = begun(trains)
+        trains.run("SELECT madlib.mop_close_run(%s, 2, 'cancelled', NULL); SELECT madlib.mop_drop_run(%s)", [run, run])
     before = numbers(watcher)
     rows = "SELECT count(*) FROM madlib.mop_past_count c JOIN madlib.mop_owner USING (owner) WHERE role = 'trains'"
     assert db.value(rows) > 100
@@ -98,11 +107,11 @@ def test_counters_are_those_of_the_log_and_stay_when_the_run_is_dropped(db, role
 def test_failures_retries_and_lost_runs_are_counted(db, roles):
     watcher, client = roles["watcher"], db.another("trains_too")
     client.run("SET application_name = 'pg_mop test'")
-    run = own_run(client)
+    run = begun(client)
     before = numbers(watcher, "trains_too")
     assert before["runs_running"] == 1 and before["runs_lost"] == 0
     for attempt in (1, 2):
-        client.run("SELECT madlib.mop_fail_unit(%s, 1, 1, 1, 0, 'train', 'training', %s, 0, 'x')", [run, attempt])
+        client.run("SELECT madlib.mop_fail_unit(%s, 2, 1, 1, 0, 'train', 'training', %s, 0, 'x')", [run, attempt])
     client.close()
     assert eventually(lambda: numbers(watcher, "trains_too")["runs_lost"] == 1)
     roles["trains_too"].run("SELECT madlib.mop_housekeeping()")
@@ -119,18 +128,20 @@ def test_a_run_that_waits_is_told_of_and_its_core_seconds_stay(db, roles):
     before, runs = {role: numbers(watcher, role) for role in ("trains", "trains_too")}, {}
     for role in ("trains", "trains_too"):
         roles[role].run("SET application_name = 'pg_mop test'")
-        runs[role] = own_run(roles[role])
-        roles[role].run("SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 1, 0)", [runs[role]])
-    db.run("UPDATE madlib.mop_turn SET charged_at = charged_at - interval '5 s', waits_since = waits_since - interval '5 s'")
+        runs[role] = begun(roles[role])
+        roles[role].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs[role]])
+    db.run(
+        "UPDATE madlib.mop_turn SET charged_at = charged_at - interval '5 s', waits_since = waits_since - interval '5 s'"
+    )
     first, second = numbers(watcher, "trains"), numbers(watcher, "trains_too")
     assert (first["runs_running"], first["runs_waiting"], first["cores"]) == (1, 0, 2)
     assert (second["runs_running"], second["runs_waiting"], second["cores"]) == (0, 1, 0)
     assert 5 <= second["longest_wait_seconds"] < 60 and first["longest_wait_seconds"] == 0
-    roles["trains"].run("SELECT madlib.mop_take_turn(%s, 1, 2, 0, 2, 1, 0)", [runs["trains"]])
+    roles["trains"].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs["trains"]])
     had = numbers(watcher)["core_seconds_total"] - before["trains"]["core_seconds_total"]
     assert had >= 10
     for role, run in runs.items():
-        roles[role].run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run])
+        roles[role].run("SELECT madlib.mop_close_run(%s, 2, 'finished', NULL)", [run])
         roles[role].run("RESET application_name")
     after = numbers(watcher)
     assert after["core_seconds_total"] - before["trains"]["core_seconds_total"] == pytest.approx(had)
