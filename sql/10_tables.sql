@@ -214,6 +214,19 @@ CREATE TABLE @extschema@.mop_past_count (
 );
 CREATE INDEX mop_run_in_progress ON @extschema@.mop_run (owner) WHERE status = 'running';
 
+-- Who did what, and when (13_audit.sql): rows are only added. (Its column has no name run_id, for the rows outlive their runs.
+-- It has no key, for a dump is restored beside rows that the restoration itself adds.)
+CREATE TABLE @extschema@.mop_audit_log (
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    act text NOT NULL,
+    run bigint,                         -- NULL: the act is on no run
+    role name,                          -- whose rights were in force: its name at that time, or at a dump
+    login name NOT NULL,                -- who was logged in
+    who regrole,                        -- the role's OID; 0: it was dropped before a dump
+    details json                        -- numbers and names
+);
+CREATE INDEX mop_audit_log_noted_at ON @extschema@.mop_audit_log (noted_at);
+
 CREATE TABLE @extschema@.mop_segment (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
@@ -380,6 +393,9 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE fals
     SELECT o.owner, coalesce(a.rolname, o.role), CASE WHEN a.oid IS NULL THEN 0::regrole END
     FROM @extschema@.mop_owner o LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_audit_log', $$WHERE false UNION ALL
+    SELECT l.noted_at, l.act, l.run, coalesce(a.rolname, l.role), l.login, CASE WHEN a.oid IS NULL THEN 0::regrole END, l.details
+    FROM @extschema@.mop_audit_log l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
         l.max_seconds, l.max_disk_mb, l.max_priority, l.share

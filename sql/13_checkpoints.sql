@@ -210,6 +210,8 @@ BEGIN
         END IF;
     END LOOP;
     PERFORM @extschema@.mop_evict(1::bigint << 60, token);
+    PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'drop checkpoints', run,
+        json_build_object('checkpoints', coalesce(cardinality(runs), 0)));
 END
 $$;
 

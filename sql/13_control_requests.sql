@@ -65,6 +65,10 @@ BEGIN
             'iterations', (content ->> 'iterations')::integer, 'by', content ->> 'by');
     END IF;
     INSERT INTO @extschema@.mop_control_request (run_id, content) VALUES ($1, content);
+    PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token),
+        CASE WHEN (content -> 'stop') IS NOT NULL THEN 'stop trial' ELSE 'add trial' END, $1,
+        CASE WHEN (content -> 'stop') IS NOT NULL THEN json_build_object('mst_key', content -> 'stop')
+             ELSE json_build_object('model_id', content #> '{add,0}', 'iterations', content -> 'iterations') END);
 END
 $$;
 

@@ -55,6 +55,13 @@ BEGIN
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, copies json),
         json_to_recordset(s.copies) AS c(fingerprint text, server name);
     PERFORM @extschema@.mop_new_state_table(id, 1, token);
+    IF @extschema@.mop_trains(run ->> 'function') THEN
+        PERFORM @extschema@.mop_audit_act(caller, CASE WHEN (run #>> '{parameters,tables,replay_of}') IS NULL THEN 'run'
+            ELSE 'replay' END, id, json_build_object('function', left(run ->> 'function', 63),
+            'source_table', left(run ->> 'source_table', 200), 'model_output_table', left(run ->> 'model_output_table', 200),
+            'configurations', (run ->> 'configurations')::bigint, 'num_iterations', (run ->> 'num_iterations')::bigint,
+            'replay_of', left(run #>> '{parameters,tables,replay_of}', 20)), coordinator.pid);
+    END IF;
     RETURN id;
 END
 $$;
@@ -92,6 +99,7 @@ BEGIN
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
         coordinator_pid = backend.pid, coordinator_start = backend.start, fencing_token = r.fencing_token + 1
     WHERE r.run_id = run RETURNING r.fencing_token INTO reached;
+    PERFORM @extschema@.mop_audit_act(caller, 'resume', run, NULL, backend.pid);
     RETURN reached;
 END
 $$;
@@ -119,6 +127,9 @@ BEGIN
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
     PERFORM @extschema@.mop_count_whole(run, outcome);
+    IF @extschema@.mop_trains(closed.function) THEN
+        PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'end', run, json_build_object('status', outcome));
+    END IF;
 END
 $$;
 
@@ -190,6 +201,11 @@ BEGIN
         RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006',
             HINT = 'SELECT pg_cancel_backend(' || dropped.coordinator_pid || '); ends it.';
     END IF;
+    IF @extschema@.mop_trains(dropped.function) THEN
+        PERFORM @extschema@.mop_audit_act(caller, CASE WHEN all_of_it THEN 'drop run' ELSE 'drop states' END, $1,
+            json_build_object('owner', (SELECT o.role FROM @extschema@.mop_owner o WHERE o.owner = dropped.owner),
+                              'model_output_table', left(dropped.model_output_table, 200)));
+    END IF;
     PERFORM @extschema@.mop_delete_state_tables($1);
     DELETE FROM @extschema@.mop_checkpoint c WHERE c.run_id = $1;
     IF all_of_it THEN
@@ -233,6 +249,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
+    PERFORM @extschema@.mop_audit_act(caller, 'set sessions', $1,
+        json_build_object('from', changed.sessions, 'to', sessions));
 END
 $$;
 

@@ -18,6 +18,7 @@ BEGIN
     END IF;
     INSERT INTO @extschema@.mop_job (job, owner, command, session_pid, session_start, submitted_at)
     VALUES (number, caller, command, session.pid, session.start, since);
+    PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'submit', NULL, json_build_object('job', number));
     -- the role keeps its last 1,000 jobs; one of several concurrent calls deletes the others
     IF pg_try_advisory_xact_lock('@extschema@.mop_job'::regclass::oid::bigint << 32 | caller) THEN
         DELETE FROM @extschema@.mop_job j WHERE j.job IN (
@@ -80,6 +81,7 @@ BEGIN
     IF EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = cancelled.session_pid AND a.state LIKE 'idle%') THEN
         RETURN false;
     END IF;
+    PERFORM @extschema@.mop_audit_act(caller, 'cancel', NULL, json_build_object('job', job));
     RETURN pg_cancel_backend(cancelled.session_pid);
 END
 $$;

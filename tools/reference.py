@@ -22,6 +22,8 @@ VIEWS = {
     "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when.",
     "mop_monitoring": "One row per role of numbers for Prometheus and other monitoring: runs, queue, trainers, units, bytes "
     "([administration](administration.md#monitor)).",
+    "mop_audit": "One row per act: who ran, replayed, resumed, changed, stopped or dropped what, and when "
+    "([administration](administration.md#audit)).",
     "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
     "coordinator's server.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
@@ -236,6 +238,7 @@ GROUPS = {
         "gpu_configuration",
         "mop_connect_servers",
         "mop_end_trainers",
+        "mop_trim_audit",
     ],
 }
 

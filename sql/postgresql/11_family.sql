@@ -225,3 +225,24 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+-- Trigger of mop_limit: the audit log tells who changed a role's limits. (It is the owner who may write there. The role in
+-- force is that of SET ROLE, or the login.)
+CREATE FUNCTION @extschema@.mop_audit_limit() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_role(coalesce(nullif(current_setting('role'), 'none'), session_user)::name);
+    was json := CASE WHEN TG_OP <> 'INSERT' THEN row_to_json(OLD) END;
+    is_now json := CASE WHEN TG_OP <> 'DELETE' THEN row_to_json(NEW) END;
+BEGIN
+    IF TG_RELID <> '@extschema@.mop_limit'::regclass THEN
+        RAISE EXCEPTION 'this is the trigger of mop_limit' USING ERRCODE = '42501';
+    END IF;
+    PERFORM @extschema@.mop_audit_act(caller, lower(TG_OP) || ' limits', NULL, json_build_object('role', coalesce(
+            is_now ->> 'role', was ->> 'role'), 'changed', (
+        SELECT json_object_agg(n.key, json_build_object('from', was -> n.key, 'to', is_now -> n.key))
+        FROM json_object_keys(coalesce(is_now, was)) AS n(key)
+        WHERE n.key NOT IN ('role', 'who') AND (was ->> n.key) IS DISTINCT FROM (is_now ->> n.key))));
+    RETURN NULL;
+END
+$$;

@@ -4,3 +4,4 @@ ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_past_count REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_audit_log REPLICA IDENTITY FULL;

@@ -109,6 +109,7 @@ DECLARE
     caller oid := @extschema@.mop_caller(token);
     super boolean := coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false);
     most integer := (SELECT l.max_priority FROM @extschema@.mop_limits(token) AS l);
+    old integer := (SELECT t.priority FROM @extschema@.mop_turn t WHERE t.run_id = $1);
 BEGIN
     IF priority IS NULL OR priority NOT BETWEEN -100 AND 100 THEN
         RAISE EXCEPTION 'a priority is a number from -100 to 100, not %', coalesce(priority::text, 'NULL')
@@ -128,6 +129,7 @@ BEGIN
         RAISE EXCEPTION 'run % is not running, or shares no cores of this server', $1 USING ERRCODE = '55000',
             HINT = 'SELECT * FROM @extschema@.mop_queue; lists the runs that are.';
     END IF;
+    PERFORM @extschema@.mop_audit_act(caller, 'set priority', $1, json_build_object('from', old, 'to', priority));
 END
 $$;
 

@@ -15,3 +15,7 @@ CREATE TRIGGER keep_counts AFTER DELETE ON @extschema@.mop_run_count
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_keep_counts();
 CREATE TRIGGER keep_counts AFTER DELETE ON @extschema@.mop_turn
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_keep_counts();
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON @extschema@.mop_limit
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_audit_limit();
+CREATE TRIGGER find_role BEFORE INSERT ON @extschema@.mop_audit_log
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();

@@ -9,6 +9,8 @@ GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.
     @extschema@.mop_control_request, @extschema@.mop_hop, @extschema@.mop_remote_run, @extschema@.mop_copy TO mop_user;
 -- who watches a server is no user of it
 GRANT USAGE ON SCHEMA @extschema@ TO pg_monitor;
+GRANT USAGE ON SCHEMA @extschema@ TO pg_read_all_settings;
 GRANT SELECT ON @extschema@.mop_monitoring TO mop_user, pg_monitor;
+GRANT SELECT ON @extschema@.mop_audit TO mop_user, pg_monitor, pg_read_all_settings;
 GRANT EXECUTE ON FUNCTION @extschema@.mop_pool(), @extschema@.mop_trains(text),
     @extschema@.mop_status(text, integer, timestamptz, text) TO pg_monitor;

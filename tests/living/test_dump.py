@@ -173,6 +173,10 @@ def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_els
     full.run("".join(f"DROP ROLE IF EXISTS {role}; " for role in (*roles, "wanders")))
     full.run("".join(f"CREATE ROLE {role}; " for role in roles))
     runs = {role: named_run(full, role) for role in roles}
+    full.run(
+        "INSERT INTO madlib.mop_audit_log (act, role, login) SELECT 'x', role, role FROM unnest(%s) AS role",
+        [list(roles)],
+    )
     full.run("DROP ROLE gone; CREATE ROLE gone; ALTER ROLE moved RENAME TO wanders; CREATE ROLE moved")
     file = str(tmp_path / "dump.sql")
     program(full, "pg_dump", *inserts, "-f", file)
@@ -199,6 +203,15 @@ def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_els
         {"role": "fritz", "who": "-"},
         {"role": "wanders", "who": "wanders"},
     ]
+    acts = "SELECT role, who::text FROM madlib.mop_audit_log WHERE act = 'x' ORDER BY 1"
+    assert restored.run(acts) == [
+        {"role": "dora", "who": "dora"},
+        {"role": "enno", "who": "enno"},
+        {"role": "fritz", "who": "-"},
+        {"role": "gone", "who": "-"},
+        {"role": "wanders", "who": "wanders"},
+    ]
+    assert restored.value("SELECT count(*) FROM madlib.mop_audit WHERE act = 'end' AND role = 'lodger'") > 0
     # the numbers go on
     assert restored.value("INSERT INTO madlib.mop_owner (role) VALUES ('fritz') RETURNING owner") == full.value(
         "SELECT max(owner) + 1 FROM madlib.mop_owner"
@@ -208,3 +221,4 @@ def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_els
         "DELETE FROM madlib.mop_owner WHERE role = ANY (%s); DROP ROLE dora, enno, fritz, gone, moved, wanders",
         [list(runs.values()), list(roles)],
     )
+    full.run("DELETE FROM madlib.mop_audit_log WHERE act = 'x'")

@@ -414,6 +414,7 @@ OF_RUNS = {
     "mop_drop_packed": "Drops a packed table with its tables on other servers.",
     "mop_connect_servers": "Lets servers reach one another, to transfer states directly (superusers).",
     "mop_drop_checkpoints": "Drops the checkpoints of a run, or without an argument all of the role's.",
+    "mop_trim_audit": "Deletes the rows of mop_audit before a time, and returns their number (superusers).",
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
     "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report. Name source where "

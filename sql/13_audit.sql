@@ -1,0 +1,40 @@
+-- The audit log: who ran, changed, stopped or dropped what, and when. Functions of the extension's owner add a row in the
+-- transaction of the act. No role but the owner may write to the log.
+
+-- Adds a row. `caller`: the role whose token the act's function has checked; `backend`: the process of the session in which
+-- that role acts, where it is not this session.
+CREATE FUNCTION @extschema@.mop_audit_act(caller oid, act text, run bigint, details json DEFAULT NULL,
+    backend integer DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    login name := session_user;
+    since timestamptz := clock_timestamp(); -- (Greenplum would call the function on each segment)
+BEGIN
+    IF backend IS NOT NULL THEN
+        login := coalesce((SELECT a.usename FROM pg_catalog.pg_stat_activity a WHERE a.pid = backend), login);
+    END IF;
+    INSERT INTO @extschema@.mop_audit_log (noted_at, act, run, role, login, who, details)
+    VALUES (since, act, run, pg_catalog.pg_get_userbyid(caller), login, caller, details);
+END
+$$;
+
+-- Superusers delete the rows before a time with this; returns their number. The log says so.
+CREATE FUNCTION @extschema@.mop_trim_audit(before timestamptz, token text DEFAULT @extschema@.mop_token()) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(token);
+    gone bigint;
+BEGIN
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false) THEN
+        RAISE EXCEPTION 'only superusers may trim the audit log' USING ERRCODE = '42501';
+    END IF;
+    IF before IS NULL OR before > clock_timestamp() THEN
+        RAISE EXCEPTION 'the time before which rows go must be in the past, not %', coalesce(before::text, 'NULL')
+            USING ERRCODE = '22023', HINT = 'SELECT @extschema@.mop_trim_audit(now() - interval ''1 year'');';
+    END IF;
+    DELETE FROM @extschema@.mop_audit_log l WHERE l.noted_at < before;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    PERFORM @extschema@.mop_audit_act(caller, 'trim audit', NULL, json_build_object('before', before, 'rows', gone));
+    RETURN gone;
+END
+$$;
