@@ -180,7 +180,9 @@ CREATE TABLE @extschema@.mop_turn (
     used double precision NOT NULL DEFAULT 0, -- core-seconds that it has had
     pass double precision NOT NULL DEFAULT 0, -- the same, counted from where the other runs of its role were
     charged_at timestamptz NOT NULL,    -- until when `used` counts
-    waits_since timestamptz             -- NULL: it has cores, or wants none
+    waits_since timestamptz,            -- NULL: it has cores, or wants none
+    deadline timestamptz,
+    left_seconds double precision       -- that its training would take if it were alone, by its prediction
 ) WITH (fillfactor = 50);
 -- The roles of these runs.
 CREATE TABLE @extschema@.mop_role_turn (

@@ -12,3 +12,17 @@ BEGIN
     RETURN value::bigint;
 END
 $$;
+
+-- Returns the time that a text names: a time, or an interval from now on; NULL if it is neither.
+CREATE FUNCTION @extschema@.mop_time(value text) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN value::timestamptz;
+EXCEPTION WHEN data_exception THEN
+    BEGIN
+        RETURN clock_timestamp() + value::interval;
+    EXCEPTION WHEN data_exception THEN
+        RETURN NULL;
+    END;
+END
+$$;

@@ -19,7 +19,8 @@ VIEWS = {
     "those of the whole run.",
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
-    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when.",
+    "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when, and when "
+    "each is expected to train again and to end.",
     "mop_monitoring": "One row per role of numbers for Prometheus and other monitoring: runs, queue, trainers, units, bytes "
     "([administration](administration.md#monitor)).",
     "mop_audit": "One row per act: who ran, replayed, resumed, changed, stopped or dropped what, and when "
@@ -135,6 +136,11 @@ SETTINGS = {
         None,
         "Where runs share the cores of a server, those of higher priority train first "
         "([administration](administration.md#runs-side-by-side)).",
+    ),
+    "deadline": (
+        "none",
+        "When a run should have ended. Among runs of one role and priority, those that would be late train first; a run that "
+        "cannot make its deadline says so at its begin ([administration](administration.md#deadlines)).",
     ),
     "resume": (None, "`on`: repeating a call resumes its unfinished run. `off`: the call starts a new run."),
     "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),

@@ -2,16 +2,54 @@
 -- that may not go on keeps its sessions and trainers, and waits: its last command has committed, so nothing is lost.
 --
 -- The order: runs that have waited for a minute; then by priority; then roles by the core-seconds that they have had,
--- divided by their share (stride scheduling: Waldspurger and Weihl, 1995); then the runs of a role in the same way. A run
--- that has cores keeps its place until it is a second of the whole server ahead.
+-- divided by their share (stride scheduling: Waldspurger and Weihl, 1995); then the runs of a role by deadline, as far as they
+-- would be late otherwise; then the runs of a role by core-seconds. A role, and a run within its role, that has cores keeps its
+-- place until it is a second of the whole server ahead.
+
+-- The competing runs in this order, where the server has so many cores. `others`: how many times as long a run takes since
+-- other roles compete; `all_runs`: the same for its role's runs, too. Runs of lower priority do not count.
+CREATE FUNCTION @extschema@.mop_turn_order(total integer, OUT place bigint, OUT run_id bigint, OUT owner integer,
+    OUT priority integer, OUT share double precision, OUT wanted integer, OUT cores integer, OUT role_cores bigint,
+    OUT role_pass double precision, OUT pass double precision, OUT urgency integer, OUT waits_since timestamptz,
+    OUT left_seconds double precision, OUT others double precision, OUT all_runs double precision) RETURNS SETOF record
+LANGUAGE sql VOLATILE AS $$
+    WITH competing AS (
+        SELECT c.*, p.pass AS role_pass, coalesce(c.waits_since < clock_timestamp() - interval '1 minute', false) AS starves,
+               count(*) OVER of_role AS role_runs, sum(c.cores) OVER of_role AS role_cores,
+               min(c.share) OVER of_role AS role_share
+        FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
+        WINDOW of_role AS (PARTITION BY c.owner, c.priority)
+    ), crowded AS (
+        SELECT c.*, sum(c.role_share / c.role_runs) OVER up / c.role_share AS others,
+               c.role_runs * sum(c.role_share / c.role_runs) OVER up / c.role_share AS all_runs
+        FROM competing c WINDOW up AS (ORDER BY c.priority DESC)
+    ), judged AS (
+        -- 0: it would be late if it went on as now, by a quarter more than is expected; 1: it will be late anyway; 2: else
+        SELECT c.*, CASE WHEN c.deadline IS NULL OR c.deadline <= clock_timestamp() THEN 2
+                         WHEN c.left_seconds IS NULL THEN 0
+                         WHEN c.deadline < clock_timestamp() + c.left_seconds * c.others * interval '1 second' THEN 1
+                         WHEN c.deadline < clock_timestamp() + 1.25 * c.left_seconds * c.all_runs * interval '1 second' THEN 0
+                         ELSE 2 END AS urgency
+        FROM crowded c
+    )
+    SELECT row_number() OVER (ORDER BY c.starves DESC, c.priority DESC,
+               c.role_pass - CASE WHEN c.role_cores > 0 THEN $1 / c.role_share ELSE 0 END, c.owner,
+               c.urgency, CASE WHEN c.urgency < 2 THEN c.deadline END,
+               c.pass - CASE WHEN c.cores > 0 THEN $1 ELSE 0 END, c.run_id),
+           c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, $1), least(c.cores, $1), c.role_cores, c.role_pass, c.pass,
+           c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
+    FROM judged c
+$$;
 
 -- A coordinator asks for cores: `wanted` now, of which its commands in progress use `busy`. `total`: of this server;
--- `threads`: of a worker; `of_priority`: of the call, at the first time. Returns the cores that the run may use, whether no
--- other run asks, and how many cores the others want: the rest is free for more threads. It fails with 55P03 where another transaction holds the run's row for long.
+-- `threads`: of a worker; `of_priority`: of the call, at the first time; `seconds_left`: see mop_turn. Returns the cores that
+-- the run may use, whether no other run asks, and how many cores the others want: the rest is free for more threads. It fails
+-- with 55P03 where another transaction holds the run's row for long.
 --
 -- The account is written when something changes, and every few seconds: a call's open snapshot keeps all versions of the rows.
 CREATE FUNCTION @extschema@.mop_take_turn(run bigint, run_fencing_token integer, wanted integer, busy integer,
-    total integer, threads integer, of_priority integer, token text DEFAULT @extschema@.mop_token(), OUT cores integer,
+    total integer, threads integer, of_priority integer, of_deadline timestamptz DEFAULT NULL,
+    seconds_left double precision DEFAULT NULL, token text DEFAULT @extschema@.mop_token(), OUT cores integer,
     OUT alone boolean, OUT others integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -30,6 +68,9 @@ BEGIN
             AND of_priority BETWEEN -100 AND 100) IS NOT TRUE THEN
         RAISE EXCEPTION 'a run wants some of the cores of a server, with a priority from -100 to 100' USING ERRCODE = '22023';
     END IF;
+    IF seconds_left NOT BETWEEN 0 AND 1e9 OR NOT isfinite(of_deadline) THEN
+        RAISE EXCEPTION 'a run has a deadline, and a number of seconds to train' USING ERRCODE = '22023';
+    END IF;
     -- nothing depends on these rows after a crash, and no run waits long for them
     PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true);
     PERFORM pg_stat_clear_snapshot(); -- of the sessions, which tells whether the other coordinators live
@@ -38,8 +79,10 @@ BEGIN
         -- a newcomer, or a run that has not asked for long (and is not charged for that): it begins where the others are
         INSERT INTO @extschema@.mop_role_turn (owner) SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run
         ON CONFLICT DO NOTHING;
-        INSERT INTO @extschema@.mop_turn AS t (run_id, owner, priority, share, wanted, cores, charged_at, waits_since)
-        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here, now_here
+        INSERT INTO @extschema@.mop_turn AS t (run_id, owner, priority, share, wanted, cores, charged_at, waits_since, deadline,
+            left_seconds)
+        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here, now_here,
+            of_deadline, seconds_left
         FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
         ON CONFLICT (run_id) DO UPDATE SET wanted = EXCLUDED.wanted, cores = 0, charged_at = now_here, waits_since = now_here
         RETURNING * INTO mine;
@@ -54,12 +97,7 @@ BEGIN
     END IF;
     alone := true;
     others := 0;
-    FOR other IN
-        SELECT c.run_id, least(c.wanted, mop_take_turn.total) AS wanted, least(c.cores, mop_take_turn.total) AS cores
-        FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
-        ORDER BY coalesce(c.waits_since < now_here - interval '1 minute', false) DESC, c.priority DESC,
-            p.pass - CASE WHEN c.cores > 0 THEN mop_take_turn.total / c.share ELSE 0 END, c.owner,
-            c.pass - CASE WHEN c.cores > 0 THEN mop_take_turn.total ELSE 0 END, c.run_id
+    FOR other IN SELECT o.run_id, o.wanted, o.cores FROM @extschema@.mop_turn_order(total) AS o ORDER BY o.place
     LOOP
         IF other.run_id = run THEN
             cores := least(mop_take_turn.wanted, free);
@@ -86,7 +124,7 @@ BEGIN
         spent := mine.cores * greatest(0, extract(epoch FROM now_here - mine.charged_at));
         UPDATE @extschema@.mop_turn t SET cores = greatest(mop_take_turn.cores, mop_take_turn.busy),
             wanted = mop_take_turn.wanted, waits_since = waiting, charged_at = now_here, used = t.used + spent,
-            pass = t.pass + spent
+            pass = t.pass + spent, left_seconds = seconds_left
         WHERE t.run_id = run;
         IF spent > 0 THEN
             UPDATE @extschema@.mop_role_turn o SET pass = o.pass + spent / mine.share WHERE o.owner = mine.owner;
@@ -99,6 +137,38 @@ $$;
 CREATE FUNCTION @extschema@.mop_runs_with_cores() RETURNS integer
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*)::integer FROM @extschema@.mop_competing c WHERE c.cores > 0
+$$;
+
+-- When a run of the caller's roles is expected to have cores, if it waits, and to end; NULL where that is unknown. It waits until
+-- a run before it ends or has had its share, and for a minute at most.
+CREATE FUNCTION @extschema@.mop_turn_outlook(run bigint, token text DEFAULT @extschema@.mop_token(), OUT turn_at timestamptz,
+    OUT ends_at timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(token);
+    total integer;
+    mine record;
+    after double precision;
+BEGIN
+    IF NOT coalesce((SELECT pg_has_role(caller, o.who, 'MEMBER') FROM @extschema@.mop_run r
+                     JOIN @extschema@.mop_owner o USING (owner) WHERE r.run_id = run), false) THEN
+        RETURN;
+    END IF;
+    total := (SELECT greatest(1, sum(c.cores)) FROM @extschema@.mop_competing c);
+    SELECT o.* INTO mine FROM @extschema@.mop_turn_order(total) AS o WHERE o.run_id = run;
+    IF mine.waits_since IS NOT NULL THEN
+        after := (
+            SELECT min(CASE WHEN o.priority > mine.priority THEN o.left_seconds * o.all_runs
+                            WHEN o.priority < mine.priority THEN 0.5
+                            WHEN o.owner <> mine.owner THEN (mine.role_pass - o.role_pass + total / o.share) * o.share / o.role_cores
+                            WHEN o.urgency < mine.urgency THEN o.left_seconds * o.others
+                            ELSE (mine.pass - o.pass + total) / o.cores END)
+            FROM @extschema@.mop_turn_order(total) AS o WHERE o.run_id <> run AND o.cores > 0);
+        turn_at := greatest(clock_timestamp(), least(
+            clock_timestamp() + after * interval '1 second', mine.waits_since + interval '1 minute'));
+    END IF;
+    ends_at := coalesce(turn_at, clock_timestamp()) + mine.left_seconds * mine.all_runs * interval '1 second';
+END
 $$;
 
 -- Sets the priority of a running run, for mop_set_priority.

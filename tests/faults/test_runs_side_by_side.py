@@ -29,8 +29,8 @@ def roles(db):
 class Run:
     """A run in the catalog whose coordinator is a client's session. It asks for turns and trains nothing."""
 
-    def __init__(self, client, priority=0, total=2):
-        self.client, self.priority, self.total = client, priority, total
+    def __init__(self, client, priority=0, total=2, deadline=None, left=None):
+        self.client, self.priority, self.total, self.deadline, self.left = client, priority, total, deadline, left
         client.run("SET application_name = 'pg_mop test'")  # (an idle session of another name coordinates nothing)
         told = {
             "function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
@@ -45,8 +45,8 @@ class Run:
 
     def answer(self, wanted=2, busy=0, threads=1):
         return self.client.run(
-            "SELECT * FROM madlib.mop_take_turn(%s, 1, %s, %s, %s, %s, %s)",
-            [self.run_id, wanted, busy, self.total, threads, self.priority],
+            "SELECT * FROM madlib.mop_take_turn(%s, 1, %s, %s, %s, %s, %s, now() + %s * interval '1 second', %s)",
+            [self.run_id, wanted, busy, self.total, threads, self.priority, self.deadline, self.left],
         )[0]
 
     def close(self):
@@ -128,6 +128,112 @@ def test_roles_have_cores_by_their_shares_whatever_their_number_of_runs_and_thei
     assert jain >= 0.95 and sum(total.values()) > 200, (jain, total)
 
 
+def shared(db, runs, seconds):
+    """Let the runs train for so many seconds, side by side: {run: core-seconds}."""
+    for _ in range(seconds):
+        for run in runs:
+            run.ask()
+        for run in runs:
+            run.ask()
+        pass_time(db, 1)
+        for run in runs:
+            if run.left is not None:  # what it has trained, alone or beside others
+                has = db.value("SELECT cores FROM madlib.mop_turn WHERE run_id = %s", [run.run_id])
+                run.left = max(0, run.left - has / run.total)
+    for run in runs:
+        run.ask()
+    rows = db.run("SELECT run_id, core_seconds FROM madlib.mop_queue")
+    had = {row["run_id"]: row["core_seconds"] for row in rows}
+    return [had[run.run_id] for run in runs]
+
+
+def test_runs_of_one_role_take_turns_of_seconds_not_of_minutes(db, roles):
+    one, two = Run(roles["turn0"]), Run(roles["turn0"])
+    assert shared(db, [one, two], 20) == pytest.approx([20, 20], abs=5)
+    for run in (one, two):
+        run.close()
+    one, two, other = Run(roles["turn0"]), Run(roles["turn0"]), Run(roles["turn1"])
+    had = shared(db, [one, two, other], 40)
+    assert (
+        had[2] == pytest.approx(40, abs=6) and had[0] == pytest.approx(20, abs=6) and had[1] == pytest.approx(20, abs=6)
+    )
+
+
+def test_a_run_that_would_be_late_goes_before_its_roles_others_and_takes_nothing_from_other_roles(db, roles):
+    calm, late, other = Run(roles["turn0"]), Run(roles["turn0"], deadline=30, left=14), Run(roles["turn1"])
+    # (the deadline is in real time, so this test stays within its first seconds)
+    had = shared(db, [calm, late, other], 24)
+    assert had[2] == pytest.approx(24, abs=5), had
+    assert had[1] > 17 and had[0] < 7, had
+
+
+def test_a_deadline_that_is_far_away_changes_nothing_and_one_that_is_past_neither(db, roles):
+    calm, far, missed = (
+        Run(roles["turn0"]),
+        Run(roles["turn0"], deadline=99_999, left=10),
+        Run(roles["turn0"], deadline=-5, left=9),
+    )
+    had = shared(db, [calm, far, missed], 30)
+    assert all(seconds == pytest.approx(20, abs=6) for seconds in had), had
+
+
+def test_the_earliest_deadline_goes_first_and_one_that_cannot_be_made_comes_after_those_that_can(db, roles):
+    runs = [
+        Run(roles["turn0"]),
+        Run(roles["turn0"], deadline=20, left=500),  # it will be late anyway
+        Run(roles["turn0"], deadline=900, left=400),
+        Run(roles["turn0"], deadline=800, left=400),
+        Run(roles["turn0"], deadline=700),  # nobody knows what it takes
+        Run(roles["turn1"], priority=-1, deadline=10, left=9),
+    ]
+    for run in runs:
+        run.ask(0)
+    order = [row["run_id"] for row in db.run("SELECT run_id FROM madlib.mop_turn_order(2) ORDER BY place")]
+    assert order == [runs[n].run_id for n in (4, 3, 2, 1, 0, 5)]
+    assert "permission denied" in str(roles["turn0"].error("SELECT * FROM madlib.mop_turn_order(2)"))
+
+
+def test_a_deadline_is_no_priority(db, roles):
+    late, high = Run(roles["turn0"], deadline=10, left=9), Run(roles["turn0"], priority=1)
+    late.ask()
+    high.ask()
+    late.ask(2, busy=0)
+    assert high.ask() == 2 and late.ask() == 0
+
+
+def test_the_queue_tells_when_a_run_will_train_and_end(db, roles):
+    def queue(run):
+        return db.run(
+            "SELECT extract(epoch FROM turn_at - now())::float8 AS turn, extract(epoch FROM ends_at - now())::float8 AS ends, "
+            "extract(epoch FROM deadline - now())::float8 AS deadline FROM madlib.mop_queue WHERE run_id = %s",
+            [run.run_id],
+        )[0]
+
+    alone = Run(roles["turn0"], left=100, deadline=500)
+    alone.ask()
+    row = queue(alone)
+    assert (
+        row["turn"] is None
+        and row["ends"] == pytest.approx(100, abs=5)
+        and row["deadline"] == pytest.approx(500, abs=5)
+    )
+    high = Run(roles["turn1"], priority=3, left=20)
+    high.ask(), alone.ask(), high.ask(), alone.ask()
+    row = queue(alone)  # the other ends before a minute has passed; afterwards this one has all cores
+    assert row["turn"] == pytest.approx(20, abs=5) and row["turn"] < row["ends"]
+    assert queue(high)["turn"] is None and queue(high)["ends"] == pytest.approx(20, abs=5)
+    high.left = None
+    high.ask(), pass_time(db, 5), high.ask(), alone.ask()
+    assert queue(high)["ends"] is None and queue(alone)["turn"] == pytest.approx(55, abs=6), "a minute at most"
+    equal = Run(roles["turn2"], priority=3, left=10)
+    equal.ask()
+    assert queue(equal)["turn"] < 12 and queue(equal)["ends"] == pytest.approx(queue(equal)["turn"] + 20, abs=5)
+    sees = "SELECT turn_at, ends_at FROM madlib.mop_turn_outlook(%s)"
+    assert roles["turn3"].run(sees, [equal.run_id]) == [{"turn_at": None, "ends_at": None}]
+    assert roles["turn2"].value(sees, [equal.run_id]) is not None
+    assert "no token" in str(roles["turn3"].error("SELECT madlib.mop_turn_outlook(%s, '10 x')", [equal.run_id]))
+
+
 def test_a_worker_of_many_threads_is_not_given_a_part_of_them_for_ever(db, roles):
     wide, narrow, trained = Run(roles["turn0"], total=4), Run(roles["turn1"], total=4), 0
     for _ in range(60):
@@ -170,7 +276,17 @@ def test_an_open_change_of_the_priority_does_not_end_the_run(db, roles):
 
 def test_false_numbers_are_refused(db, roles):
     run = Run(roles["turn0"])
-    bad = "10, 0, 2, 1, 0", "1, 10, 2, 1, 0", "1, 0, 9999, 1, 0", "1, 0, 2, 3, 0", "1, 0, 2, 1, 101", "NULL, 0, 2, 1, 0"
+    bad = (
+        "1, 0, 2, 1, 0, 'infinity'",
+        "1, 0, 2, 1, 0, NULL, -1",
+        "1, 0, 2, 1, 0, NULL, 'NaN'",
+        "10, 0, 2, 1, 0",
+        "1, 10, 2, 1, 0",
+        "1, 0, 9999, 1, 0",
+        "1, 0, 2, 3, 0",
+        "1, 0, 2, 1, 101",
+        "NULL, 0, 2, 1, 0",
+    )
     for numbers in bad:
         error = run.client.error(f"SELECT madlib.mop_take_turn(%s, 1, {numbers})", [run.run_id])
         assert error.pgcode == "22023", numbers
@@ -303,3 +419,57 @@ def test_a_bad_priority_is_refused_before_the_run_begins(db, ann, data):
         and error.diag.message_hint == "SET pg_mop.priority = 2;"
     )
     assert last_run(db) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("soon", 'invalid value for setting "pg_mop.deadline": "soon"'),
+        ("infinity", 'invalid value for setting "pg_mop.deadline"'),
+        ("2020-01-01", "is not in the future"),
+        ("-2 hours", "is not in the future"),
+        ("2020-13-45", 'invalid value for setting "pg_mop.deadline"'),
+    ],
+)
+def test_a_bad_deadline_is_refused_before_the_run_begins(db, ann, data, text, message):
+    before = last_run(db)
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models5', 'turn_short', 1, FALSE)"
+    ann.run("SELECT set_config('pg_mop.deadline', %s, false)", [text])
+    error = ann.error(call)
+    assert message in str(error) and error.pgcode == "22023"
+    assert message in str(ann.error("SELECT madlib.mop_explain(%s)", [call]))
+    ann.run(error.diag.message_hint.split(" or ")[0])
+    assert last_run(db) == before
+    ann.run("RESET pg_mop.deadline")
+
+
+def test_a_run_that_cannot_make_its_deadline_says_so_at_its_begin_and_so_does_explain(db, ann, data):
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models6', 'turn_long', 2, FALSE)"
+    ann.run("SET pg_mop.reuse = off; SET pg_mop.deadline = '10 days'")
+    assert "Deadline: " in (text := ann.value("SELECT madlib.mop_explain(%s)", [call])) and " late, even" not in text
+    ann.run("SET pg_mop.deadline = '0.2 s'")
+    assert "late, even if it is alone" in ann.value("SELECT madlib.mop_explain(%s)", [call])
+    del ann.connection.notices[:]
+    ann.run(call)
+    (said,) = [text for text in ann.connection.notices if "after its deadline" in text]
+    assert said.startswith("WARNING:  this run is expected to end") and "HINT:" in said and "DETAIL:" in said
+    ann.run("SET pg_mop.deadline = '1 day'; DROP TABLE turn_models6, turn_models6_info, turn_models6_summary")
+    del ann.connection.notices[:]
+    call = call.replace("turn_long', 2,", "turn_long', 12,")
+    running = Calling(ann, call)
+    seen = []
+
+    def looked():
+        seen.extend(
+            db.run("SELECT q.ends_at < q.deadline AS makes_it, t.left_seconds AS seconds FROM madlib.mop_queue q "
+                   "JOIN madlib.mop_turn t USING (run_id)")
+        )  # fmt: skip
+        return not running.thread.is_alive()
+
+    assert eventually(looked, 120) and running.end(10) is None
+    assert not [text for text in ann.connection.notices if "deadline" in text]
+    assert seen and all(row["makes_it"] for row in seen)
+    assert seen[-1]["seconds"] < seen[0]["seconds"], "less is left"
+    # a deadline in the session is no concern of what does not train
+    ann.run("SET pg_mop.deadline = '2020-01-01'")
+    ann.run("SELECT madlib.madlib_keras_evaluate('turn_models6', 'turn_rows_packed', 'turn_eval6', FALSE, 1)")

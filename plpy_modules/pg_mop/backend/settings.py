@@ -190,6 +190,14 @@ def _name(text):
 
 _name.wanted = "the name of a foreign server"
 
+
+def _time(text):
+    """A time, which only the database can read (run/deadline.py)."""
+    return _name(text)
+
+
+_time.wanted = "a time such as 2030-12-01 08:00, or an interval from now such as 2 hours"
+
 # name -> (parser, default as text; None = determined when used)
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
@@ -219,6 +227,7 @@ KNOWN = {
     "server_timeout": (_milliseconds, "10min"),
     "sessions": (_integer(1, 1000), None),
     "priority": (_integer(-100, 100), "0"),
+    "deadline": (_time, None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),

@@ -189,19 +189,33 @@ class Runs(Stages):
         return self.value(f"SELECT sessions FROM {self.prefix}run WHERE run_id = %s", (run_id,))
 
     def take_turn(
-        self, run_id: int, wanted: int, busy: int, total: int, threads: int, priority: int
+        self,
+        run_id: int,
+        wanted: int,
+        busy: int,
+        total: int,
+        threads: int,
+        priority: int,
+        deadline: float | None,
+        left: float | None,
     ) -> tuple[int, bool, int]:
         """Ask for `wanted` cores, of which `busy` are in use: (the cores that the run may use, whether no other run asks, and
         how many cores the others want).
 
-        `total`: the cores of this server; `threads`: of a worker; `priority`: of the run, at the first time. Raises
-        psycopg2.Error, 55P03 where another transaction changes the run's priority.
+        `total`: the cores of this server; `threads`: of a worker; `priority` and `deadline` (time.time()): of the run, at the
+        first time; `left`: seconds that its training would take if it were alone. Raises psycopg2.Error, 55P03 where another
+        transaction changes the run's priority.
         """
         found = self.execute(
-            f"SELECT cores, alone, others FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s, %s)",
-            (run_id, self.fencing_token, wanted, busy, total, threads, priority),
+            f"SELECT cores, alone, others FROM {self.schema}.mop_take_turn(%s, %s, %s, %s, %s, %s, %s, to_timestamp(%s), %s)",
+            (run_id, self.fencing_token, wanted, busy, total, threads, priority, deadline, left),
         )[0]
         return found["cores"], found["alone"], found["others"]
+
+    def prediction(self, run_id: int) -> dict[str, Any] | None:
+        """What the planner expected of a run at its start."""
+        rows = self.execute(f"SELECT prediction FROM {self.prefix}run WHERE run_id = %s", (run_id,))
+        return rows[0]["prediction"] if rows else None
 
     def note_counts(self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int) -> None:
         """Note what this coordinator has counted, for mop_monitoring: units, failed attempts, retries, bytes of states that

@@ -57,6 +57,11 @@ def _body(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"Function: {plan['function']}   Output: {plan['output_table']}"
     if plan.get("train"):
         yield from _train(plan["train"])
+    if plan.get("deadline"):
+        late = plan["late_seconds"]
+        yield f"Deadline: {plan['deadline']}" + (
+            f"; expected to be {seconds(late)} late, even if it is alone" if late else ""
+        )
     yield _sessions(plan)
     for name in ("source", "validation"):
         if plan[name] is not None:

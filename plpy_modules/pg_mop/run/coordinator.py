@@ -25,7 +25,7 @@ from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.stages import Stage
-from pg_mop.run import ending, role_costs, search_outlook, segments
+from pg_mop.run import deadline, ending, role_costs, search_outlook, segments
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
@@ -84,6 +84,7 @@ class Coordinator:
     planner: Planner
     executor: Executor | None = None
     solver: SolverProcess | None = None  # of the scheduler milp
+    deadline: deadline.Deadline | None = None
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
@@ -121,6 +122,8 @@ class Coordinator:
 
     def check(self, stack: contextlib.ExitStack) -> None:
         """Everything that may refuse the call before its run is opened. Raises MopError."""
+        if self.spec.application is None:
+            self.deadline = deadline.read(self.db, self.options["deadline"])
         self._keep_writers_out()
         self.segments = segments.find(self.spec, self.options)
         self._open_catalog(stack)
@@ -485,6 +488,10 @@ class Coordinator:
             expected,
             prediction,
         )
+        if self.deadline is not None and prediction is not None:
+            late = deadline.warning(self.deadline, prediction["seconds"], self.wanted)
+            if late is not None:
+                self.db.warning(late[0], detail=late[1], hint=late[2])
         self._copy_log()
         self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
         try:
@@ -677,17 +684,35 @@ class Coordinator:
         # (on several servers each has its own number of threads: see UnitSpecs.trainer)
         threads = min(cores, self.options["threads"] or max(1, cores // max(1, local)))
         answer: Answer = 0, False, 0
+        left = self._left() if takes else None
 
         def ask(wanted: int, busy: int) -> Answer:
             nonlocal answer
+            at = None if self.deadline is None else self.deadline.at
             try:
-                answer = self.catalog.take_turn(self.run_id, wanted, busy, cores, threads, self.options["priority"])
+                answer = self.catalog.take_turn(
+                    self.run_id, wanted, busy, cores, threads, self.options["priority"], at, left and left()
+                )
             except psycopg2.Error as error:
                 if error.pgcode != "55P03":  # somebody changes the priority: the last answer counts
                     raise
             return answer
 
         return Turns(ask if takes else None, threads, cores)
+
+    def _left(self) -> Callable[[], float] | None:
+        """Tells the seconds of training that are left of the run's prediction, if it were alone; None without a prediction."""
+        found = self.catalog.prediction(self.run_id) or {}
+        units, makespan = found.get("training_units"), found.get("makespan")
+        if not units or makespan is None:
+            return None
+        before = sum(unit.kind == "train" for unit in self.earlier.finished) if self.earlier and self.resumes else 0
+
+        def left() -> float:
+            trained = before + (self.executor.trained if self.executor is not None else 0)
+            return float(makespan * max(0.0, 1 - trained / units))
+
+        return left
 
     def _extend(
         self, c: Configuration, until: int, evaluated: Any, new: bool, shareable: Any

@@ -123,6 +123,7 @@ class Executor:
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
         self.looked = self.counted = time.monotonic()
         self.noted = replace(self.run.counts)  # the counts that mop_monitoring has
+        self.trained = 0  # units
         self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
         self.began = time.time()
         self.ready_since: dict[int, float] = {}  # stage -> when its next unit could have begun first (time.time)
@@ -433,6 +434,7 @@ class Executor:
         del run.attempts[unit]
         self.done += 1
         run.counts.finished += 1
+        self.trained += unit.kind == "train"
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self.needed.trained(unit)

@@ -109,6 +109,7 @@ class Preview(Coordinator):
             "memory": memory,
             **self._states(found),
             "suggestions": self._suggestions(found, taken),
+            "late_seconds": self._late(found.seconds),
         }
 
     def _take_over(self) -> list[Any]:
@@ -236,6 +237,7 @@ class Preview(Coordinator):
             "iterations": inputs.num_iterations,
             "evaluated_iterations": list(inputs.metrics_iterations),
             "fixed_costs": dataclasses.asdict(self.fixed),
+            "deadline": self.deadline and self.deadline.text,
         }
 
     def _rows_of(self, dataset: str) -> dict[str, Any]:
@@ -449,7 +451,12 @@ class Preview(Coordinator):
             "memory": self._memory(),
             **self._states(found),
             "suggestions": [],
+            "late_seconds": self._late(cases["expected"]["seconds"]),
         }
+
+    def _late(self, seconds: float) -> float | None:
+        """Seconds by which the call would end after its deadline, if it were alone; None without a deadline."""
+        return None if self.deadline is None else self.deadline.late_by(seconds)
 
     def _segment_count(self) -> int:
         return len(self.planner.workload.keys("training"))
