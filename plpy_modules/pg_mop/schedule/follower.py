@@ -101,8 +101,10 @@ class Follower(LongestFirst):
             return other  # (an earlier iteration that has no order)
         return unit
 
-    def train_on_copy(self, worker: Worker) -> Unit | None:
-        return None if self.waits else super().train_on_copy(worker)  # (an order names the worker of each unit)
+    def train_on_copy(self, worker: Worker, ahead_of: int | None = None) -> Unit | None:
+        return (
+            None if self.waits else super().train_on_copy(worker, ahead_of)
+        )  # (an order names the worker of each unit)
 
     def _first(self, worker: Worker) -> tuple[Unit | None, Iteration | None]:
         """The first unit of the order that the worker may do now, or None; and the iteration of the unit that it waits for,

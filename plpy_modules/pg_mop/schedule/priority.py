@@ -20,9 +20,9 @@ EvaluationQueue = tuple[Dataset, SegmentNumber, Worker | None]  # the last one: 
 class PriorityScheduler(Scheduler):
     """Takes evaluations that are awaited first, then the idle stage of least `rank`.
 
-    A worker without a unit on its own segments trains on copies of other servers' segments, of the segment with the most
-    passes left first (Cerebro, VLDB 2020, section 5.5: in Algorithm 1, line 10 asks an availability map). So copies fill idle
-    time and relieve slow servers.
+    A worker trains on copies of other servers' segments where it has no unit on its own segments, or where clearly more passes
+    are left of a copied segment than of its own (Cerebro, VLDB 2020, section 5.5: in Algorithm 1, line 10 asks an
+    availability map). So copies fill idle time and relieve slow servers, also by way of servers in between.
 
     Where units are short and on one server, other evaluations wait until their iteration has been trained: then more of
     them are due, and they read rows once together.
@@ -42,6 +42,10 @@ class PriorityScheduler(Scheduler):
 
     ANYWHERE = True
     COMPILE_SECONDS = 0.4  # that a worker needs for a model that it has not had
+    BEHIND = (
+        2,
+        0.05,
+    )  # passes, and share of its passes, by which a copied segment is behind a worker's own: more is clear
 
     QUEUES_BY_MODEL = False  # keeps heaps of the stages that share a compiled model, too
 
@@ -162,11 +166,19 @@ class PriorityScheduler(Scheduler):
         )
 
     def _train(self, worker: Worker) -> Unit | None:
-        return self.train(worker) or self.train_on_copy(worker)
+        if not self.board.copies:
+            return self.train(worker)
+        own = max((self.board.passes_left(None, s) for s in self.board.served_segments(worker, "training")), default=0)
+        return self.train_on_copy(worker, own) or self.train(worker) or self.train_on_copy(worker)
 
-    def train_on_copy(self, worker: Worker) -> Unit | None:
-        """The training unit of least rank on a segment of another server that the worker's server has a copy of."""
+    def train_on_copy(self, worker: Worker, ahead_of: int | None = None) -> Unit | None:
+        """The training unit of least rank on a segment of another server that the worker's server has a copy of: of the
+        segment with the most passes left. `ahead_of`: only of segments with clearly more passes left."""
+        least, share = self.BEHIND
         for segment in sorted(self.board.copied(worker), key=lambda s: (-self.board.passes_left(None, s), s)):
+            left = self.board.passes_left(None, segment)
+            if ahead_of is not None and left - ahead_of <= max(least, share * left):
+                return None
             if unit := self.least(worker, [(segment, "affinity", None)]):
                 return unit
         return None
