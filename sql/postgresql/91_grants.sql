@@ -1,6 +1,7 @@
 -- Rights on the catalog's tables and on views that Greenplum lacks or creates differently.
 
-GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mop_watch, @extschema@.mop_queue TO mop_user;
+GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mop_watch, @extschema@.mop_queue,
+    @extschema@.mop_monitoring, @extschema@.mop_audit TO mop_user;
 GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
 -- row security shows a role its own rows; only the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
@@ -10,7 +11,7 @@ GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.
 -- who watches a server is no user of it
 GRANT USAGE ON SCHEMA @extschema@ TO pg_monitor;
 GRANT USAGE ON SCHEMA @extschema@ TO pg_read_all_settings;
-GRANT SELECT ON @extschema@.mop_monitoring TO mop_user, pg_monitor;
-GRANT SELECT ON @extschema@.mop_audit TO mop_user, pg_monitor, pg_read_all_settings;
+GRANT SELECT ON @extschema@.mop_monitoring, @extschema@.mop_audit TO pg_monitor;
+GRANT SELECT ON @extschema@.mop_audit TO pg_read_all_settings;
 GRANT EXECUTE ON FUNCTION @extschema@.mop_pool(), @extschema@.mop_trains(text),
     @extschema@.mop_status(text, integer, timestamptz, text) TO pg_monitor;

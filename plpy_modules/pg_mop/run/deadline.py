@@ -24,8 +24,8 @@ def read(db: Any, text: str | None) -> Deadline | None:
     if not text:
         return None
     found = db.execute(
-        f"SELECT isfinite(t.at) AS is_time, t.at::text AS text, CASE WHEN isfinite(t.at) THEN extract(epoch FROM t.at) END::float8 "
-        f"AS at FROM (SELECT {db.extension}.mop_time($1) AS at) AS t",
+        f"SELECT isfinite(t.at) AS is_time, t.at::text AS text, CASE WHEN isfinite(t.at) THEN extract(epoch FROM t.at) END"
+        f"::float8 AS at FROM (SELECT {db.extension}.mop_time($1) AS at) AS t",
         ["text"],
         [text],
     )[0]
