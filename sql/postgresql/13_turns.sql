@@ -12,8 +12,9 @@ CREATE FUNCTION @extschema@.mop_turn_order(total integer, OUT place bigint, OUT 
     OUT priority integer, OUT share double precision, OUT wanted integer, OUT cores integer, OUT role_cores bigint,
     OUT role_pass double precision, OUT pass double precision, OUT urgency integer, OUT waits_since timestamptz,
     OUT left_seconds double precision, OUT others double precision, OUT all_runs double precision) RETURNS SETOF record
-LANGUAGE sql VOLATILE AS $$
-    WITH competing AS (
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN QUERY WITH competing AS (
         SELECT c.*, p.pass AS role_pass, coalesce(c.waits_since < clock_timestamp() - interval '1 minute', false) AS starves,
                count(*) OVER of_role AS role_runs, sum(c.cores) OVER of_role AS role_cores,
                min(c.share) OVER of_role AS role_share
@@ -33,12 +34,13 @@ LANGUAGE sql VOLATILE AS $$
         FROM crowded c
     )
     SELECT row_number() OVER (ORDER BY c.starves DESC, c.priority DESC,
-               c.role_pass - CASE WHEN c.role_cores > 0 THEN $1 / c.role_share ELSE 0 END, c.owner,
+               c.role_pass - CASE WHEN c.role_cores > 0 THEN total / c.role_share ELSE 0 END, c.owner,
                c.urgency, CASE WHEN c.urgency < 2 THEN c.deadline END,
-               c.pass - CASE WHEN c.cores > 0 THEN $1 ELSE 0 END, c.run_id),
-           c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, $1), least(c.cores, $1), c.role_cores, c.role_pass, c.pass,
-           c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
-    FROM judged c
+               c.pass - CASE WHEN c.cores > 0 THEN total ELSE 0 END, c.run_id),
+           c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, total), least(c.cores, total), c.role_cores, c.role_pass,
+           c.pass, c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
+    FROM judged c;
+END
 $$;
 
 -- A coordinator asks for cores: `wanted` now, of which its commands in progress use `busy`. `total`: of this server;
