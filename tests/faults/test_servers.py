@@ -158,7 +158,7 @@ def chained(servers, run_id):
     "fault", ["none", "a line that is cut", "a server that is killed", "a coordinator that is killed"]
 )
 def test_chains_on_other_servers_count_once_and_have_the_weights_of_single_units(crowded, fault):
-    call, run_id = crowded.begin()
+    call, run_id = crowded.begin("SET pg_mop.chain_seconds = 30")
     if fault == "a server that is killed":
         crowded.kill_and_start(call, run_id)
     elif fault == "a coordinator that is killed":
