@@ -396,7 +396,8 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE fals
     FROM @extschema@.mop_owner o LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_audit_log', $$WHERE false UNION ALL
-    SELECT l.noted_at, l.act, l.run, coalesce(a.rolname, l.role), l.login, CASE WHEN a.oid IS NULL THEN 0::regrole END, l.details
+    SELECT l.noted_at, l.act, l.run, coalesce(a.rolname, l.role), l.login, CASE WHEN a.oid IS NULL THEN 0::regrole END,
+        l.details
     FROM @extschema@.mop_audit_log l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,

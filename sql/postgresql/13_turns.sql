@@ -37,8 +37,8 @@ BEGIN
                c.role_pass - CASE WHEN c.role_cores > 0 THEN total / c.role_share ELSE 0 END, c.owner,
                c.urgency, CASE WHEN c.urgency < 2 THEN c.deadline END,
                c.pass - CASE WHEN c.cores > 0 THEN total ELSE 0 END, c.run_id),
-           c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, total), least(c.cores, total), c.role_cores, c.role_pass,
-           c.pass, c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
+           c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, total), least(c.cores, total), c.role_cores,
+           c.role_pass, c.pass, c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
     FROM judged c;
 END
 $$;
@@ -83,8 +83,8 @@ BEGIN
         ON CONFLICT DO NOTHING;
         INSERT INTO @extschema@.mop_turn AS t (run_id, owner, priority, share, wanted, cores, charged_at, waits_since, deadline,
             left_seconds)
-        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here, now_here,
-            of_deadline, seconds_left
+        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here,
+            now_here, of_deadline, seconds_left
         FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
         ON CONFLICT (run_id) DO UPDATE SET wanted = EXCLUDED.wanted, cores = 0, charged_at = now_here, waits_since = now_here
         RETURNING * INTO mine;
@@ -141,8 +141,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*)::integer FROM @extschema@.mop_competing c WHERE c.cores > 0
 $$;
 
--- When a run of the caller's roles is expected to have cores, if it waits, and to end; NULL where that is unknown. It waits until
--- a run before it ends or has had its share, and for a minute at most.
+-- When a run of the caller's roles is expected to have cores, if it waits, and to end; NULL where that is unknown. It waits
+-- until a run before it ends or has had its share, and for a minute at most.
 CREATE FUNCTION @extschema@.mop_turn_outlook(run bigint, token text DEFAULT @extschema@.mop_token(), OUT turn_at timestamptz,
     OUT ends_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -162,7 +162,8 @@ BEGIN
         after := (
             SELECT min(CASE WHEN o.priority > mine.priority THEN o.left_seconds * o.all_runs
                             WHEN o.priority < mine.priority THEN 0.5
-                            WHEN o.owner <> mine.owner THEN (mine.role_pass - o.role_pass + total / o.share) * o.share / o.role_cores
+                            WHEN o.owner <> mine.owner
+                                THEN (mine.role_pass - o.role_pass + total / o.share) * o.share / o.role_cores
                             WHEN o.urgency < mine.urgency THEN o.left_seconds * o.others
                             ELSE (mine.pass - o.pass + total) / o.cores END)
             FROM @extschema@.mop_turn_order(total) AS o WHERE o.run_id <> run AND o.cores > 0);

@@ -27,7 +27,8 @@ FROM @extschema@.mop_seen_run r
            r.function = 'madlib_keras_fit'
            AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging,
            CASE WHEN r.finished_at IS NULL AND s.status <> 'running' THEN (
-               SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id) END AS last
+               SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id)
+               END AS last
     FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
      CROSS JOIN LATERAL (
     SELECT a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,

@@ -3,7 +3,8 @@
 -- of a running run's units are up to ten seconds old.
 CREATE VIEW @extschema@.mop_monitoring WITH (security_barrier) AS
 SELECT o.role, coalesce(sum(r.running), 0)::bigint AS runs_running, coalesce(sum(r.waiting), 0)::bigint AS runs_waiting,
-       coalesce(sum(r.lost), 0)::bigint AS runs_lost, coalesce(max(r.wait_seconds), 0)::double precision AS longest_wait_seconds,
+       coalesce(sum(r.lost), 0)::bigint AS runs_lost,
+       coalesce(max(r.wait_seconds), 0)::double precision AS longest_wait_seconds,
        coalesce(sum(r.cores), 0)::bigint AS cores, coalesce(sum(w.sessions), 0)::bigint AS worker_sessions,
        coalesce(sum(w.busy), 0)::bigint AS worker_sessions_busy, coalesce(sum(p.leased), 0)::bigint AS trainers_leased,
        coalesce(sum(p.idle), 0)::bigint AS trainers_idle, coalesce(sum(p.memory_bytes), 0)::bigint AS trainer_memory_bytes,
@@ -23,11 +24,12 @@ FROM (
         n.who, CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'USAGE, SET' ELSE 'MEMBER' END)) o
 LEFT JOIN (
     SELECT g.owner, count(*) FILTER (WHERE g.alive AND t.waits_since IS NULL) AS running,
-           count(*) FILTER (WHERE g.alive AND t.waits_since IS NOT NULL) AS waiting, count(*) FILTER (WHERE NOT g.alive) AS lost,
+           count(*) FILTER (WHERE g.alive AND t.waits_since IS NOT NULL) AS waiting,
+           count(*) FILTER (WHERE NOT g.alive) AS lost,
            max(extract(epoch FROM clock_timestamp() - t.waits_since)) FILTER (WHERE g.alive) AS wait_seconds,
            sum(t.cores) FILTER (WHERE g.alive) AS cores
-    FROM (SELECT m.run_id, m.owner, @extschema@.mop_status('running', m.coordinator_pid, m.coordinator_start, 'failed') = 'running'
-                     AS alive
+    FROM (SELECT m.run_id, m.owner,
+                 @extschema@.mop_status('running', m.coordinator_pid, m.coordinator_start, 'failed') = 'running' AS alive
           FROM @extschema@.mop_run m WHERE m.status = 'running' AND @extschema@.mop_trains(m.function)
           AND m.function <> 'remote_run') g LEFT JOIN @extschema@.mop_turn t USING (run_id) GROUP BY g.owner) r
     ON r.owner = o.owner
