@@ -453,6 +453,8 @@ def test_a_run_that_cannot_make_its_deadline_says_so_at_its_begin_and_so_does_ex
     ann.run(call)
     (said,) = [text for text in ann.connection.notices if "after its deadline" in text]
     assert said.startswith("WARNING:  this run is expected to end") and "HINT:" in said and "DETAIL:" in said
+    logged = "SELECT parameters #>> '{settings,deadline}' FROM madlib.mop_run WHERE run_id = %s"
+    assert db.value(logged, [last_run(db)]).startswith("20"), "an interval is logged as the time that it means"
     ann.run("SET pg_mop.deadline = '1 day'; DROP TABLE turn_models6, turn_models6_info, turn_models6_summary")
     del ann.connection.notices[:]
     call = call.replace("turn_long', 2,", "turn_long', 12,")

@@ -124,6 +124,7 @@ class Coordinator:
         """Everything that may refuse the call before its run is opened. Raises MopError."""
         if self.spec.application is None:
             self.deadline = deadline.read(self.db, self.options["deadline"])
+            self.options["deadline"] = self.deadline and self.deadline.text  # (an interval began at this call)
         self._keep_writers_out()
         self.segments = segments.find(self.spec, self.options)
         self._open_catalog(stack)
