@@ -198,10 +198,14 @@ def ways(servers, run_id):
 
 
 def test_states_go_straight_where_servers_know_one_another(servers):
+    sent = "SELECT coalesce(sum(sent_bytes_total), 0)::bigint FROM madlib.mop_monitoring"
+    before = servers.db.value(sent)
     call, run_id = servers.begin()
     assert not fetches(servers)
     assert call.end() is None
     servers.check(run_id)
+    hops = servers.db.value("SELECT sum(bytes)::bigint FROM madlib.mop_hops WHERE run_id = %s", [run_id])
+    assert servers.db.value(sent) - before >= hops > 0
     found = ways(servers, run_id)
     assert found[True, "coordinator"] > 0 and not found[True, "direct"] and not found[False, "coordinator"]
     text = servers.db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
