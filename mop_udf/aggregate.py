@@ -63,7 +63,7 @@ class Session:
         is one too many. These two are called for a new trainer and, if `look_again` is true, for a running trainer. `wants`:
         see process.Trainer.
         """
-        caller = limits.caller()
+        caller, left = limits.caller(), None
         if self.trainer is not None and (
             self.wanted != options
             or self.caller != caller
@@ -71,10 +71,12 @@ class Session:
             or look_again
             and limits.allowed(options) != self.trainer.options
         ):
+            left = self._pid()
             self.give_back()
         if self.trainer is None:
             self.trainer = Trainer(self.home, limits.allowed(options), self.check_interrupts, wants, self.needs_fresh)
             self.wanted, self.caller, self.needs_fresh = options, caller, False
+            self.trainer.replaces = left
             self.units = 0
             look_again = True
         if look_again:
@@ -84,6 +86,13 @@ class Session:
                 self.stop_trainer()
                 raise
         return self.trainer
+
+    def _pid(self):
+        """The process ID of the trainer; None if it has ended."""
+        try:
+            return self.trainer.pid
+        except TrainerLost:
+            return None
 
     def give_back(self):
         """End the lease of the trainer: it returns to the pool if it is idle, else it ends."""

@@ -132,6 +132,7 @@ class Trainer:
         self._answer_pending = False
         self.lent: Any = None  # the model that the trainer predicts with
         self.has_run_code = False  # a user's: custom functions
+        self.replaces: int | None = None  # process ID of the trainer that this session has given back for it
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {

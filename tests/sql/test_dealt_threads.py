@@ -25,7 +25,7 @@ def data(db):
     make_data(db, rows=3000, segments=2, then="SELECT")
     load(db, "arch", dense(8), dense(900, name="large"))
     selection(
-        db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=50"), (2, ADAM.format(0.01), "batch_size=5, epochs=4")]
+        db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=50"), (2, ADAM.format(0.01), "batch_size=5, epochs=8")]
     )
     db.run(f"{SETTINGS}; SET pg_mop.deal_threads = off")
     fit(db, "flowers_packed", "m", "mst", 2)
@@ -108,7 +108,7 @@ def test_settings_that_fix_the_threads(db, setting):
     name = setting.split()[0]
     db.run(f"SET pg_mop.{setting}")
     try:
-        run_id = fit(db, "flowers_packed", "m", "mst", 4)
+        run_id = fit(db, "flowers_packed", "m", "mst", 8)
         assert "Threads: from second" not in db.value("SELECT madlib.mop_explain(%s)", [
             "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"])  # fmt: skip
     finally:
@@ -128,16 +128,24 @@ def test_explain_tells_from_when_on(db):
     assert fixed["dealt"] is None and fixed["makespan"] > found["makespan"]
 
 
-def test_a_role_has_no_more_threads_than_it_may(db):
-    db.run(
-        "CREATE ROLE dealer LOGIN SUPERUSER; INSERT INTO madlib.mop_limit (role, threads) VALUES ('dealer', %s)", [FEW]
-    )
-    client = db.another("dealer")
-    client.run(SETTINGS)
-    run_id = fit(client, "flowers_packed", "dealer_m", "mst", TIMES)
-    assert threads(db, run_id) == {FEW}
-    client.close()
-    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY dealer; DROP ROLE dealer")
+@pytest.fixture
+def limit(db):
+    """A function that sets a limit of the role of the tests, which has the history."""
+    yield lambda name, value: db.run(f"INSERT INTO madlib.mop_limit (role, {name}) VALUES (current_user, %s)", [value])
+    db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_a_role_has_no_more_threads_than_it_may(db, limit):
+    limit("threads", FEW)
+    assert threads(db, fit(db, "flowers_packed", "m", "mst", 8)) == {FEW}
+
+
+def test_a_role_with_as_many_trainers_as_sessions(db, limit):
+    """A trainer that is given back for another one is not one too many while it is on its way."""
+    limit("sessions", 2)
+    run_id = fit(db, "flowers_packed", "m", "mst", 8)
+    assert CORES in threads(db, run_id)
+    assert not db.run("SELECT * FROM madlib.mop_units WHERE run_id = %s AND status <> 'finished'", [run_id])
 
 
 def test_a_cancel_and_a_resume(db):

@@ -77,7 +77,7 @@ class Limits:
         """Raises MopError if a Trainer, already leased or started, exceeds the role's number of trainers.
 
         Only earlier leases count, so of several simultaneous starts the allowed number succeeds. Idle trainers in the
-        pool do not count.
+        pool do not count, and neither does the one that the session has given back for this one: it may be on its way.
         """
         most = self._find()["sessions"]
         if most is None:
@@ -86,7 +86,7 @@ class Limits:
             began = _began(trainer.pid, _state_of(trainer.pid)[0], _words_of(trainer.pid))
         except OSError:  # the trainer has ended; the channel reports it
             return
-        before = sum(other < began for _, other in _trainers(self._backends()))
+        before = sum(other < began and other[1] != trainer.replaces for _, other in _trainers(self._backends()))
         if before >= most:
             raise MopError(
                 f"the role's sessions have {before} trainers, as many as it may have at once",
