@@ -28,7 +28,7 @@ class Costs:
     def speedup(self, stage, places):
         return 1 / (1 - PARALLEL + PARALLEL / places)
 
-    def ready(self, stage):
+    def ready(self, stage, places):
         return READY
 
 

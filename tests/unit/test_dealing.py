@@ -24,7 +24,7 @@ class Costs:
     def speedup(self, stage, threads):
         return 1 / (1 - self.parallel + self.parallel * self.least / threads)
 
-    def ready(self, stage):
+    def ready(self, stage, threads):
         return self.making
 
 

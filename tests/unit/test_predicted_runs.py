@@ -454,6 +454,15 @@ def test_what_more_threads_are_worth():
         estimates = Estimates(planner, lambda key: own, threads=1, cores=4)
         return estimates.speedup(planner.plan.path(1)[0], threads)
 
+    rows = [
+        {**row, "device": f"cpu (x), {n} threads", "batch_seconds": 0.1, "compile_seconds": s, "runs": 1}
+        for n, s in ((1, 5), (2, 1))
+    ]
+    planner = planned(workload(), [c], history=CostHistory(lambda architecture: rows))
+    estimates = Estimates(planner, fixed=FIXED, threads=1, cores=4)
+    assert [estimates.ready(planner.plan.path(1)[0], n) for n in (1, 2, 4)] == [5, 1, 5], (
+        "of 4 threads nothing is known"
+    )
     known = arithmetic(LARGE)
     assert speedup() == 1.0, "nothing is known"
     assert 1.0 < speedup(own=known) < speedup(own=known, threads=4) < 4

@@ -228,8 +228,13 @@ class Estimates:
         batch_size = self.planner.sharing.net(stage).batch_size
         return self._slowdown(stage) * self.fixed.evaluation * rows / batch_size * self.net(stage).batch
 
-    def ready(self, stage: Stage) -> float:
-        """Seconds until a trainer that has never had a stage's net can train it."""
+    def ready(self, stage: Stage, threads: int | None = None) -> float:
+        """Seconds until a trainer that has never had a stage's net can train it; `threads`: of the trainer, in place of the
+        run's."""
+        if threads is not None and threads != self._threads:
+            rows = self.history.measured(self.planner.sharing.net(stage), None, threads)
+            best = min(rows, key=lambda row: row["batch_seconds"], default=None)
+            return self.fixed.ready + (self.net(stage).compile if best is None else best["compile_seconds"] or 0.0)
         cost = self.net(stage)
         return 0.0 if self.warm and cost.source == HISTORY else self.fixed.ready + cost.compile
 
@@ -279,7 +284,9 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
     }
     if planner.workload.options.get("deal_threads") and estimates.cores is not None and last is not None:
         speedup = estimates.speedup(last, estimates.cores)
-        longest = longest_path(sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last))
+        longest = longest_path(
+            sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last, estimates.cores)
+        )
     makespan = max(sum(work.values()) / sessions, longest)
     return {
         "seconds": fixed.start + makespan + fixed.end,

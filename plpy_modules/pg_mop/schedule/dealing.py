@@ -33,8 +33,8 @@ class Costs(Protocol):
     def speedup(self, stage: Stage, threads: int) -> float:
         """How many times as fast a training unit is with so many threads."""
 
-    def ready(self, stage: Stage) -> float:
-        """Seconds to make a stage's net ready in a trainer that has never had it."""
+    def ready(self, stage: Stage, threads: int) -> float:
+        """Seconds to make a stage's net ready in a trainer with so many threads that has never had it."""
 
 
 def shares(left: Mapping[StageNumber, float], cores: int, least: int) -> dict[StageNumber, int]:
@@ -127,7 +127,7 @@ class Dealer(Threads):
         self.cost = 0.0  # seconds that the last change of a trainer takes, as it was estimated; 0: there was none
         self._trainers: dict[Worker, _Trainer] = {}
         self._pool: list[_Trainer] = []  # that workers have given back
-        self._ready: dict[Any, float] = {}  # key -> seconds to make the net ready
+        self._ready: dict[tuple[Any, int], float] = {}  # (key, threads) -> seconds to make the net ready
         self._new: set[Worker] = set()  # workers whose command makes a net ready
         # (key, segment, threads) -> least seconds of a unit
         self._seconds: dict[tuple[Any, SegmentNumber, int], float] = {}
@@ -251,7 +251,7 @@ class Dealer(Threads):
         found = self._pooled(key, threads)
         begins = START if found is None else LEASE
         makes = key in self._trainer(worker).nets and (found is None or key not in found.nets)
-        return begins + (self._ready.get(key, 0.0) if makes else 0.0)
+        return begins + (self._ready.get((key, threads), 0.0) if makes else 0.0)
 
     def _pays(self, worker: Worker, unit: Unit, wanted: int, paths: Mapping[StageNumber, float]) -> bool:
         """DynamicFluid: whether a path is better off with other threads, or fewer threads do it in fewer core-seconds."""
@@ -261,7 +261,7 @@ class Dealer(Threads):
             paths[unit.stage],
             self.of(worker),
         )
-        self._ready[key] = self.costs.ready(stage)
+        self._ready[key, wanted] = self.costs.ready(stage, wanted)
         # (where each worker has segments of its own, the path will come to all of them)
         workers = [worker] if self.board.anywhere else [w for w in self.board.workers if self.of(w) != wanted]
         cost = sum(self._cost(one, key, wanted) for one in workers)

@@ -233,7 +233,7 @@ class _Work:
         if not self.deals:
             return self.path[1]
         cores = self.estimates.cores or 1
-        cost = START + self.crowding * self.estimates.ready(self.longest)
+        cost = START + self.crowding * self.estimates.ready(self.longest, cores)
         total = self.train + self.evaluate
         return longest_path(total, self.path[1], self.sessions, self.estimates.speedup(self.longest, cores), cost)
 
@@ -262,8 +262,8 @@ class _Costs:
     def __init__(self, work: _Work) -> None:
         self.certain, self.speedup, self._work = work.mean, work.estimates.speedup, work
 
-    def ready(self, stage: Stage) -> float:
-        return self._work.crowding * self._work.estimates.ready(stage)
+    def ready(self, stage: Stage, threads: int) -> float:
+        return self._work.crowding * self._work.estimates.ready(stage, threads)
 
 
 def _simulate(
