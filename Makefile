@@ -106,7 +106,7 @@ demo-table:
 	@demo/run.sh table
 
 # two at a time: most tests wait for half of their time
-SIDE_BY_SIDE = -n 2 --dist loadfile
+SIDE_BY_SIDE = -n 3 --dist loadfile
 
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,$(SIDE_BY_SIDE)) $(PYTEST_ARGS) $(TESTS)

@@ -178,11 +178,11 @@ class PredictionSpecs(UnitSpecs):
 
     request: dict | None = None
 
-    def describe(self, steps, worker):
+    def describe(self, steps, worker, threads=None):
         ((unit,),) = steps
         part = self.segments[unit.dataset, unit.segment]
         return {
-            "options": self.trainer(worker),
+            "options": self.trainer(worker, threads=threads),
             "table": self.packed[unit.dataset].text,
             "fingerprint": part.fingerprint,
             "fingerprint_sql": part.fingerprint_sql,
