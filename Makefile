@@ -105,7 +105,7 @@ demo:
 demo-table:
 	@demo/run.sh table
 
-# two at a time: most tests wait for half of their time
+# three at a time on two cores: most tests wait for half of their time
 SIDE_BY_SIDE = -n 3 --dist loadfile
 
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
