@@ -108,7 +108,7 @@ def test_settings_that_fix_the_threads(db, setting):
     name = setting.split()[0]
     db.run(f"SET pg_mop.{setting}")
     try:
-        run_id = fit(db, "flowers_packed", "m", "mst", 8)
+        run_id = fit(db, "flowers_packed", "m", "mst", 6)
         assert "Threads: from second" not in db.value("SELECT madlib.mop_explain(%s)", [
             "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"])  # fmt: skip
     finally:

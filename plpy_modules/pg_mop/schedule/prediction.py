@@ -221,8 +221,10 @@ class _Work:
         path = self.path[1] if self.path is not None else 0.0
         if self.deals and self.path is not None:
             assert self.estimates.cores is not None
-            work *= min(1.0, self.least * self.sessions / self.estimates.cores)
-            path /= self.estimates.speedup(self.longest, self.estimates.cores)
+            cores, speedup = self.estimates.cores, self.estimates.speedup(self.longest, self.estimates.cores)
+            # (a net may need fewer core-seconds with more threads, by measurement)
+            work *= min(1.0, self.least * self.sessions / cores) / max(1.0, speedup * self.least / cores)
+            path /= max(1.0, speedup)
         return max(work, path)
 
     @property
