@@ -277,7 +277,7 @@ CREATE TABLE @extschema@.mop_unit (
     choice json,                        -- measurements of the kernel autotuner (mop_udf/kernels)
     decision text,                      -- of a failed attempt: why the unit was tried again, or not (run/attempt.py)
     cpu_seconds double precision,       -- processor time of the trainer, of all its threads, within train_seconds
-    server name,                        -- of a finished unit: the foreign server that did it; NULL: this server
+    server name,                        -- the foreign server that does it; NULL: this server
     threads integer CHECK (threads > 0), -- of the trainer; a replay gives the unit as many
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE

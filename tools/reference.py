@@ -107,9 +107,10 @@ SETTINGS = {
     ),
     "deal_threads": (
         None,
-        "`on`: towards the end of a run on one server, the configurations that are left train with the idle cores, too, where "
-        "that pays ([threads](how_it_works.md#planning)). `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: "
-        "threads stay the same.",
+        "Towards the end of a run on one server, the configurations that are left train with the idle cores, too, where that "
+        "pays ([threads](how_it_works.md#planning)). `auto`: only cores that no other program uses at that moment. `on`: all "
+        "cores that no other run wants. `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: threads stay as they "
+        "are.",
     ),
     "keras_backend": (
         None,

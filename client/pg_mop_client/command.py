@@ -284,11 +284,11 @@ def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
     screen.add_row(head)
     for s in look.sessions[:8]:
         verb = "trains" if s.kind == "train" else "evaluates"
+        where = f"session {s.backend_pid}" if s.server is None else f"server {s.server}"
         models = f"configuration {s.mst_key}" + (f" and {s.models - 1} more" if s.models > 1 else "")
         screen.add_row(
             Text(
-                f"session {s.backend_pid} {verb} {models}, iteration {s.iteration}, on segment {s.segment}, "
-                f"for {s.seconds:.1f} s",
+                f"{where} {verb} {models}, iteration {s.iteration}, on segment {s.segment}, for {s.seconds:.1f} s",
                 style="dim",
             )
         )

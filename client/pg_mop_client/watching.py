@@ -152,12 +152,12 @@ class Watcher:
         work = (
             self._rows(
                 # (a chain has units of several segments and iterations)
-                f"SELECT backend_pid, kind, min(iteration) AS iteration, "
+                f"SELECT server, backend_pid, kind, min(iteration) AS iteration, "
                 f"array_to_string(array_agg(DISTINCT segment ORDER BY segment), ', ') AS segment, "
                 f"min(mst_key) AS mst_key, count(DISTINCT mst_key) AS models, "
                 f"extract(epoch FROM clock_timestamp() - min(started_at))::float8 AS seconds "
                 f"FROM {self.schema}.mop_units WHERE run_id = :run AND status = 'running' "
-                f"GROUP BY backend_pid, kind, started_at ORDER BY 1",
+                f"GROUP BY server, backend_pid, kind, started_at ORDER BY 1 NULLS FIRST, 2",
                 run=run_id,
             )
             if sessions

@@ -3,7 +3,7 @@
 -- A coordinator or worker session records units as running; element i of each array belongs to unit i.
 CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_kind text, of_dataset text,
     stages integer[], iterations integer[], segments integer[], attempts integer[], queued double precision[],
-    token text DEFAULT @extschema@.mop_token()) RETURNS void
+    on_server name DEFAULT NULL, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     backend integer := pg_backend_pid();

@@ -1,19 +1,19 @@
 -- Units begin: their rows, their stages' locks and parameters.
 
 -- A coordinator or worker session records units as running: a unit, a unit batch, or a chain. Element i of each array
--- belongs to unit i.
+-- belongs to unit i. `on_server`: the other server that does them, in a session of its own.
 CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_kind text, of_dataset text,
     stages integer[], iterations integer[], segments integer[], attempts integer[], queued double precision[],
-    token text DEFAULT @extschema@.mop_token()) RETURNS void
+    on_server name DEFAULT NULL, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     -- a crash of the server ends these units anyway, so nobody waits for the disk
     PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
-        queued_at, started_at)
-    SELECT run, u.stage, u.iteration, u.segment, of_kind, of_dataset, u.attempt, 'running', pg_backend_pid(),
-        to_timestamp(u.queued), now()
+        queued_at, started_at, server)
+    SELECT run, u.stage, u.iteration, u.segment, of_kind, of_dataset, u.attempt, 'running',
+        CASE WHEN on_server IS NULL THEN pg_backend_pid() END, to_timestamp(u.queued), now(), on_server
     FROM unnest(stages, iterations, segments, attempts, queued) AS u(stage, iteration, segment, attempt, queued);
 END
 $$;

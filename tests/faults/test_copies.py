@@ -59,8 +59,8 @@ def test_a_run_goes_on_without_a_server_that_was_killed(servers):
 
 def test_a_server_that_is_back_is_used_again(servers):
     call, run_id = servers.begin()
+    servers.workers[0].kill()  # (it has units left, so this is noticed)
     with servers.holding():
-        servers.workers[0].kill()
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.workers[0].start()
         assert eventually(lambda: not goes_without(servers, run_id), 30)
@@ -302,8 +302,8 @@ def test_both_servers_are_lost_and_one_is_back(servers):
 def test_a_server_that_is_back_and_does_not_answer_holds_nobody_up(servers):
     """It answers its pulse, but nothing that is asked of it then: the run comes to its end without it."""
     call, run_id = servers.begin()
+    servers.workers[0].kill()  # (it has units left, so this is noticed)
     with servers.holding():
-        servers.workers[0].kill()
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.relay.holds.set()
         servers.workers[0].start()
@@ -343,8 +343,8 @@ def test_a_state_that_no_other_server_has_is_waited_for(servers):
 
 def test_other_rows_on_a_server_that_is_back_are_not_used(servers):
     call, run_id = servers.begin()
+    servers.workers[0].kill()  # (it has units left, so this is noticed)
     with servers.holding():
-        servers.workers[0].kill()
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.relay.holds.set()  # the coordinator does not come there meanwhile
         servers.workers[0].start()

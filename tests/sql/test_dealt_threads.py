@@ -3,6 +3,9 @@
 import os
 import signal
 
+import subprocess
+import sys
+
 import pytest
 
 from conftest import Calling, eventually
@@ -10,7 +13,8 @@ from workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 CORES = len(os.sched_getaffinity(0))
 FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions
-SETTINGS = "SET pg_mop.reuse = off; SET pg_mop.chain_seconds = 0.2"
+# (other tests may use the cores: `auto` would wait for them)
+SETTINGS = "SET pg_mop.reuse = off; SET pg_mop.chain_seconds = 0.2; SET pg_mop.deal_threads = on"
 BIG, TIMES, LONG = 2, 12, 24  # the configuration that is left, and the iterations of runs
 
 pytestmark = pytest.mark.skipif(CORES < 2, reason="not run: there is one processor core")
@@ -29,7 +33,7 @@ def data(db):
     )
     db.run(f"{SETTINGS}; SET pg_mop.deal_threads = off")
     fit(db, "flowers_packed", "m", "mst", 2)
-    db.run("RESET pg_mop.deal_threads")
+    db.run("SET pg_mop.deal_threads = on")
     db.run(
         "INSERT INTO madlib.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss, batch_size, "
         "shape, batch_seconds, compile_seconds) SELECT owner, net, part, version, replace(device, %s, %s), kernel, "
@@ -112,8 +116,21 @@ def test_settings_that_fix_the_threads(db, setting):
         assert "Threads: from second" not in db.value("SELECT madlib.mop_explain(%s)", [
             "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"])  # fmt: skip
     finally:
-        db.run(f"RESET pg_mop.{name}")
+        db.run(f"RESET pg_mop.{name}; {SETTINGS}")
     assert threads(db, run_id) == threads(db, run_id, 1) == {FEW}
+
+
+def test_cores_that_other_programs_use_are_left_to_them(db):
+    db.run("SET pg_mop.deal_threads = auto")
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
+    try:
+        run_id = fit(db, "flowers_packed", "m", "mst", 6)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        db.run(SETTINGS)
+    assert threads(db, run_id) == {FEW}
 
 
 def test_explain_tells_from_when_on(db):
@@ -124,7 +141,7 @@ def test_explain_tells_from_when_on(db):
     assert f" on 1 session of {CORES} threads" in db.value("SELECT madlib.mop_explain(%s)", [call])
     db.run("SET pg_mop.deal_threads = off")
     fixed = db.value("SELECT madlib.mop_explain(%s, 'json')::jsonb -> 'prediction'", [call])
-    db.run("RESET pg_mop.deal_threads")
+    db.run("SET pg_mop.deal_threads = on")
     assert fixed["dealt"] is None and fixed["makespan"] > found["makespan"]
 
 

@@ -20,10 +20,10 @@ MOST_SESSIONS = 1000
 
 # A command of several units is divided equally among them.
 UNITS = """
-SELECT stage, kind, dataset, segment, backend_pid, started_at,
+SELECT stage, kind, dataset, segment, concat(server, '/', backend_pid) AS session, started_at,
        extract(epoch FROM max(finished_at) OVER command - started_at)::float8 / count(*) OVER command AS seconds
 FROM {schema}.mop_units WHERE run_id = $1 AND status = 'finished' AND NOT shared
-WINDOW command AS (PARTITION BY backend_pid, started_at)
+WINDOW command AS (PARTITION BY server, backend_pid, started_at)
 """
 STAGES = """
 SELECT stage, parent, iteration, mst_keys[1] AS mst_key

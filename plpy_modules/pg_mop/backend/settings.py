@@ -67,6 +67,15 @@ def check_installed(backend):
     )
 
 
+def runnable_threads():
+    """How many threads of this machine compute now, without the calling one; 0 where the system does not tell."""
+    try:
+        with open("/proc/loadavg") as file:
+            return int(file.read().split()[3].partition("/")[0]) - 1
+    except OSError:
+        return 0
+
+
 def check_kernel(options):
     """Raises MopError if the framework of parsed settings does not have their kernel."""
     kernel, backend = options["kernel"], options["keras_backend"]
@@ -211,7 +220,7 @@ KNOWN = {
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
     "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
-    "deal_threads": (_switch, "on"),
+    "deal_threads": (_choice("auto", "on", "off"), "auto"),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
     "fork_server_idle_timeout": (_milliseconds, "8h"),

@@ -42,22 +42,22 @@ class Units(CatalogSession):
     """The catalog's units."""
 
     # --- units of this server ---------------------------------------------------------------------
-    def begin_units_sql(self, run_id: int, units: Sequence[Mapping[str, Any]]) -> str:
+    def begin_units_sql(self, run_id: int, units: Sequence[Mapping[str, Any]], on_server: str | None = None) -> str:
         """SQL that notes units (dicts) as running. All are of one kind and dataset. The worker session runs and commits the
-        SQL before it trains."""
+        SQL before it trains. `on_server`: another server that does them."""
         if self.connection.closed:
             self._connect()
         common = [units[0][name] for name in ("kind", "dataset")]
         columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "segment", "attempt", "queued_at")]
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
-                f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                (run_id, self.fencing_token, *common, *columns),
+                f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                (run_id, self.fencing_token, *common, *columns, on_server),
             ).decode()
 
-    def begin_units(self, run_id: int, units: Sequence[Mapping[str, Any]]) -> None:
+    def begin_units(self, run_id: int, units: Sequence[Mapping[str, Any]], on_server: str | None) -> None:
         """Note units as running that another server executes."""
-        self.execute(self.begin_units_sql(run_id, units).replace("%", "%%"))
+        self.execute(self.begin_units_sql(run_id, units, on_server).replace("%", "%%"))
 
     def fail_unit(self, unit: Mapping[str, Any], error: str, decision: str) -> None:
         """Note that an attempt (dict) failed, and the decision about it. Its row is inserted if the worker session was
@@ -126,8 +126,9 @@ class Units(CatalogSession):
         return self.value(f"SELECT {self._report_sql(run_id, unit)} AS report")
 
     def reports_sql(self, run_id: int, units: Sequence[Unit]) -> str:
-        """SQL for the reports of several units, as an array."""
-        return f"SELECT ARRAY[{', '.join(self._report_sql(run_id, unit) for unit in units)}]"
+        """SQL for the reports of several units, as an array, for a worker session."""
+        reports = ", ".join(self._report_sql(run_id, unit) for unit in units)
+        return f"SELECT ARRAY[{reports}]".replace("%%", "%")  # (`schema` is quoted for psycopg2's placeholders)
 
     def _report_sql(self, run_id: int, unit: Unit) -> str:
         return (

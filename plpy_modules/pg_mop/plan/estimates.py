@@ -283,10 +283,9 @@ def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) 
         "around": units / in_a_command(planner.workload.options, train * count / units) * fixed.around,
     }
     if planner.workload.options.get("deal_threads") and estimates.cores is not None and last is not None:
-        speedup = estimates.speedup(last, estimates.cores)
-        longest = longest_path(
-            sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last, estimates.cores)
-        )
+        most = planner.workload.options.get("most_threads") or estimates.cores
+        speedup = estimates.speedup(last, most)
+        longest = longest_path(sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last, most))
     makespan = max(sum(work.values()) / sessions, longest)
     return {
         "seconds": fixed.start + makespan + fixed.end,

@@ -58,7 +58,8 @@ def _slowdown(run: Row, units: Sequence[Row]) -> float | None:
     expected = said["session_seconds"]["train"]
     if len(trained) != said["training_units"] or not expected or any(u["compiled"] for u in units):
         return None
-    if len({unit.get("threads") for unit in units}) > 1:  # (some were to be sooner than the history says)
+    threads = {(unit.get("server"), unit.get("threads")) for unit in units}
+    if len(threads) > len({server for server, _ in threads}):  # (some were to be sooner than the history says)
         return None
     return sum(trained) / expected * said.get("slowdown", 1.0)
 

@@ -18,18 +18,18 @@ UNITS_OF = (
 )
 BARS = f"""
 WITH unit AS (
-    SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
+    SELECT server, backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
            array_agg(DISTINCT mst_key) AS mst_keys, count(*) FILTER (WHERE counted) AS units,
            date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
            sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
            sum(write_seconds) FILTER (WHERE counted) AS write, sum(cpu_seconds) FILTER (WHERE counted) AS cpu
     FROM ({{units}}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
-    GROUP BY backend_pid, started_at
+    GROUP BY server, backend_pid, started_at
 ), whole AS (
     SELECT count(*)::integer AS bars, greatest(max(ends), 1e-3) AS ends FROM unit
 )
-SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
+SELECT server, coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
        sum(units)::integer AS units,
        min(begins) AS begins, max(ends) AS ends, sum(ends - begins) AS seconds, coalesce(sum(read), 0) AS read,
        coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, sum(cpu) AS cpu,
@@ -37,7 +37,7 @@ SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) A
 FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
                                ELSE width_bucket(u.begins, 0, w.ends, {LANE_BARS}) END AS bucket
       FROM unit u CROSS JOIN whole w) b
-GROUP BY pid, trains, bucket ORDER BY begins"""
+GROUP BY server, pid, trains, bucket ORDER BY begins"""
 
 
 def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_keys: list[int] | None) -> None:
@@ -51,11 +51,13 @@ def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_ke
     rows = db.execute(
         BARS.format(units=units), ["bigint", "timestamptz", "integer[]"], [run["run_id"], run["started_at"], mst_keys]
     )
-    data["lanes"] = lanes = list(dict.fromkeys(row["pid"] for row in rows))
+    for row in rows:
+        row["lane"] = row["pid"] if row["server"] is None else f"{row['server']}: {row['pid']}"
+    data["lanes"] = lanes = list(dict.fromkeys(row["lane"] for row in rows))
     data["merged_bars"] = bool(rows) and rows[0]["bars"] > MOST_BARS
     data["bars"] = [
         [
-            lanes.index(r["pid"]),
+            lanes.index(r["lane"]),
             rounded(r["begins"]),
             rounded(r["ends"]),
             "train" if r["trains"] else "evaluate",

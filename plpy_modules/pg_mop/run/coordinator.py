@@ -314,21 +314,22 @@ class Coordinator:
             most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
         self.wanted = self.planner.sessions(inputs.capacity, most)
         options["deal_threads"] = self._deals()
+        options["most_threads"] = self._most_threads() if options["deal_threads"] else None
         options["threads"] = self.history.threads = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         asking = () if self.searches else self.configurations
         self.planner.ask_for_all(asking, self.configurations.misfits)
 
-    def _deals(self) -> bool:
-        """Whether trainers may have other threads towards the run's end: where nobody has named their number or the kernel, and
-        all trainers are processes of this server that train on its cores."""
+    def _deals(self) -> str | None:
+        """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or
+        the kernel, and all trainers are processes of this server that train on its cores. Else None."""
         options = self.options
         mine = options["threads"] is None
         if self.resumes:  # (its settings have the number that it began with)
             assert self.earlier is not None
             mine = bool(self.earlier.settings.get("deal_threads"))
-        return bool(
-            options["deal_threads"]
-            and mine
+        deals = (
+            mine
+            and options["deal_threads"] != "off"
             and options["kernel"] == "auto"
             and self.followed is None
             and self.spec.application is None
@@ -337,6 +338,13 @@ class Coordinator:
             and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
             and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
         )
+        return options["deal_threads"] if deals else None
+
+    def _most_threads(self) -> int:
+        """How many threads a trainer on this server may have: as many as there are cores, or as the role's limits allow."""
+        most = self.catalog.value(f"SELECT min(l.threads) FROM {self.catalog.schema}.mop_my_limits l")
+        cores = self.servers[None].info["cores"]
+        return cores if most is None else min(cores, most)
 
     def _threads(self) -> Threads:
         """How many threads the trainer of each command has."""
@@ -345,11 +353,9 @@ class Coordinator:
             return LoggedThreads(options["threads"], log)
         if not options["deal_threads"]:
             return Threads(options["threads"])
-        cores = self.servers[None].info["cores"]
-        most = self.catalog.value(f"SELECT min(l.threads) FROM {self.catalog.schema}.mop_my_limits l")
         return Dealer(
             self.board,
-            cores if most is None else min(cores, most),
+            options["most_threads"],
             options["threads"],
             lambda number: (
                 planner.sharing.key(planner.plan.stages[number]),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import psycopg2
 
+from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.catalog import Catalog
@@ -99,7 +100,7 @@ class Executor:
         resume = f"SELECT {db.extension}.mop_resume({run_id});"
         policy = Policy(options["unit_retries"], options["server_timeout"] / 1000, resume)
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
-        self.scheduler, self.controller = scheduler, controller
+        self.scheduler, self.controller, self.deals = scheduler, controller, options.get("deal_threads")
         self.begun_before, self.turns, self.threads = attempts, turns, threads
         # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
@@ -241,7 +242,17 @@ class Executor:
     def _threads(self, worker: int, unit: Unit) -> int | None:
         """The threads of a worker's trainer, for a command that begins with a unit."""
         working = [other for other, session in self.run.sessions.by_worker.items() if session.work]
-        return self.threads.begin(worker, unit, working, lambda cores: self.turns.grow(self._local_cores()[0], cores))
+        return self.threads.begin(worker, unit, working, lambda cores: self._may_grow(worker, cores))
+
+    def _may_grow(self, worker: int, cores: int) -> bool:
+        """Whether commands may use so many cores of the coordinator's server, with the next one of a worker."""
+        busy = self._local_cores()[0]
+        if not self.turns.grow(busy, cores):
+            return False
+        more = cores - busy
+        if self.deals == "on" or more <= (self.threads.of(worker) or self.turns.threads):
+            return True
+        return settings.runnable_threads() + more <= self.turns.cores
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""
@@ -283,7 +294,7 @@ class Executor:
             )
             if not server.home:
                 session.command += "; " + server.catalog.reports_sql(server.run_id, [attempt.unit for attempt in work])
-                self.run.catalog.begin_units(self.run.run_id, rows)
+                self.run.catalog.begin_units(self.run.run_id, rows, server.name)
             if moves:
                 self.transfers.carry(session, moves)
             else:
@@ -391,6 +402,8 @@ class Executor:
         if not server.home:
             try:
                 reports = session.rows()[0][0]  # they come with the answer
+                if not all(reports):
+                    raise MopError(f"server {server.name} has committed a unit that it does not report")
             except (psycopg2.Error, MopError) as error:
                 session.close()
                 return self._failed(session, work, SessionLost(message_of(error)))

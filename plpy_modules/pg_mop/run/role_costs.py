@@ -88,7 +88,8 @@ def fixed_costs(
     )
     units = catalog.execute(
         f"""
-        SELECT u.run_id, u.backend_pid AS session, u.kind, u.rows, extract(epoch FROM u.started_at)::float8 AS began,
+        SELECT u.run_id, concat(u.server, '/', u.backend_pid) AS session, u.server, u.kind, u.rows,
+               extract(epoch FROM u.started_at)::float8 AS began,
                extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, u.read_seconds AS read,
                u.write_seconds AS write, u.compilations > 0 AS compiled, u.threads
         FROM {catalog.prefix}unit u WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'

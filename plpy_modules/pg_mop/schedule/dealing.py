@@ -8,6 +8,7 @@ the run's beginning. The executor and the simulator drive the same object.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ def shares(left: Mapping[StageNumber, float], cores: int, least: int) -> dict[St
     ({1: 5, 2: 2, 3: 1}, {1: 2, 2: 1, 3: 1}, {1: 64})
     """
     total = sum(left.values())
-    if not left or total <= 0.0:
+    if not 0.0 < total < math.inf:
         return dict.fromkeys(left, least)
     found = {number: min(max(int(seconds / total * cores), least), cores) for number, seconds in left.items()}
     while (

@@ -140,6 +140,7 @@ class _Work:
         self.sessions = max(1, sessions)
         self.crowding = estimates.crowding(self.sessions)
         self.deals = bool(planner.workload.options.get("deal_threads")) and estimates.cores is not None
+        self.most: int = planner.workload.options.get("most_threads") or estimates.cores or 1  # threads of a trainer
         self.least = estimates.threads or max(1, (estimates.cores or 1) // self.sessions)
         options, segments = planner.workload.options, planner.workload.segments
         self.rows = {key: segment.rows for key, segment in segments.items()}
@@ -221,9 +222,9 @@ class _Work:
         path = self.path[1] if self.path is not None else 0.0
         if self.deals and self.path is not None:
             assert self.estimates.cores is not None
-            cores, speedup = self.estimates.cores, self.estimates.speedup(self.longest, self.estimates.cores)
+            cores, speedup = self.estimates.cores, self.estimates.speedup(self.longest, self.most)
             # (a net may need fewer core-seconds with more threads, by measurement)
-            work *= min(1.0, self.least * self.sessions / cores) / max(1.0, speedup * self.least / cores)
+            work *= min(1.0, self.least * self.sessions / cores) / max(1.0, speedup * self.least / self.most)
             path /= max(1.0, speedup)
         return max(work, path)
 
@@ -234,18 +235,17 @@ class _Work:
             return 0.0
         if not self.deals:
             return self.path[1]
-        cores = self.estimates.cores or 1
-        cost = START + self.crowding * self.estimates.ready(self.longest, cores)
+        cost = START + self.crowding * self.estimates.ready(self.longest, self.most)
         total = self.train + self.evaluate
-        return longest_path(total, self.path[1], self.sessions, self.estimates.speedup(self.longest, cores), cost)
+        return longest_path(total, self.path[1], self.sessions, self.estimates.speedup(self.longest, self.most), cost)
 
     def dealer(self, board: Board) -> Dealer | None:
         """The Dealer of the run; None: threads are fixed."""
-        stages, sharing, cores = self.planner.plan.stages, self.planner.sharing, self.estimates.cores
-        if not self.deals or cores is None:
+        stages, sharing = self.planner.plan.stages, self.planner.sharing
+        if not self.deals:
             return None
         return Dealer(
-            board, cores, self.least, lambda n: (sharing.key(stages[n]), stages[n].parameters[1]), _Costs(self)
+            board, self.most, self.least, lambda n: (sharing.key(stages[n]), stages[n].parameters[1]), _Costs(self)
         )
 
     def seconds(self, unit: Unit) -> float:
