@@ -160,6 +160,26 @@ def test_folds_on_several_servers_measure_what_they_do_on_one(db, worker, replic
     assert all(len(row["folds_loss"]) == 2 and None not in row["folds_loss"] for row in measured[0])
 
 
+def test_the_schema_on_another_server_may_have_a_percent_sign(db, worker):
+    worker.run("CREATE DATABASE percent")
+    there = Client(worker.cluster, "percent")
+    there.run('CREATE SCHEMA "a%b"; CREATE EXTENSION pg_mop SCHEMA "a%b" CASCADE')
+    db.run(
+        "CREATE SERVER percent FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+        f"'{worker.cluster.port}', dbname 'percent'); CREATE USER MAPPING FOR postgres SERVER percent OPTIONS (user 'postgres')"
+    )
+    db.run("SET pg_mop.servers = 'percent, local'; SET pg_mop.segments = 4")
+    db.run(PACK)
+    run_id = fit(db, "packed", "signed", "mst", iterations=2)
+    assert_invariants(db, run_id)
+    assert {row["server"] for row in db.run("SELECT server FROM madlib.mop_units WHERE run_id = %s", [run_id])} == {
+        None,
+        "percent",
+    }
+    db.run("SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.segments; DROP SERVER percent CASCADE")
+    there.close()
+
+
 def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):
     db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
     db.run("BEGIN")
