@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+
+LATEST = 253_402_214_400  # 9999-12-31: Python and many clients have no later times
 
 
 class Deadline:
@@ -20,9 +23,17 @@ class Deadline:
 
 
 def read(db: Any, text: str | None) -> Deadline | None:
-    """The deadline that the setting names, or None. Raises MopError for a text that names no time, or a past one."""
+    """The deadline that the setting names, or None. Raises MopError for a text that names no time, or more than one, and for
+    a time that is past or beyond the year 9999."""
     if not text:
         return None
+    if is_ambiguous(text):
+        raise MopError(
+            f'ambiguous value for setting "pg_mop.deadline": "{text}"',
+            detail="It may be a time of day or a date, or an interval from now.",
+            hint="SET pg_mop.deadline = '2030-12-01 17:00'; or SET pg_mop.deadline = '17 hours';",
+            sqlstate="22023",
+        )
     found = db.execute(
         f"SELECT isfinite(t.at) AS is_time, t.at::text AS text, CASE WHEN isfinite(t.at) THEN extract(epoch FROM t.at) END"
         f"::float8 AS at FROM (SELECT {db.extension}.mop_time($1) AS at) AS t",
@@ -42,7 +53,20 @@ def read(db: Any, text: str | None) -> Deadline | None:
             hint="RESET pg_mop.deadline; or SET pg_mop.deadline = '2 hours';",
             sqlstate="22023",
         )
+    if found["at"] > LATEST:
+        raise MopError(
+            f"the deadline {found['text']} (pg_mop.deadline) is beyond the year 9999",
+            hint="RESET pg_mop.deadline; or SET pg_mop.deadline = '2 hours';",
+            sqlstate="22023",
+        )
     return Deadline(found["text"], found["at"])
+
+
+def is_ambiguous(text: str) -> bool:
+    """Whether a text has numbers and no unit, and is no date: PostgreSQL takes '17:00' for 17 hours, and '2030' for seconds."""
+    return bool(re.fullmatch(r"[\s\d.:+-]*\d[\s\d.:e+-]*", text, re.IGNORECASE)) and not re.search(
+        r"\d+[.-]\d+[.-]\d+", text
+    )
 
 
 def warning(deadline: Deadline, seconds: float, sessions: int) -> tuple[str, str, str] | None:
