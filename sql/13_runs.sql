@@ -104,18 +104,24 @@ BEGIN
 END
 $$;
 
--- A coordinator or housekeeping ends a run with this status and error. In all functions, a fencing token NULL skips
--- the comparison.
+-- A coordinator or housekeeping ends a run with this status and error. An ended run stays as it is, except that a finished run
+-- fails while its output is not written. In all functions, a fencing token NULL skips the comparison.
 CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_fencing_token integer, outcome text, message text,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     closed @extschema@.mop_run;
     ended timestamptz := clock_timestamp();
+    lost boolean;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     SELECT r.* INTO closed FROM @extschema@.mop_run r WHERE r.run_id = run;
-    IF @extschema@.mop_status('running', closed.coordinator_pid, closed.coordinator_start, 'failed') <> 'running' THEN
+    IF closed.status <> 'running' AND (closed.status <> 'finished' OR outcome = 'finished' OR EXISTS (
+            SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = run)) THEN
+        RETURN;
+    END IF;
+    lost := @extschema@.mop_status('running', closed.coordinator_pid, closed.coordinator_start, 'failed') <> 'running';
+    IF lost THEN
         -- the coordinator may be lost for long, so the last unit's time counts
         ended := coalesce((SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u
                            WHERE u.run_id = run), closed.started_at);
@@ -128,7 +134,9 @@ BEGIN
     WHERE r.run_id = run;
     PERFORM @extschema@.mop_count_whole(run, outcome);
     IF @extschema@.mop_trains(closed.function) THEN
-        PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'end', run, json_build_object('status', outcome));
+        -- (the login is that of whoever closes the run of a lost session)
+        PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'end', run, CASE
+            WHEN lost THEN json_build_object('status', outcome, 'lost', true) ELSE json_build_object('status', outcome) END);
     END IF;
 END
 $$;

@@ -148,8 +148,10 @@ BEGIN
             SELECT l.ctid FROM @extschema@.mop_past_count l WHERE l.owner = number FOR UPDATE SKIP LOCKED)) RETURNING c.*
     )
     INSERT INTO @extschema@.mop_past_count
-    SELECT g.owner, sum(g.runs_finished), sum(g.runs_failed), sum(g.runs_cancelled), sum(g.units_finished),
-           sum(g.units_failed), sum(g.units_retried), sum(g.sent_bytes), sum(g.core_seconds) FROM gone g GROUP BY g.owner;
+    SELECT g.owner, sum(g.runs_finished), sum(g.runs_failed), sum(g.runs_cancelled), least(sum(g.units_finished), 9e18),
+           least(sum(g.units_failed), 9e18), least(sum(g.units_retried), 9e18), least(sum(g.sent_bytes), 9e18),
+           sum(g.core_seconds)
+    FROM gone g GROUP BY g.owner;
 END
 $$;
 
@@ -232,11 +234,15 @@ CREATE FUNCTION @extschema@.mop_audit_limit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_role(coalesce(nullif(current_setting('role'), 'none'), session_user)::name);
-    was json := CASE WHEN TG_OP <> 'INSERT' THEN row_to_json(OLD) END;
-    is_now json := CASE WHEN TG_OP <> 'DELETE' THEN row_to_json(NEW) END;
+    was json := CASE WHEN TG_OP IN ('UPDATE', 'DELETE') THEN row_to_json(OLD) END;
+    is_now json := CASE WHEN TG_OP IN ('INSERT', 'UPDATE') THEN row_to_json(NEW) END;
 BEGIN
     IF TG_RELID <> '@extschema@.mop_limit'::regclass THEN
         RAISE EXCEPTION 'this is the trigger of mop_limit' USING ERRCODE = '42501';
+    END IF;
+    IF TG_OP = 'TRUNCATE' THEN
+        PERFORM @extschema@.mop_audit_act(caller, 'truncate limits', NULL);
+        RETURN NULL;
     END IF;
     PERFORM @extschema@.mop_audit_act(caller, lower(TG_OP) || ' limits', NULL, json_build_object('role', coalesce(
             is_now ->> 'role', was ->> 'role'), 'changed', (

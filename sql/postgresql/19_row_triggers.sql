@@ -1,4 +1,4 @@
--- Row triggers, which Greenplum does not support.
+-- Row triggers, and one of TRUNCATE, which Greenplum does not support.
 
 CREATE TRIGGER state_table_gone AFTER DELETE ON @extschema@.mop_state_table
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_state_table_gone();
@@ -17,5 +17,7 @@ CREATE TRIGGER keep_counts AFTER DELETE ON @extschema@.mop_turn
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_keep_counts();
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON @extschema@.mop_limit
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_audit_limit();
+CREATE TRIGGER audit_truncate AFTER TRUNCATE ON @extschema@.mop_limit
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.mop_audit_limit();
 CREATE TRIGGER find_role BEFORE INSERT ON @extschema@.mop_audit_log
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();

@@ -119,6 +119,28 @@ def test_changes_of_a_running_run_leave_what_was_and_what_is(db, roles):
     assert "secret" not in str(db.run("SELECT * FROM madlib.mop_audit_log"))
 
 
+def test_a_run_ends_once_and_the_log_tells_if_its_session_was_lost(db, roles):
+    acts, ends = roles["acts"], db.another("acts")
+    ends.run("SET application_name = 'pg_mop test'")
+    run, lost = begun(ends), own_run(acts)
+    for outcome in ("cancelled", "failed", "finished"):
+        ends.run("SELECT madlib.mop_close_run(%s, 2, %s, NULL)", [run, outcome])
+    assert db.value("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run]) == "cancelled"
+    assert acts_of(acts, run, "act = 'end'")[1:] == [("end", "acts", "acts", {"status": "cancelled"})]
+    # what has finished may fail yet, until its output is there
+    ends.run("SELECT madlib.mop_reopen_run(%s, backend) FROM madlib.mop_tokens", [run])
+    for outcome in ("finished", "finished", "failed", "finished", "failed"):
+        ends.run("SELECT madlib.mop_close_run(%s, 3, %s, NULL)", [run, outcome])
+    assert [row[3]["status"] for row in acts_of(acts, run, "act = 'end'")[2:]] == ["finished", "failed"]
+    ends.run("SELECT madlib.mop_reopen_run(%s, backend) FROM madlib.mop_tokens", [lost])
+    ends.close()
+    now = "SELECT madlib.mop_status(status, coordinator_pid, coordinator_start, 'lost') FROM madlib.mop_run WHERE run_id = %s"
+    assert eventually(lambda: db.value(now, [lost]) == "lost")
+    acts.run("SELECT madlib.mop_housekeeping(); SELECT madlib.mop_housekeeping()")
+    told = [row[3] for row in acts_of(acts, lost, "act = 'end'")[1:]]
+    assert told == [{"status": "failed", "lost": True}]
+
+
 def test_jobs_checkpoints_and_limits_leave_a_row(db, roles):
     acts = roles["acts"]
     job = acts.value("SELECT madlib.mop_submit('SELECT pg_sleep(60) /* hunter2 */')")
@@ -138,6 +160,8 @@ def test_jobs_checkpoints_and_limits_leave_a_row(db, roles):
         "role": "acts",
         "changed": {"share": {"from": None, "to": 3}, "sessions": {"from": 2, "to": 1}},
     }
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('acts', 2); TRUNCATE madlib.mop_limit")
+    assert acts_of(db, of="act LIKE '%%limits'")[-1] == ("truncate limits", "postgres", "postgres", None)
     assert acts_of(acts, of="act LIKE '%%limits'") == []
 
 
