@@ -7,8 +7,10 @@ CREATE FUNCTION @extschema@.mop_note_counts(run bigint, run_fencing_token intege
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token);
-    IF (finished >= 0 AND failed >= 0 AND retried >= 0 AND sent >= 0) IS NOT TRUE THEN
-        RAISE EXCEPTION 'a count is a number from 0' USING ERRCODE = '22023';
+    -- (sums of many such numbers stay within bigint)
+    IF (finished BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15 AND retried BETWEEN 0 AND 1e15
+            AND sent BETWEEN 0 AND 1e15) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a count is a number from 0 to 1e15' USING ERRCODE = '22023';
     END IF;
     -- nothing depends on these rows after a crash
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -40,7 +42,8 @@ DECLARE
     closed @extschema@.mop_run;
     logged record;
     others record;
-    sent bigint := (SELECT sum(h.bytes) FROM @extschema@.mop_hop h WHERE h.run_id = run);
+    -- (the role's sessions tell the bytes)
+    sent bigint := (SELECT least(coalesce(sum(h.bytes), 0), 1e15) FROM @extschema@.mop_hop h WHERE h.run_id = run);
 BEGIN
     SELECT r.* INTO closed FROM @extschema@.mop_run r WHERE r.run_id = run;
     IF closed.function = 'remote_run' THEN
@@ -57,7 +60,7 @@ BEGIN
         greatest(0, coalesce(logged.finished, 0) - coalesce(others.finished, 0))::bigint,
         greatest(0, coalesce(logged.failed, 0) - coalesce(others.failed, 0))::bigint,
         greatest(0, coalesce(logged.retried, 0) - coalesce(others.retried, 0))::bigint,
-        greatest(0, coalesce(sent, 0) - coalesce(others.sent, 0))::bigint,
+        greatest(0, sent - coalesce(others.sent, 0))::bigint,
         CASE WHEN @extschema@.mop_trains(closed.function) THEN ended END);
 END
 $$;

@@ -199,7 +199,8 @@ BEGIN
         units_retried, sent_bytes)
     SELECT c.owner, sum(CASE WHEN c.outcome = 'finished' THEN 1 ELSE 0 END),
            sum(CASE WHEN c.outcome = 'failed' THEN 1 ELSE 0 END), sum(CASE WHEN c.outcome = 'cancelled' THEN 1 ELSE 0 END),
-           sum(c.units_finished), sum(c.units_failed), sum(c.units_retried), sum(c.sent_bytes)
+           least(sum(c.units_finished), 9e18), least(sum(c.units_failed), 9e18), least(sum(c.units_retried), 9e18),
+           least(sum(c.sent_bytes), 9e18)
     FROM @extschema@.mop_run_count c WHERE c.run_id = run GROUP BY c.owner;
     FOREACH name IN ARRAY @extschema@.mop_tables_of_runs() LOOP
         EXECUTE 'DELETE FROM @extschema@.' || quote_ident(name) || ' WHERE run_id = $1' USING run;

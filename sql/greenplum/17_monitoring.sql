@@ -6,14 +6,14 @@ SELECT o.role, coalesce(sum(r.running), 0)::bigint AS runs_running, 0::bigint AS
        coalesce(sum(r.sessions), 0)::bigint AS worker_sessions, NULL::bigint AS worker_sessions_busy,
        coalesce(sum(p.leased), 0)::bigint AS trainers_leased, coalesce(sum(p.idle), 0)::bigint AS trainers_idle,
        coalesce(sum(p.memory_bytes), 0)::bigint AS trainer_memory_bytes,
-       coalesce(sum(p.rows_bytes), 0)::bigint AS trainer_rows_bytes, coalesce(sum(r.bytes), 0)::bigint AS state_bytes,
+       coalesce(sum(p.rows_bytes), 0)::bigint AS trainer_rows_bytes, least(coalesce(sum(r.bytes), 0), 9e18)::bigint AS state_bytes,
        coalesce(sum(c.runs_finished), 0)::bigint AS runs_finished_total,
        coalesce(sum(c.runs_failed), 0)::bigint AS runs_failed_total,
        coalesce(sum(c.runs_cancelled), 0)::bigint AS runs_cancelled_total,
-       coalesce(sum(c.units_finished), 0)::bigint AS units_finished_total,
-       coalesce(sum(c.units_failed), 0)::bigint AS units_failed_total,
-       coalesce(sum(c.units_retried), 0)::bigint AS units_retried_total, 0::double precision AS core_seconds_total,
-       coalesce(sum(c.sent_bytes), 0)::bigint AS sent_bytes_total
+       least(coalesce(sum(c.units_finished), 0), 9e18)::bigint AS units_finished_total,
+       least(coalesce(sum(c.units_failed), 0), 9e18)::bigint AS units_failed_total,
+       least(coalesce(sum(c.units_retried), 0), 9e18)::bigint AS units_retried_total, 0::double precision AS core_seconds_total,
+       least(coalesce(sum(c.sent_bytes), 0), 9e18)::bigint AS sent_bytes_total
 FROM (
     SELECT n.owner, n.who::oid AS who, coalesce(a.rolname, '(dropped)') AS role
     FROM @extschema@.mop_owner n LEFT JOIN pg_catalog.pg_roles a ON a.oid = n.who

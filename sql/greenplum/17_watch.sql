@@ -15,7 +15,8 @@ LEFT JOIN (
     SELECT g.run_id, sum(g.units_done) AS done,
            sum(g.units_total) AS total,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
-           max(g.seconds_left) * interval '1 second' AS remaining
+           -- (a role may say that its run takes longer than an interval can)
+           CASE WHEN max(g.seconds_left) < 1e9 THEN max(g.seconds_left) * interval '1 second' END AS remaining
     FROM @extschema@.mop_progress g GROUP BY g.run_id) p USING (run_id)
 LEFT JOIN (
     SELECT c.run_id, count(*) AS failed FROM @extschema@.mop_configuration c WHERE c.error IS NOT NULL

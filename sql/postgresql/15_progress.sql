@@ -91,7 +91,8 @@ CROSS JOIN LATERAL (
            (SELECT count(*) FROM @extschema@.mop_configuration c
             WHERE c.run_id = s.run_id AND c.error IS NOT NULL) AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
-           max(g.seconds_left) * interval '1 second' AS remaining
+           -- (a role may say that its run takes longer than an interval can)
+           CASE WHEN max(g.seconds_left) < 1e9 THEN max(g.seconds_left) * interval '1 second' END AS remaining
     FROM @extschema@.mop_progress g WHERE g.run_id = s.run_id) p
 CROSS JOIN LATERAL (
     SELECT count(DISTINCT (u.backend_pid, u.started_at)) AS busy FROM @extschema@.mop_unit u

@@ -6,6 +6,7 @@ import pytest
 
 from cluster import Cluster, client_program
 from conftest import Client, eventually
+from forged import own_run
 
 
 class Standby(Cluster):
@@ -95,3 +96,16 @@ def test_writing_is_refused_in_words(standby):
     ):
         error = str(standby.error(f"SELECT {call}"))
         assert "read-only transaction" in error or "recovery" in error, error
+
+
+def test_no_run_of_the_primary_is_lost_on_the_standby(primary, standby):
+    primary.run("SET application_name = 'pg_mop test'")
+    run = own_run(primary)
+    primary.run("SELECT madlib.mop_reopen_run(%s, backend) FROM madlib.mop_tokens", [run])
+    running = "SELECT count(*) FROM madlib.mop_run WHERE status = 'running'"
+    assert eventually(lambda: standby.value(running) == 1)
+    told = "SELECT runs_running, runs_lost FROM madlib.mop_monitoring"
+    assert standby.run(told) == [{"runs_running": 0, "runs_lost": 0}]
+    assert primary.run(told) == [{"runs_running": 1, "runs_lost": 0}]
+    primary.run("SELECT madlib.mop_close_run(%s, 2, 'failed', NULL)", [run])
+    primary.run("RESET application_name; SELECT madlib.mop_drop_run(%s)", [run])

@@ -1,5 +1,6 @@
 """The view mop_monitoring, and the files for exporters and alerts that docs/ has: asked as a member of pg_monitor."""
 
+import json
 import pathlib
 import re
 
@@ -175,11 +176,62 @@ def test_a_role_counts_for_its_own_runs_alone_and_upwards(db, roles):
     for number, total in ((5, 5), (5, 5), (3, 5), (7, 7)):
         trains.run(note, [run, number])
         assert numbers(trains)["units_finished_total"] - before == total
-    for bad in (-1, None):
+    for bad in (-1, None, 10**15 + 1, 2**63 - 1):
         assert trains.error(note, [run, bad]).pgcode == "22023"
     assert "there is no run" in str(roles["trains_too"].error(note, [run, 9]))
     assert "permission denied" in str(trains.error("SELECT madlib.mop_count(%s, 1, 9, 0, 0, 0, NULL)", [run]))
     assert "taken over" in str(trains.error("SELECT madlib.mop_note_counts(%s, 2, 9, 0, 0, 0)", [run]))
+
+
+def test_no_role_makes_the_numbers_too_large_for_all(db, roles):
+    trains, watcher = roles["trains"], roles["watcher"]
+    before = numbers(watcher)
+    db.run("INSERT INTO madlib.mop_past_count (owner, units_finished, sent_bytes) SELECT owner, 9e18::bigint, 9e18::bigint "
+           "FROM madlib.mop_owner, generate_series(1, 101) WHERE role = 'trains'")  # fmt: skip
+    assert numbers(watcher)["units_finished_total"] == 9 * 10**18
+    trains.run("SELECT madlib.mop_housekeeping()")
+    assert numbers(watcher)["sent_bytes_total"] == 9 * 10**18
+    db.run("DELETE FROM madlib.mop_past_count c USING madlib.mop_owner o WHERE o.owner = c.owner AND role = 'trains'")
+    run = begun(trains)
+    hops = [{"stage": 1, "version": n, "source": "", "target": "s", "way": "direct", "bytes": 2**63 - 1, "seconds": 1}
+            for n in (1, 2)]  # fmt: skip
+    trains.run("SELECT madlib.mop_note_hops(%s, 2, %s)", [run, json.dumps(hops)])
+    trains.run("SELECT madlib.mop_close_run(%s, 2, 'failed', NULL)", [run])
+    assert numbers(watcher)["sent_bytes_total"] == 10**15 and before.keys() == numbers(watcher).keys()
+    trains.run("SELECT madlib.mop_drop_run(%s)", [run])
+    db.run("DELETE FROM madlib.mop_past_count c USING madlib.mop_owner o WHERE o.owner = c.owner AND role = 'trains'")
+
+
+def test_a_scrape_waits_for_no_transaction_that_drops_states(db, roles):
+    trains, watcher = roles["trains"], db.another("watcher")
+    run = own_run(trains, state=bytes(1000))
+    watcher.run("SET statement_timeout = '20 s'")
+    before = numbers(watcher)["state_bytes"]
+    assert before > 0
+    trains.run("BEGIN; SELECT madlib.mop_drop_states(%s)", [run])
+    assert numbers(watcher)["state_bytes"] == before
+    trains.run("COMMIT")
+    assert numbers(watcher)["state_bytes"] < before
+    watcher.close()
+
+
+def test_worker_sessions_count_for_the_role_of_their_run(db, roles):
+    run = own_run(roles["trains_too"])
+
+    def sessions():
+        return [numbers(roles["watcher"], role)["worker_sessions"] for role in ("trains", "trains_too")]
+
+    before = sessions()
+    db.run("GRANT trains_too TO trains")
+    member = db.another("trains")
+    member.run("SELECT set_config('application_name', %s, false)", [f"pg_mop run {run}"])
+    assert sessions() == [before[0], before[1] + 1], "another login acts for the role"
+    db.run("REVOKE trains_too FROM trains")
+    assert sessions() == [before[0] + 1, before[1]], "a name is no proof"
+    for name in ("pg_mop run x", "pg_mop run 99999999999999999999", "pg_mop run 0 relay"):
+        member.run("SELECT set_config('application_name', %s, false)", [name])
+        assert sessions() == [before[0] + 1, before[1]], name
+    member.close()
 
 
 def test_a_running_run_adds_its_units_before_it_ends(db, roles):
