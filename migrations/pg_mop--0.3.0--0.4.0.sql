@@ -422,8 +422,8 @@ DROP FUNCTION IF EXISTS
     @extschema@.madlib_keras_predict_byom(varchar, integer, varchar, varchar, varchar, varchar, double precision, boolean,
         text[], double precision, integer),
     @extschema@.mop_export_model(varchar, integer);
-DROP PROCEDURE IF EXISTS @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
-    varchar, varchar, boolean);
+DROP PROCEDURE IF EXISTS @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer,
+    boolean, varchar, varchar, boolean);
 -- sessions end with their run; trainers wait in a pool
 DROP EVENT TRIGGER IF EXISTS pg_mop_end_idle_sessions;
 DROP FUNCTION IF EXISTS @extschema@.mop_end_idle_sessions(), @extschema@.mop_start_trainer(text);

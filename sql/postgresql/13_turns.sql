@@ -2,15 +2,15 @@
 -- that may not go on keeps its sessions and trainers, and waits: its last command has committed, so nothing is lost.
 --
 -- The order: runs that have waited for a minute; then by priority; then roles by the core-seconds that they have had,
--- divided by their share (stride scheduling: Waldspurger and Weihl, 1995); then the runs of a role by deadline, as far as they
--- would be late otherwise; then the runs of a role by core-seconds. A role, and a run within its role, that has cores keeps its
--- place until it is a second of the whole server ahead.
+-- divided by their share (stride scheduling: Waldspurger and Weihl, 1995); then those runs of a role that would be
+-- late otherwise, by deadline; then the runs of a role by core-seconds. A role, and a run within its role, that has cores keeps
+-- its place until it is a second of the whole server ahead.
 
 -- The competing runs in this order, where the server has so many cores. `others`: how many times as long a run takes since
 -- other roles compete; `all_runs`: the same for its role's runs, too. Runs of lower priority do not count.
 CREATE FUNCTION @extschema@.mop_turn_order(total integer, OUT place bigint, OUT run_id bigint, OUT owner integer,
     OUT priority integer, OUT share double precision, OUT wanted integer, OUT cores integer, OUT role_cores bigint,
-    OUT role_pass double precision, OUT pass double precision, OUT urgency integer, OUT waits_since timestamptz,
+    OUT role_pass double precision, OUT pass double precision, OUT urgent boolean, OUT waits_since timestamptz,
     OUT left_seconds double precision, OUT others double precision, OUT all_runs double precision) RETURNS SETOF record
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -25,20 +25,21 @@ BEGIN
                c.role_runs * sum(c.role_share / c.role_runs) OVER up / c.role_share AS all_runs
         FROM competing c WINDOW up AS (ORDER BY c.priority DESC)
     ), judged AS (
-        -- 0: it would be late if it went on as now, by a quarter more than is expected; 1: it will be late anyway; 2: else
-        SELECT c.*, CASE WHEN c.deadline IS NULL OR c.deadline <= clock_timestamp() THEN 2
-                         WHEN c.left_seconds IS NULL THEN 0
-                         WHEN c.deadline < clock_timestamp() + c.left_seconds * c.others * interval '1 second' THEN 1
-                         WHEN c.deadline < clock_timestamp() + 1.25 * c.left_seconds * c.all_runs * interval '1 second' THEN 0
-                         ELSE 2 END AS urgency
+        -- urgent: it would be late if it went on as now and took a quarter longer than is expected, but not if it went before
+        -- its role's others. Without a prediction nobody can tell.
+        SELECT c.*, coalesce(
+            c.deadline > clock_timestamp() AND c.left_seconds IS NOT NULL
+            AND c.deadline >= clock_timestamp() + least(1e9, c.left_seconds * c.others) * interval '1 second'
+            AND c.deadline < clock_timestamp() + least(1e9, 1.25 * c.left_seconds * c.all_runs) * interval '1 second',
+            false) AS urgent
         FROM crowded c
     )
     SELECT row_number() OVER (ORDER BY c.starves DESC, c.priority DESC,
                c.role_pass - CASE WHEN c.role_cores > 0 THEN total / c.role_share ELSE 0 END, c.owner,
-               c.urgency, CASE WHEN c.urgency < 2 THEN c.deadline END,
+               c.urgent DESC, CASE WHEN c.urgent THEN c.deadline END,
                c.pass - CASE WHEN c.cores > 0 THEN total ELSE 0 END, c.run_id),
            c.run_id, c.owner, c.priority, c.role_share, least(c.wanted, total), least(c.cores, total), c.role_cores,
-           c.role_pass, c.pass, c.urgency, c.waits_since, c.left_seconds, c.others, c.all_runs
+           c.role_pass, c.pass, c.urgent, c.waits_since, c.left_seconds, c.others, c.all_runs
     FROM judged c;
 END
 $$;
@@ -70,8 +71,10 @@ BEGIN
             AND of_priority BETWEEN -100 AND 100) IS NOT TRUE THEN
         RAISE EXCEPTION 'a run wants some of the cores of a server, with a priority from -100 to 100' USING ERRCODE = '22023';
     END IF;
-    IF seconds_left NOT BETWEEN 0 AND 1e9 OR NOT isfinite(of_deadline) THEN
+    IF seconds_left < 0 OR seconds_left = 'NaN' OR NOT isfinite(of_deadline) THEN
         RAISE EXCEPTION 'a run has a deadline, and a number of seconds to train' USING ERRCODE = '22023';
+    ELSIF seconds_left > 1e9 THEN
+        seconds_left := 1e9; -- 30 years: others compute times from it
     END IF;
     -- nothing depends on these rows after a crash, and no run waits long for them
     PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true);
@@ -83,14 +86,16 @@ BEGIN
         ON CONFLICT DO NOTHING;
         INSERT INTO @extschema@.mop_turn AS t (run_id, owner, priority, share, wanted, cores, charged_at, waits_since, deadline,
             left_seconds)
-        SELECT run, r.owner, least(of_priority, l.max_priority), coalesce(l.share, 1), mop_take_turn.wanted, 0, now_here,
+        SELECT run, r.owner, least(of_priority, l.max_priority),
+            greatest(1e-6, least(1e6, coalesce(l.share, 1))), mop_take_turn.wanted, 0, now_here,
             now_here, of_deadline, seconds_left
         FROM @extschema@.mop_run r, @extschema@.mop_limits(token) AS l WHERE r.run_id = run
         ON CONFLICT (run_id) DO UPDATE SET wanted = EXCLUDED.wanted, cores = 0, charged_at = now_here, waits_since = now_here
         RETURNING * INTO mine;
         least_pass := (SELECT min(p.pass) FROM @extschema@.mop_competing c JOIN @extschema@.mop_role_turn p USING (owner)
                    WHERE c.owner <> mine.owner);
-        UPDATE @extschema@.mop_role_turn o SET pass = coalesce(greatest(least_pass, least(o.pass, least_pass + total / mine.share)), 0)
+        UPDATE @extschema@.mop_role_turn o
+        SET pass = coalesce(greatest(least_pass, least(o.pass, least_pass + total / mine.share)), 0)
         WHERE o.owner = mine.owner AND NOT EXISTS (
             SELECT 1 FROM @extschema@.mop_competing c WHERE c.owner = mine.owner AND c.run_id <> run);
         UPDATE @extschema@.mop_turn t SET pass = coalesce((
@@ -164,13 +169,17 @@ BEGIN
                             WHEN o.priority < mine.priority THEN 0.5
                             WHEN o.owner <> mine.owner
                                 THEN (mine.role_pass - o.role_pass + total / o.share) * o.share / o.role_cores
-                            WHEN o.urgency < mine.urgency THEN o.left_seconds * o.others
+                            WHEN o.urgent AND NOT mine.urgent THEN o.left_seconds * o.others
                             ELSE (mine.pass - o.pass + total) / o.cores END)
             FROM @extschema@.mop_turn_order(total) AS o WHERE o.run_id <> run AND o.cores > 0);
-        turn_at := greatest(clock_timestamp(), least(
-            clock_timestamp() + after * interval '1 second', mine.waits_since + interval '1 minute'));
+        -- (60 without a number)
+        turn_at := greatest(clock_timestamp(), least(clock_timestamp() + greatest(0, least(after, 60)) * interval '1 second',
+                                                     mine.waits_since + interval '1 minute'));
     END IF;
-    ends_at := coalesce(turn_at, clock_timestamp()) + mine.left_seconds * mine.all_runs * interval '1 second';
+    IF mine.left_seconds IS NOT NULL THEN
+        ends_at := coalesce(turn_at, clock_timestamp())
+                   + least(1e9, mine.left_seconds * mine.all_runs) * interval '1 second';
+    END IF;
 END
 $$;
 

@@ -71,8 +71,8 @@ BEGIN
 END
 $$;
 
--- A coordinator registers a remote run's report of a unit that a server has done. A stage's state is at the version that was registered last,
--- and only on the server of that unit. A repeated registration changes nothing.
+-- A coordinator registers a remote run's report of a unit that a server has done. A stage's state is at the version that was
+-- registered last, and only on the server of that unit. A repeated registration changes nothing.
 CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_fencing_token integer, report json, on_server name,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -177,20 +177,38 @@ def test_a_deadline_that_is_far_away_changes_nothing_and_one_that_is_past_neithe
     assert all(seconds == pytest.approx(20, abs=6) for seconds in had), had
 
 
-def test_the_earliest_deadline_goes_first_and_one_that_cannot_be_made_comes_after_those_that_can(db, roles):
+def test_the_earliest_deadline_goes_first_and_one_that_cannot_be_made_has_no_precedence(db, roles):
     runs = [
         Run(roles["turn0"]),
-        Run(roles["turn0"], deadline=20, left=500),  # it will be late anyway
+        Run(roles["turn0"], deadline=20, left=500),  # it will be late anyway: as good as no deadline
         Run(roles["turn0"], deadline=900, left=400),
         Run(roles["turn0"], deadline=800, left=400),
-        Run(roles["turn0"], deadline=700),  # nobody knows what it takes
+        Run(roles["turn0"], deadline=700),  # nobody knows what it takes: likewise
         Run(roles["turn1"], priority=-1, deadline=10, left=9),
     ]
     for run in runs:
         run.ask(0)
     order = [row["run_id"] for row in db.run("SELECT run_id FROM madlib.mop_turn_order(2) ORDER BY place")]
-    assert order == [runs[n].run_id for n in (4, 3, 2, 1, 0, 5)]
+    assert order == [runs[n].run_id for n in (3, 2, 0, 1, 4, 5)]
     assert "permission denied" in str(roles["turn0"].error("SELECT * FROM madlib.mop_turn_order(2)"))
+
+
+def test_large_and_small_numbers_end_no_run(db, roles):
+    """Times and weights that one role or an administrator sets are bounded before others compute with them."""
+    db.run("INSERT INTO madlib.mop_limit (role, share) VALUES ('turn0', 5e-324), ('turn1', 1e308)")
+    runs = [
+        Run(roles["turn0"], deadline=10**9, left=1e300),
+        Run(roles["turn1"], deadline=10**10, left=float("inf")),
+        Run(roles["turn1"], deadline=99, left=1e9),
+        Run(roles["turn2"], left=10),
+    ]
+    for _ in range(3):
+        for run in runs:
+            assert run.ask() in (0, 1, 2)
+        pass_time(db, 4)
+    rows = db.run("SELECT turn_at, ends_at, share FROM madlib.mop_queue")
+    assert len(rows) == 4 and all(row["ends_at"] is not None for row in rows)
+    assert {row["share"] for row in rows} == {1e-6, 1, 1e6}
 
 
 def test_a_deadline_is_no_priority(db, roles):
@@ -429,6 +447,8 @@ def test_a_bad_priority_is_refused_before_the_run_begins(db, ann, data):
         ("2020-01-01", "is not in the future"),
         ("-2 hours", "is not in the future"),
         ("2020-13-45", 'invalid value for setting "pg_mop.deadline"'),
+        ("9999 years", "is beyond the year 9999"),
+        ("17:00", 'ambiguous value for setting "pg_mop.deadline": "17:00"'),
     ],
 )
 def test_a_bad_deadline_is_refused_before_the_run_begins(db, ann, data, text, message):

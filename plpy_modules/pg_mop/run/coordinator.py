@@ -717,7 +717,7 @@ class Coordinator:
 
         def left() -> float:
             trained = before + (self.executor.trained if self.executor is not None else 0)
-            return float(makespan * max(0.0, 1 - trained / units))
+            return min(1e9, float(makespan * max(0.0, 1 - trained / units)))
 
         return left
 
