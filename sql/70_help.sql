@@ -4,8 +4,8 @@ DO $do$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['training_preprocessor_dl', 'validation_preprocessor_dl', 'load_keras_model', 'delete_keras_model',
-        'load_custom_function', 'delete_custom_function', 'load_top_k_accuracy_function',
+    FOREACH name IN ARRAY ARRAY['training_preprocessor_dl', 'validation_preprocessor_dl', 'load_keras_model',
+        'delete_keras_model', 'load_custom_function', 'delete_custom_function', 'load_top_k_accuracy_function',
         'load_model_selection_table', 'generate_model_configs', 'madlib_keras_fit_multiple_model',
         'mop_fit_multiple_model', 'mop_search', 'madlib_keras_automl', 'hyperband_schedule', 'mop_stop_trial',
         'mop_add_trial', 'mop_more', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',

@@ -55,7 +55,7 @@ def run_id(roles):
 
 
 @pytest.mark.slice
-def test_the_files_for_exporters_have_every_number_and_run_as_who_only_watches(roles, run_id):
+def test_the_files_for_exporters_have_every_number_and_run_as_who_only_watches(db, roles, run_id):
     watcher = roles["watcher"]
     queries = {query["query_name"]: query["query"] for query in COLLECTOR["queries"]}
     seen, kinds = set(), {}
@@ -76,7 +76,12 @@ def test_the_files_for_exporters_have_every_number_and_run_as_who_only_watches(r
     assert columns.pop("role")[0] == "LABEL" and columns == kinds
     for rule in RULES["groups"][0]["rules"]:
         names = set(re.findall(r"pg_mop_(\w+)", rule["expr"]))
-        assert names and names <= seen and rule["annotations"]["summary"], rule
+        advice = rule["annotations"]["summary"]
+        hints = re.findall(r"SELECT .+? FROM madlib\.\w+", advice)
+        assert (
+            names and names <= seen and hints and "mop_" not in re.sub("|".join(map(re.escape, hints)), "", advice)
+        ), rule
+        db.run("; ".join(hints))
     document = (DOCS / "administration.md").read_text()
     assert set(re.findall(r"\bpg_mop_(\w+)", document)) <= seen
 
