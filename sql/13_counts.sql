@@ -18,14 +18,15 @@ BEGIN
 END
 $$;
 
--- Raises the numbers of a coordinator to these, and records the outcome of its run.
+-- Raises the numbers of a coordinator to these, and records the first outcome of its run: a finished run whose output cannot
+-- be written counts as finished, since a counter that falls would be taken for one that began anew.
 CREATE FUNCTION @extschema@.mop_count(run bigint, run_fencing_token integer, finished bigint, failed bigint,
     retried bigint, sent bigint, ended text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE @extschema@.mop_run_count c SET units_finished = greatest(c.units_finished, finished),
         units_failed = greatest(c.units_failed, failed), units_retried = greatest(c.units_retried, retried),
-        sent_bytes = greatest(c.sent_bytes, sent), outcome = coalesce(ended, c.outcome)
+        sent_bytes = greatest(c.sent_bytes, sent), outcome = coalesce(c.outcome, ended)
     WHERE c.run_id = run AND c.fencing_token = run_fencing_token;
     IF NOT FOUND THEN
         INSERT INTO @extschema@.mop_run_count (run_id, fencing_token, owner, outcome, units_finished, units_failed,
