@@ -80,6 +80,23 @@ class Servers:
         assert call.end() is None
         self.check(run_id, replay=True)
 
+    def kill_at_work(self, run_id):
+        """Kill the first worker while it has a unit of the run. (Of a server without a unit nobody notices at once.)"""
+        running = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND server = 'w1' AND status = 'running'"
+
+        def caught():
+            if not self.db.value(running, [run_id]):
+                return False
+            self.hang()
+            time.sleep(0.3)  # a commit may be on its way
+            if self.db.value(running, [run_id]):
+                return True
+            self.go_on()
+            return False
+
+        assert eventually(caught, 60)
+        self.workers[0].kill()
+
     def stop(self):
         self.relay.close()
         for cluster in (self.coordinator, *self.workers):

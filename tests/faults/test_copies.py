@@ -49,7 +49,7 @@ def without(servers, call):
 
 def test_a_run_goes_on_without_a_server_that_was_killed(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()
+    servers.kill_at_work(run_id)
     assert call.end() is None
     assert f"run {run_id} goes on without server w1, on copies" in " ".join(call.client.connection.notices)
     assert servers.db.value("SELECT count(*) FROM models") == 2
@@ -59,7 +59,7 @@ def test_a_run_goes_on_without_a_server_that_was_killed(servers):
 
 def test_a_server_that_is_back_is_used_again(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()  # (it has units left, so this is noticed)
+    servers.kill_at_work(run_id)
     with servers.holding():
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.workers[0].start()
@@ -302,7 +302,7 @@ def test_both_servers_are_lost_and_one_is_back(servers):
 def test_a_server_that_is_back_and_does_not_answer_holds_nobody_up(servers):
     """It answers its pulse, but nothing that is asked of it then: the run comes to its end without it."""
     call, run_id = servers.begin()
-    servers.workers[0].kill()  # (it has units left, so this is noticed)
+    servers.kill_at_work(run_id)
     with servers.holding():
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.relay.holds.set()
@@ -343,7 +343,7 @@ def test_a_state_that_no_other_server_has_is_waited_for(servers):
 
 def test_other_rows_on_a_server_that_is_back_are_not_used(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()  # (it has units left, so this is noticed)
+    servers.kill_at_work(run_id)
     with servers.holding():
         assert eventually(lambda: goes_without(servers, run_id), 30)
         servers.relay.holds.set()  # the coordinator does not come there meanwhile
