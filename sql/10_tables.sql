@@ -216,14 +216,14 @@ CREATE TABLE @extschema@.mop_past_count (
 );
 CREATE INDEX mop_run_in_progress ON @extschema@.mop_run (owner) WHERE status = 'running';
 
--- Who did what, and when (13_audit.sql): rows are only added. (Its column has no name run_id, for the rows outlive their runs.
--- It has no key, for a dump is restored beside rows that the restoration itself adds.)
+-- Who did what, and when (13_audit.sql): rows are only added. The column `run` is no foreign key: a row
+-- outlives its run. The table has no primary key: a restored dump meets rows that the restoration has added.
 CREATE TABLE @extschema@.mop_audit_log (
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     act text NOT NULL,
     run bigint,                         -- NULL: the act is on no run
     role name,                          -- whose rights were in force: its name at that time, or at a dump
-    login name NOT NULL,                -- who was logged in
+    login name NOT NULL,                -- the role that was logged in
     who regrole,                        -- the role's OID; 0: it was dropped before a dump
     details json                        -- numbers and names
 );

@@ -20,7 +20,7 @@ PROCEDURES = {  # (trials, parameters)
 
 
 class Costs:
-    """What the Dealer knows of an iteration."""
+    """The seconds of units, and the speedups, that the Dealer is told."""
 
     def certain(self, stage):
         return SECONDS

@@ -119,6 +119,11 @@ class Planner:
         """How many training units a stage has."""
         return 1 if self.workload.averaging else len(self.workload.keys("training")) - len(self.held_out(stage))
 
+    def unit_key(self, number: int) -> tuple[Any, str]:
+        """Equal for stages (by number) whose units take about equally long: the same compiled model and fit parameters."""
+        stage = self.plan.stages[number]
+        return self.sharing.key(stage), stage.parameters[1]
+
     def may_chain(self, keys: Iterable[SegmentKey]) -> bool:
         """True where one trainer can keep the rows of all these segments, a worker's, so that its units may form chains.
 

@@ -354,14 +354,7 @@ class Coordinator:
         if not options["deal_threads"]:
             return Threads(options["threads"])
         return Dealer(
-            self.board,
-            options["most_threads"],
-            options["threads"],
-            lambda number: (
-                planner.sharing.key(planner.plan.stages[number]),
-                planner.plan.stages[number].parameters[1],
-            ),
-            self.estimates(planner),
+            self.board, options["most_threads"], options["threads"], planner.unit_key, self.estimates(planner)
         )
 
     def _shape(self) -> str:

@@ -241,12 +241,9 @@ class _Work:
 
     def dealer(self, board: Board) -> Dealer | None:
         """The Dealer of the run; None: threads are fixed."""
-        stages, sharing = self.planner.plan.stages, self.planner.sharing
         if not self.deals:
             return None
-        return Dealer(
-            board, self.most, self.least, lambda n: (sharing.key(stages[n]), stages[n].parameters[1]), _Costs(self)
-        )
+        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self))
 
     def seconds(self, unit: Unit) -> float:
         """Seconds of a unit, for the simulator."""
@@ -277,7 +274,7 @@ def _simulate(
     batches = _Counting(
         board,
         scheduler,
-        lambda number: (planner.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]),
+        planner.unit_key,
         lambda number: work.bytes_of(plan.stages[number]),
         work.chain_seconds,
         lambda stage, child: not stage.ends and not stage.evaluated,
