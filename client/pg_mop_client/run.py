@@ -194,6 +194,10 @@ class Run:
         """Continue the run after it was cancelled or has failed."""
         return self.selection.mop_resume(self.run_id)
 
+    def replay(self, models: str) -> Any:
+        """Train the run again by its log, as a new run into table `models` and those that belong to it: the Run."""
+        return self.selection.mop_replay(self.run_id, models)
+
     # --- models ------------------------------------------------------------------------------------------
     def _mst_key(self, mst_key: Any) -> int | None:
         """The number of a configuration, by default the best; None for madlib_keras_fit. Raises ClientError."""

@@ -212,6 +212,10 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     assert later.run_id > stopped.run_id
     again = stopped.resume()
     assert again.run_id == stopped.run_id and again.info.status == "finished"
+    repeated = later.replay("repeated")
+    assert repeated.run_id > later.run_id and repeated.models == "repeated"
+    told = lambda run: sorted(map(tuple, run.metrics()[["mst_key", "iteration", "dataset", "name", "value"]].values))  # noqa: E731
+    assert told(repeated) == told(later)
 
 
 def test_ctrl_c_ends_a_call_that_does_not_train(s):

@@ -8,8 +8,8 @@ import time
 import psycopg2
 import pytest
 
-from conftest import all_trainers, eventually
-from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+from conftest import Calling, all_trainers, eventually
+from workload import ADAM, dense, fit, last_run, layer, load, make_data, selection, sequential
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, 'flowers_val')"
 SPACE = (
@@ -266,6 +266,31 @@ def test_the_mode_ends_with_every_error(db):
     db.run(FIT)
     assert db.value("SELECT count(*) FROM m") == 3
     db.run("RESET mop_explain.call; DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+
+
+def test_what_is_left_of_a_cancelled_run_is_planned(db):
+    client = db.another()
+    client.run("SET pg_mop.chain_seconds = 0; SET pg_mop.reuse = off")
+    call = Calling(client, FIT.replace("3, FALSE, 'flowers_val'", "400, FALSE").replace("'m'", "'left'"))
+    trained = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
+    assert eventually(lambda: db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'left'"))
+    run_id = last_run(db)
+    resume = f"SELECT madlib.mop_resume({run_id})"
+    assert "is running" in str(db.error("SELECT madlib.mop_explain(%s)", [resume]))
+    assert eventually(lambda: db.value(trained, [run_id]) > 10)
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert call.end().pgcode == "57014"
+    done, before = db.value(trained, [run_id]), everything(db)
+    found = plan(db, resume)
+    assert found["stages"]["asked"] == 3 * 400
+    # (of an iteration that is not done yet, the plan has all units)
+    assert 0 <= found["prediction"]["training_units"] - (3 * 400 * 2 - done) <= 3
+    assert everything(db) == before
+    assert f"no run {run_id + 1000}" in str(
+        db.error("SELECT madlib.mop_explain(%s)", [f"SELECT madlib.mop_resume({run_id + 1000})"])
+    )
+    client.close()
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
 
 def test_a_configuration_that_takes_longest_is_named(db):

@@ -217,6 +217,16 @@ def test_a_guess_is_said_to_be_one():
 # --- the account of a run -------------------------------------------------------------------------------------------
 
 
+ACCOUNT = {
+    "run_id": 4,
+    "function": "f",
+    "status": "running",
+    "prediction": None,
+    "units": {"train": 0, "evaluate": 0},
+    "moved": {"hops": 0, "bytes": 0, "seconds": 0, "ways": {}},
+}
+
+
 def unit(mst_key, session, began, ended, **more):
     return {
         "mst_key": mst_key,
@@ -258,6 +268,21 @@ def test_the_processors_of_units_that_tell_them():
     assert run_account.account(units[1:], 2.0, 2)["processors"] is None
 
 
+def test_the_threads_of_units_that_tell_them():
+    units = [unit(1, 7, 1.0, 2.0, threads=1), unit(2, 8, 1.0, 2.0, threads=1), unit(2, 9, 2.5, 3.0, threads=2)]
+    found = run_account.account(units, 3.0, 2)
+    assert found["threads"] == [
+        {"threads": 1, "sessions": 2, "from": 0.0, "units": 2},
+        {"threads": 2, "sessions": 1, "from": 1.5, "units": 1},
+    ]
+    text = run_account.render({**ACCOUNT, "actual": {**found, "seconds": 3.0}})
+    assert "\n  Threads: 1 in 2 sessions from 0 ms on (2 units); 2 in 1 session from 1.5 s on (1 unit)" in text
+    assert "Threads" not in run_account.render(
+        {**ACCOUNT, "actual": {**run_account.account(units[:2], 3.0, 2), "seconds": 3.0}}
+    ), "all of them are equal"
+    assert run_account.account([unit(1, 7, 0.0, 2.0)], 2.0, 2)["threads"] == []
+
+
 def test_units_of_a_batch_count_their_step_once():
     units = [unit(key, 7, 0.0, 2.0, train=0.5) for key in (1, 2, 3)]
     found = run_account.account(units, 2.0, 2)
@@ -282,16 +307,7 @@ def test_a_run_that_goes_on_counts_until_now_and_one_without_units_is_told():
     assert found["makespan"] == 5.0 and found["sessions"][0]["busy"] == 5.0
     empty = run_account.account([], 6.0, 1)
     assert empty["makespan"] == 0.0 and empty["critical_path"] is None
-    account = {
-        "run_id": 4,
-        "function": "f",
-        "status": "running",
-        "prediction": None,
-        "units": {"train": 0, "evaluate": 0},
-        "actual": {**empty, "seconds": 6.0},
-        "moved": {"hops": 0, "bytes": 0, "seconds": 0, "ways": {}},
-    }
-    assert run_account.render(account).splitlines() == [
+    assert run_account.render({**ACCOUNT, "actual": {**empty, "seconds": 6.0}}).splitlines() == [
         "Run 4: f, goes on  (actual time=6 s)",
         "  Makespan: actual 0 ms",
         "  Units: 0 trained, 0 evaluated; no prediction was stored when the run began",

@@ -81,7 +81,7 @@ def _units(db: Any, run_id: int) -> list[dict[str, Any]]:
         "SELECT u.mst_key, u.stage, u.iteration, u.segment, u.kind, u.status, u.backend_pid AS session, "
         "u.server::text AS server, "
         "extract(epoch FROM u.started_at - r.started_at)::float8 AS began, "
-        "extract(epoch FROM u.finished_at - r.started_at)::float8 AS ended, u.train_seconds AS train, u.cpu_seconds AS cpu, "
+        "extract(epoch FROM u.finished_at - r.started_at)::float8 AS ended, u.train_seconds AS train, u.cpu_seconds AS cpu, u.threads, "
         "u.read_seconds AS read, u.write_seconds AS write, CASE WHEN u.compilations > 0 THEN "
         "greatest(c.plain_compile_seconds, c.loop_compile_seconds, c.xla_compile_seconds, c.vmap_compile_seconds) END "
         f"AS compile FROM {db.extension}.mop_units u JOIN {db.extension}.mop_runs r USING (run_id) "

@@ -23,6 +23,7 @@ SUPPORTED = (
     "mop_search",
     "madlib_keras_automl",
     "mop_more",
+    "mop_resume",
     "mop_replay",
     "mop_train",
     "mop_retrain",

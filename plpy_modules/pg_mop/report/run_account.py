@@ -19,7 +19,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
 
     `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind, segment, session (any key), status,
     began and ended (seconds from the run's start, None: it runs), train, cpu, read, write and compile (seconds; None:
-    unknown); `until`: the run's end, or now; `sessions`: that it asked for.
+    unknown), and threads (of the trainer); `until`: the run's end, or now; `sessions`: that it asked for.
 
     The units of a unit batch have the times of their step and a part of its seconds each.
     """
@@ -35,6 +35,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
             "sessions": [],
             "critical_path": None,
             "processors": None,
+            "threads": [],
             "units": 0,
         }
     first = min(unit["began"] for unit in begun)
@@ -66,6 +67,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
         ],
         "critical_path": _critical_path(begun, first, until),
         "processors": _processors(begun),
+        "threads": _threads(begun, first),
     }
 
 
@@ -77,6 +79,24 @@ def _processors(units: Sequence[Row]) -> dict[str, float] | None:
         return None
     cpu = sum(unit["cpu"] for unit in known)
     return {"seconds": cpu, "busy": cpu / max(1e-9, sum(unit["train"] for unit in known))}
+
+
+def _threads(units: Sequence[Row], first: float) -> list[dict[str, Any]]:
+    """How many sessions had trainers with how many threads, from when on (seconds after the first unit's start), and for how
+    many units; by the number of threads. Empty where no unit tells them."""
+    by_count: dict[int, list[Row]] = {}
+    for unit in units:
+        if unit.get("threads") is not None:
+            by_count.setdefault(unit["threads"], []).append(unit)
+    return [
+        {
+            "threads": count,
+            "sessions": len({unit["session"] for unit in own}),
+            "from": min(unit["began"] for unit in own) - first,
+            "units": len(own),
+        }
+        for count, own in sorted(by_count.items())
+    ]
 
 
 def pauses(units: Sequence[Row]) -> list[tuple[float, float]]:
@@ -215,6 +235,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"  Processors: {seconds(processors['seconds'])} of the trainers, {processors['busy']:.2f} busy on average while "
             "one of them trains or evaluates"
         )
+    yield from _dealt(actual["threads"], expected)
     path = actual["critical_path"]
     if path is not None:
         yield (
@@ -237,6 +258,20 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"  States between servers: {moved['hops']} hops, {size(moved['bytes'])}, {seconds(moved['seconds'])}"
             + (f"; {through} of them through the coordinator's server" if through else "")
         )
+
+
+def _dealt(threads: Sequence[Mapping[str, Any]], expected: Mapping[str, Any] | None) -> Iterator[str]:
+    """The line on trainers that had more threads than others of the run, or that were expected to have more."""
+    planned = (expected or {}).get("dealt")
+    if len(threads) < 2 and not planned:
+        return
+    said = "; ".join(
+        f"{one['threads']} in {one['sessions']} session{'s' * (one['sessions'] != 1)} from {seconds(one['from'])} on "
+        f"({one['units']} unit{'s' * (one['units'] != 1)})"
+        for one in threads
+    )
+    before = f"expected {planned['threads']} from {seconds(planned['from'])} on, actual " if planned else ""
+    yield f"  Threads: {before}{said or 'unknown'}"
 
 
 def _of_search(expected: Mapping[str, Any]) -> str:
