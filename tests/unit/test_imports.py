@@ -24,6 +24,7 @@ ROOMS = {
     "run",
     "schedule",
     "search",
+    "spaces",
 }
 
 

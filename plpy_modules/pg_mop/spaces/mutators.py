@@ -1,0 +1,417 @@
+"""Mutators on a base model: which layers each matches, the choice points that follow, and the steps that make a member.
+
+Mutators act one after the other: a later one matches what earlier ones have made. So a value that is chosen before a `repeat`
+is that of all copies, and one after it is chosen for each copy. All matches are found once, before any member is made: in the
+graph in which every choice adds all the layers that it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mop_udf.architecture import ArchitectureError
+from pg_mop.plan.shapes import Misfit
+from pg_mop.spaces.cells import Cell
+from pg_mop.spaces.choices import ALWAYS, Chosen, Condition, Point, Points, either, opened
+from pg_mop.spaces.graph import LISTS, Graph
+from pg_mop.spaces.reading import MOST_OPTIONS, Mutator, SpaceError, checked_layer
+
+MOST_POINTS = 2000  # of a base model
+MOST_LAYERS = 5000
+
+Layer = dict[str, Any]
+
+
+@dataclass
+class Slot:
+    """A layer that members may have: `class_name` and `layer` as far as known, and the condition of its being there.
+
+    `anchor`: the layer of the template graph that has its place; `entangled`: whether it is there depends on two choices at
+    once, so that no later mutator can change it.
+    """
+
+    name: str
+    layer: Layer
+    condition: Condition
+    anchor: str
+    entangled: bool = False
+    chosen: set[str] = field(default_factory=set)  # arguments that a mutator has chosen
+
+    @property
+    def class_name(self) -> str:
+        return str(self.layer["class_name"])
+
+
+@dataclass
+class Target:
+    """A layer that a mutator changes, and the condition of its being there."""
+
+    name: str
+    condition: Condition
+    slots: list[Slot]
+
+
+Step = Callable[[Graph, Chosen], None]
+
+
+class Plan:
+    """The choice points and steps of a base model under mutators. `matched`: numbers of the mutators that match a layer."""
+
+    def __init__(self, base: Graph, model_id: int, mutators: Sequence[Mutator]) -> None:
+        """`base`: its graph, which is changed. Raises SpaceError."""
+        self.graph, self.model_id = base, model_id
+        self.points: list[Point] = []
+        self.steps: list[Step] = []
+        self.matched: set[int] = set()
+        self.names = set(base.layers)
+        self.taken: set[str] = set()  # names of points
+        self.shown_at: dict[str, str] = {}  # name of a point -> the layer of the base model where it is shown
+        self.slots = [Slot(name, base.layers[name], ALWAYS, name) for name in _order(base) if base.is_layer(name)]
+        for mutator in mutators:
+            if not mutator.bases or model_id in mutator.bases:
+                try:
+                    self._apply(mutator)
+                except Misfit as error:
+                    raise SpaceError(f"mutator {mutator.number} ({mutator.change}): {error}") from None
+            if len(self.points) > MOST_POINTS:
+                raise SpaceError(f"model_id {model_id} has more than {MOST_POINTS} choice points")
+            if len(self.slots) > MOST_LAYERS:
+                raise SpaceError(f"members of model_id {model_id} may have more than {MOST_LAYERS} layers")
+        self.choices = Points(self.points)
+
+    # --- matching ------------------------------------------------------------------------------------
+    def _apply(self, mutator: Mutator) -> None:
+        targets = self._targets(mutator, mutator.match)
+        if not targets:
+            return
+        self.matched.add(mutator.number)
+        own: Callable[[Mutator, list[Target]], None] = getattr(self, f"_{mutator.change}")
+        if mutator.together:
+            own(mutator, targets)
+        else:
+            for target in targets:
+                own(mutator, [target])
+
+    def _targets(self, mutator: Mutator, match: Any) -> list[Target]:
+        found: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            if match.fits(slot.name, slot.class_name):
+                found.setdefault(slot.name, []).append(slot)
+        targets = []
+        for name in match.at(list(found)):
+            condition = either([slot.condition for slot in found[name]])
+            if condition is None or any(slot.entangled for slot in found[name]):
+                raise SpaceError(
+                    f"mutator {mutator.number} matches layer {name!r}, which depends on two choices at once",
+                    "Put the mutator before the one that repeats the layer: its choice is that of all copies.",
+                )
+            targets.append(Target(name, condition, found[name]))
+        return targets
+
+    def _point(self, mutator: Mutator, targets: Sequence[Target], what: str, options: Sequence[Any]) -> Point:
+        """A new choice point for layers. `what`: its name, where the mutator gives none."""
+        conditions = {target.condition for target in targets}
+        condition = conditions.pop() if len(conditions) == 1 else ALWAYS
+        name = mutator.name or what
+        if mutator.name and not mutator.together:
+            name = f"{name} of {targets[0].name}" if what != mutator.name else name
+        point = self.new_point(name, options, condition)
+        self.shown_at[point.name] = targets[0].slots[0].anchor
+        return point
+
+    def new_point(self, name: str, options: Sequence[Any], condition: Condition) -> Point:
+        """A new choice point with a name like this one."""
+        number, made = 1, name
+        while made in self.taken:
+            number, made = number + 1, f"{name} ({number})"
+        self.taken.add(made)
+        point = Point(made, options, condition.point, condition.options)
+        self.points.append(point)
+        return point
+
+    def free(self, name: str) -> str:
+        """A name that no layer of any member has; it is taken from now on."""
+        number, made = 1, name
+        while made in self.names:
+            number, made = number + 1, f"{name}_{number}"
+        self.names.add(made)
+        return made
+
+    # --- changes -------------------------------------------------------------------------------------
+    def _value(self, mutator: Mutator, targets: list[Target]) -> None:
+        argument = mutator.argument
+        for slot in (slot for target in targets for slot in target.slots):
+            if argument in slot.chosen:
+                raise SpaceError(f"mutator {mutator.number} chooses {argument!r} of layer {slot.name!r} a second time")
+            slot.chosen.add(argument)
+            config = slot.layer["config"]
+            if (
+                argument not in config and "trainable" in config and "dtype" in config
+            ):  # Keras has written it: it is whole
+                raise SpaceError(
+                    f"mutator {mutator.number} sets {argument!r}, which is no argument of the {slot.class_name} {slot.name!r}",
+                    f"It has {', '.join(key for key in config if key not in ('name', 'trainable', 'dtype'))}.",
+                )
+        values = [self._checked_values(mutator, target, value) for target in targets for value in [mutator.options]]
+        where = targets[0].name if not mutator.together else str(mutator.match)
+        point = self._point(mutator, targets, f"{where}.{argument}", mutator.written)
+
+        def step(graph: Graph, chosen: Chosen) -> None:
+            if point.name in chosen:
+                for target, checked in zip(targets, values):
+                    if target.condition.holds(chosen):
+                        graph.set(target.name, argument, checked[chosen[point.name]])
+
+        self.steps.append(step)
+
+    def _checked_values(self, mutator: Mutator, target: Target, values: Sequence[Any]) -> list[Any]:
+        """The values, as the allow-list writes them, for each class that the layer may have."""
+        made = list(values)
+        for slot in target.slots:
+            for at, value in enumerate(values):
+                layer = {**slot.layer, "config": {**slot.layer["config"], mutator.argument: value}}
+                try:
+                    made[at] = checked_layer(layer)["config"].get(mutator.argument, value)
+                except (ArchitectureError, Misfit) as error:
+                    raise SpaceError(f"mutator {mutator.number} has an option that may not be used: {error}") from None
+        return made
+
+    def _layer(self, mutator: Mutator, targets: list[Target]) -> None:
+        where = targets[0].name if not mutator.together else str(mutator.match)
+        point = self._point(mutator, targets, where, mutator.written)
+        for target in targets:
+            names = [self._named(option, target.name, True) for option in mutator.options]
+            self._offer(target, point, mutator.options, names)
+            self.steps.append(_replacing(target, point, mutator.options, names))
+            shown = next((at for at, option in enumerate(mutator.options) if option), None)
+            if shown is not None and None not in mutator.options:
+                _replace(self.graph, target.name, mutator.options[shown], names[shown])
+
+    _remove = _layer
+
+    def _offer(self, target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
+        """Put the layers of a layer choice among the slots, in the place of the target's."""
+        kept = frozenset(at for at, option in enumerate(options) if option is None)
+        entangled = target.condition != opened(point)
+        made = []
+        for slot in target.slots if kept else ():
+            # (of a layer of several classes, the choice alone does not tell the class)
+            apart = entangled or slot.condition != target.condition
+            made.append(Slot(slot.name, slot.layer, Condition(point, kept), slot.anchor, apart, slot.chosen))
+        for at, option in enumerate(options):
+            for name, layer in zip(names[at], option or ()):
+                made.append(Slot(name, layer, Condition(point, frozenset([at])), target.slots[0].anchor, entangled))
+        first = self.slots.index(target.slots[0])
+        self.slots[first:first] = made
+        self.slots = [slot for slot in self.slots if not any(slot is old for old in target.slots)]
+
+    def _insert(self, mutator: Mutator, targets: list[Target]) -> None:
+        word = "before" if mutator.before else "after"
+        where = targets[0].name if not mutator.together else str(mutator.match)
+        point = self._point(mutator, targets, f"{word} {where}", mutator.written)
+        for target in targets:
+            names = [self._named(option, f"{target.name}_{word}", False) for option in mutator.options]
+            at_slot = self.slots.index(target.slots[0] if mutator.before else target.slots[-1])
+            anchor = target.slots[0].anchor
+            self.slots[at_slot + (not mutator.before) : at_slot + (not mutator.before)] = [
+                Slot(name, layer, Condition(point, frozenset([at])), anchor, target.condition != opened(point))
+                for at, option in enumerate(mutator.options)
+                for name, layer in zip(names[at], option)
+            ]
+            if mutator.before:
+                self.graph.input_of(self.graph.first_of(anchor))
+            self.steps.append(_inserting(target, point, mutator.options, names, mutator.before))
+
+    def _named(self, option: Any, name: str, keeps: bool) -> list[str]:
+        """Names of an option's layers. `keeps`: the last one keeps the name `name`, so that others find it."""
+        if not option:
+            return []
+        made = []
+        for number, layer in enumerate(option, 1):
+            if keeps and number == len(option):
+                made.append(name)
+            else:
+                made.append(
+                    self.free(layer["config"].get("name") or (name if len(option) == 1 else f"{name}_{number}"))
+                )
+        return made
+
+    def _repeat(self, mutator: Mutator, targets: list[Target]) -> None:
+        (target,) = targets
+        ends = [target] if mutator.to is None else self._targets(mutator, mutator.to)
+        reached = self.graph.after(target.slots[0].anchor)
+        ends = [end for end in ends if end.slots[0].anchor in reached]
+        if not ends:
+            raise SpaceError(
+                f"mutator {mutator.number} repeats from {target.name!r} to {mutator.to}, which does not follow it"
+            )
+        last = ends[0]
+        anchors = target.slots[0].anchor, last.slots[0].anchor
+        if last.condition not in (target.condition, ALWAYS):
+            raise SpaceError(
+                f"mutator {mutator.number} repeats to layer {last.name!r}, which is not in each member that has {target.name!r}"
+            )
+        point = self._point(mutator, targets, f"times {target.name}", mutator.options)
+        anchors = self.graph.first_of(anchors[0]), self.graph.last_of(anchors[1])
+        _, inside = self.graph.block(*anchors)
+        block, most = set(inside), max(mutator.options)
+        if (most - 1) * len(inside) + len(self.graph.layers) > MOST_LAYERS:
+            raise SpaceError(f"members of model_id {self.model_id} may have more than {MOST_LAYERS} layers")
+        named: dict[tuple[str, int], str] = {}
+        own = [slot for slot in self.slots if slot.anchor in block]
+        for number in range(2, most + 1):
+            enough = frozenset(at for at, times in enumerate(mutator.options) if times >= number)
+            names = {name: self.free(f"{name}_{number}") for name in dict.fromkeys([*inside, *(s.name for s in own)])}
+            named.update({(name, number): copied for name, copied in names.items()})
+            copies = [
+                Slot(
+                    names[slot.name],
+                    slot.layer,
+                    Condition(point, enough),
+                    names[slot.anchor],
+                    slot.entangled or slot.condition != target.condition,
+                    set(slot.chosen),
+                )
+                for slot in own
+            ]
+            place = max(at for at, slot in enumerate(self.slots) if slot.anchor in block) + 1 + (number - 2) * len(own)
+            self.slots[place:place] = copies
+        if 0 in mutator.options:
+            there = frozenset(at for at, times in enumerate(mutator.options) if times)
+            for slot in own:
+                slot.entangled = slot.entangled or slot.condition != target.condition
+                slot.condition = Condition(point, there)
+        if most > 1:
+            self.graph.repeat(*anchors, most, named)
+
+        def step(graph: Graph, chosen: Chosen) -> None:
+            if point.name in chosen and target.condition.holds(chosen):
+                first, end = graph.first_of(target.name), graph.last_of(last.name)
+                graph.repeat(first, end, mutator.options[chosen[point.name]], named)
+
+        self.steps.append(step)
+
+    def _inputs(self, mutator: Mutator, targets: list[Target]) -> None:
+        (target,) = targets
+        name, anchor = target.name, target.slots[0].anchor
+        every = [slot.name for slot in self.slots] + [n for n in self.graph.layers if not self.graph.is_layer(n)]
+        sources: dict[str, None] = {}
+        for pattern in mutator.sources:
+            found = [other for other in dict.fromkeys(every) if fnmatchcase(other, pattern) and other != name]
+            if not found:
+                raise SpaceError(
+                    f"mutator {mutator.number} takes inputs from {pattern!r}, which matches no other layer"
+                )
+            sources.update(dict.fromkeys(found))
+        reached = self.graph.after(anchor)
+        behind = next((s for s in sources if any(o.name == s and o.anchor in reached for o in self.slots)), None)
+        if behind is not None:
+            raise SpaceError(
+                f"mutator {mutator.number} makes a cycle: {name!r} would take the output of {behind!r}, which needs its own"
+            )
+        options = [
+            list(taken)
+            for count in range(mutator.least, mutator.most + 1)
+            for taken in itertools.combinations(sources, count)
+        ]
+        if not 0 < len(options) <= MOST_OPTIONS:
+            raise SpaceError(
+                f"mutator {mutator.number} has {len(options)} ways to take {mutator.least} to {mutator.most} of "
+                f"{len(sources)} inputs; there must be from 1 to {MOST_OPTIONS}"
+            )
+        listed = all(slot.class_name in LISTS for slot in target.slots)
+        if not listed and mutator.most > 1:
+            raise SpaceError(f"mutator {mutator.number} gives {name!r} {mutator.most} inputs, which takes one")
+        if len(self.graph.layers[anchor]["inbound_nodes"]) != 1:
+            raise SpaceError(f"mutator {mutator.number} chooses the inputs of {name!r}, which is called several times")
+        point = self._point(mutator, targets, f"inputs of {name}", options)
+
+        def step(graph: Graph, chosen: Chosen) -> None:
+            if point.name in chosen and target.condition.holds(chosen):
+                taken = dict.fromkeys(graph.standing(source) for source in options[chosen[point.name]])
+                graph.connect(name, list(taken))
+
+        self.steps.append(step)
+
+    def _cell(self, mutator: Mutator, targets: list[Target]) -> None:
+        (target,) = targets
+        self.graph.input_of(target.slots[0].anchor)
+        cell = Cell(mutator, target.name, self.free)
+
+        def open_point(what: str, options: Sequence[Any]) -> Point:
+            point = self.new_point(f"{mutator.name or target.name} {what}", options, target.condition)
+            self.shown_at[point.name] = target.slots[0].anchor
+            return point
+
+        cell.open(open_point)
+        for slot in target.slots:  # its place is a join, whose class no later mutator matches
+            slot.entangled = True
+
+        def step(graph: Graph, chosen: Chosen) -> None:
+            if target.condition.holds(chosen):
+                cell.build(graph, chosen)
+
+        self.steps.append(step)
+
+    # --- members -------------------------------------------------------------------------------------
+    def build(self, graph: Graph, chosen: Mapping[str, int]) -> Graph:
+        """Change a base model's graph into that of the member with these choices. Raises Misfit."""
+        for step in self.steps:
+            step(graph, dict(chosen))
+        graph.prune()
+        return graph
+
+
+def _order(graph: Graph) -> list[str]:
+    try:
+        return graph.order()
+    except Misfit as error:
+        raise SpaceError(f"a base model cannot be used: {error}") from None
+
+
+def _replacing(target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> Step:
+    def step(graph: Graph, chosen: Chosen) -> None:
+        if point.name in chosen and target.condition.holds(chosen) and target.name in graph.layers:
+            at = chosen[point.name]
+            if options[at] is not None:
+                _replace(graph, target.name, options[at], names[at])
+
+    return step
+
+
+def _replace(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str]) -> None:
+    """Put layers, or none, in the place of a layer."""
+    if not layers:
+        graph.remove(name)
+        return
+    graph.replace(name, layers[-1])
+    for layer, own in zip(layers[:-1], names):
+        graph.insert_before(name, own, layer)
+    if len(layers) > 1:
+        graph.begins[name] = names[0]
+
+
+def _inserting(
+    target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]], before: bool
+) -> Step:
+    def step(graph: Graph, chosen: Chosen) -> None:
+        if point.name not in chosen or not target.condition.holds(chosen):
+            return
+        at, name = chosen[point.name], target.name
+        if before:
+            first = graph.first_of(name)
+            for own, layer in zip(names[at], options[at]):
+                graph.insert_before(first, own, layer)
+            if options[at]:
+                graph.begins[name] = names[at][0]
+        else:
+            last = graph.last_of(name)
+            for own, layer in zip(names[at], options[at]):
+                graph.insert_after(last, own, layer)
+                last = graph.ends_with[name] = own
+
+    return step

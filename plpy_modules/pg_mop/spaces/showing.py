@@ -1,0 +1,84 @@
+"""A space as text: each base model's layers with their choice points. Pure Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pg_mop.spaces.choices import Point
+from pg_mop.spaces.graph import Graph
+from pg_mop.spaces.model_space import ModelSpace, Sampled, _Planned, digits
+
+MOST_WIDTH = 60  # characters of an option's text
+MOST_SHOWN = 8  # options of a point
+
+
+def text(space: ModelSpace, looked: Sampled) -> str:
+    """The text of a space. `looked`: as ModelSpace.check_some returns it."""
+    return "\n".join(_lines(space, looked))
+
+
+def _lines(space: ModelSpace, looked: Sampled) -> Iterator[str]:
+    count = len(space.bases)
+    yield f"{digits(space.size)} members of {count} base model{'s' * (count > 1)}" + (
+        f", adapt: {space.adapt}" if space.adapt else ""
+    )
+    fitting, whole = len(looked.members), looked.tried == space.size
+    yield f"{fitting} of {'all ' if whole else ''}{looked.tried} members looked at fit together"
+    for reason, times in sorted(looked.refused.items(), key=lambda item: (-item[1], item[0]))[:5]:
+        yield f"  {times} do not: {reason}"
+    for planned in space.bases:
+        yield ""
+        yield from _base(planned)
+
+
+def _base(planned: _Planned) -> Iterator[str]:
+    plan, graph = planned.plan, Graph(planned.checked)
+    named = f" {planned.base.name}" if planned.base.name else ""
+    yield f"model {planned.base.model_id}{named}: {digits(plan.choices.size)} members, {len(plan.choices.points)} choices"
+    for name in graph.order():
+        sources = graph.sources(name)
+        yield f"  {name}: {graph.layers[name]['class_name']}" + (f" <- {', '.join(sources)}" if sources else "")
+        for point in plan.choices.points:
+            if plan.shown_at.get(point.name) == name and point.parent is None:
+                yield from _point(point, 4)
+    for point in plan.choices.points:
+        if plan.shown_at.get(point.name) not in graph.layers and point.parent is None:
+            yield from _point(point, 2)
+
+
+def _point(point: Point, indent: int) -> Iterator[str]:
+    shown = [_option(option) for option in point.options[:MOST_SHOWN]]
+    more = len(point.options) - len(shown)
+    yield " " * indent + f"? {point.name}: " + " | ".join(shown) + (f" | ... {more} more" if more else "")
+    for child in point.children:
+        at = " | ".join(_option(point.options[option]) for option in sorted(child.when)[:MOST_SHOWN])
+        yield " " * (indent + 2) + f"if {at}:"
+        yield from _point(child, indent + 4)
+
+
+def _option(option: Any) -> str:
+    """An option's text in a line."""
+    if option is None:
+        return "none"
+    if isinstance(option, dict):
+        kind = option.get("class") or option.get("class_name")
+        given = option.get("config") if "class_name" in option else {k: v for k, v in option.items() if k != "class"}
+        values = given.items() if isinstance(given, dict) else ()
+        return _cut(f"{kind}({', '.join(f'{k}={_json(v)}' for k, v in values if k != 'name')})")
+    if isinstance(option, list) and option and all(isinstance(one, dict) for one in option):
+        return _cut(" > ".join(map(_option, option)))
+    return _cut(option if isinstance(option, str) else _json(option))
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except ValueError:
+        return "a number of very many digits"
+
+
+def _cut(text: str) -> str:
+    text = text.replace("\n", " ")
+    return text if len(text) <= MOST_WIDTH else text[: MOST_WIDTH - 3] + "..."

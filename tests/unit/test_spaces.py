@@ -1,0 +1,608 @@
+"""Model spaces: what mutators match and make, exact counts, and what is refused."""
+
+import json
+import os
+import time
+from random import Random
+
+import pytest
+
+from pg_mop.plan.shapes import Misfit, output_shape
+from pg_mop.spaces import Base, ModelSpace, SpaceError, showing
+from pg_mop.spaces.graph import Graph
+from pg_mop.spaces.reading import MOST_DEPTH
+from workload import HOSTILE, dense, layer, sequential
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+CNN = sequential(
+    "cnn",
+    [8, 8, 1],
+    layer("Conv2D", name="conv", filters=8, kernel_size=3, padding="same", activation="relu"),
+    layer("MaxPooling2D", name="pool"),
+    layer("Flatten", name="flat"),
+    layer("Dense", name="hidden", units=16, activation="relu"),
+    layer("Dense", name="out", units=10, activation="softmax"),
+)
+
+
+def node(kind, name, *sources, **config):
+    """A layer of a functional model, as Keras 2 writes its inputs."""
+    return {
+        "class_name": kind,
+        "config": {"name": name, **config},
+        "name": name,
+        "inbound_nodes": [[[source, 0, 0, {}] for source in sources]] if sources else [],
+    }
+
+
+def functional(*layers, outputs=("out",), inputs=("x",)):
+    return json.dumps(
+        {
+            "class_name": "Functional",
+            "keras_version": "3.0.0",
+            "config": {
+                "name": "graph",
+                "layers": list(layers),
+                "input_layers": [[name, 0, 0] for name in inputs],
+                "output_layers": [[name, 0, 0] for name in outputs],
+            },
+        }
+    )
+
+
+RESIDUAL = functional(
+    node("InputLayer", "x", batch_shape=[None, 6]),
+    node("Dense", "first", "x", units=8),
+    node("Dense", "inner", "first", units=8, activation="relu"),
+    node("Add", "sum", "first", "inner"),
+    node("Dense", "out", "sum", units=3, activation="softmax"),
+)
+
+
+def space(*mutators, base=CNN, adapt=None):
+    bases = base if isinstance(base, list) else [Base(1, base)]
+    return ModelSpace(bases, json.dumps(mutators), adapt)
+
+
+def change(kind, match, **more):
+    return {"change": kind, "match": match, **more}
+
+
+def layers_of(member):
+    """{name: (class, names of its inputs)} of a member, in order."""
+    found = {}
+    for one in json.loads(member.architecture)["config"]["layers"]:
+        text = json.dumps(one["inbound_nodes"])
+        parts = text.split('"keras_history": ["')[1:]
+        found[one["name"]] = one["class_name"], [part.split('"')[0] for part in parts]
+    return found
+
+
+def with_choices(models, **wanted):
+    """The first member with these choices, by the names of points with _ for other characters."""
+    for member in models.members():
+        told = {name.replace(" ", "_").replace(".", "_"): value for name, value in member.choices.items()}
+        if all(told.get(name) == value for name, value in wanted.items()):
+            return member
+    raise AssertionError(f"no member has {wanted}")
+
+
+ALL_KINDS = [
+    change("value", "conv", argument="filters", choices=[4, 8]),
+    change("insert", "conv", choices=[None, {"class": "BatchNormalization"}]),
+    change("repeat", "conv", times=[1, 2]),
+    change("layer", "pool", choices=["keep", {"class": "AveragePooling2D"}, None]),
+    change("repeat", "hidden", times=[0, 1, 2]),
+    change("value", "hidden*", argument="units", choices=[8, 16]),
+    change("remove", "flat"),
+]
+
+
+# --- counting and numbers ---------------------------------------------------------------------------------------------
+
+
+def test_the_size_is_that_of_a_list_of_all_members():
+    models = space(*ALL_KINDS)
+    members = list(models.members())
+    assert models.size == len(members) == 2 * 2 * 2 * 3 * (1 + 2 + 4) * 2
+    assert len({json.dumps(member.choices) for member in members}) == models.size
+    assert [member.number for member in members] == list(range(models.size))
+    for member in members:
+        assert models.of_choices(1, member.chosen) == member
+
+
+def test_a_choice_is_open_only_where_its_layer_is_there():
+    models = space(*ALL_KINDS)
+    for member in models.members():
+        times = member.choices["times hidden"]
+        assert ("hidden.units" in member.choices) == (times >= 1)
+        assert ("hidden_2.units" in member.choices) == (times == 2)
+
+
+def test_a_space_of_10_to_the_12_costs_nothing_and_1000_members_take_seconds():
+    start = time.monotonic()
+    thousand = [{"class": "Dropout", "rate": i / 1000} for i in range(1000)]
+    models = space(
+        change("value", "conv", argument="filters", choices=list(range(1, 1001))),
+        change("value", "hidden", argument="units", choices=list(range(1, 1001))),
+        change("insert", "hidden", choices=thousand),
+        change("insert", "flat", choices=thousand),
+    )
+    assert models.size == 10**12
+    sample = models.sample(1000, 7)
+    assert len({member.number for member in sample.members}) == 1000 and not sample.refused
+    assert max(member.number for member in sample.members) > 10**11
+    assert time.monotonic() - start < 10
+
+
+def test_counts_of_very_many_digits_are_exact_and_shown():
+    many = sequential("deep", [4], *(layer("Dense", name=f"d{i}", units=4) for i in range(1500)))
+    models = space(change("value", "d*", argument="units", choices=list(range(1, 1001))), base=many)
+    assert models.size == 1000**1500
+    assert models.member(models.size - 1).choices["d1499.units"] == 1000
+    assert models.member(0).misfit is not None, "the output is of another width"
+    assert "10^4" in showing.text(models, models.sample(1, 0))
+
+
+def test_the_same_seed_gives_the_same_members():
+    models = space(*ALL_KINDS)
+    assert models.sample(20, 3) == space(*ALL_KINDS).sample(20, 3)
+    assert [m.number for m in models.sample(20, 3).members] != [m.number for m in models.sample(20, 4).members]
+
+
+def test_a_sample_of_a_small_space_is_all_that_fits():
+    models = space(change("layer", "pool", choices=["keep", {"class": "MaxPooling2D", "pool_size": 9}, None]))
+    sample = models.sample(10, 0)
+    assert sorted(member.number for member in sample.members) == [0, 2] and sample.tried == 3
+    ((reason, count),) = sample.refused.items()
+    assert count == 1 and reason.startswith("pool: the window of MaxPooling2D, 9, is larger than its input")
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_there_is_no_other_member(number):
+    with pytest.raises(SpaceError, match="there is no member"):
+        space(change("value", "conv", argument="filters", choices=[1, 2])).member(number)
+
+
+# --- what mutators make -----------------------------------------------------------------------------------------------
+
+
+def test_an_unchanged_member_has_the_layers_of_its_base():
+    (member,) = space().members()
+    assert list(layers_of(member)) == ["cnn_in", "conv", "pool", "flat", "hidden", "out"]
+    assert not member.record and member.parameters == 9 * 8 + 8 + 128 * 16 + 16 + 16 * 10 + 10
+
+
+def test_a_value_chosen_before_a_repeat_is_that_of_all_copies_and_one_after_it_of_each():
+    value = change("value", "hidden*", argument="units", choices=[8, 16])
+    repeat = change("repeat", "hidden", times=[3])
+    assert space(value, repeat).size == 2 and space(repeat, value).size == 8
+    member = space(value, repeat).member(1)
+    found = {one["name"]: one["config"] for one in json.loads(member.architecture)["config"]["layers"]}
+    assert [found[name]["units"] for name in ("hidden", "hidden_2", "hidden_3")] == [16, 16, 16] or member.misfit
+    assert layers_of(member)["hidden_3"] == ("Dense", ["hidden_2"]) and layers_of(member)["out"][1] == ["hidden_3"]
+
+
+def test_what_is_inserted_beside_a_layer_is_repeated_with_it():
+    models = space(
+        change("insert", "hidden", choices=[[{"class": "Dropout", "rate": 0.5}, {"class": "LayerNormalization"}]]),
+        change("insert", "hidden", where="before", choices=[{"class": "ReLU"}]),
+        change("repeat", "hidden", times=[2]),
+    )
+    made = layers_of(models.member(0))
+    assert list(made)[4:] == [
+        "hidden_before",
+        "hidden",
+        "hidden_after_1",
+        "hidden_after_2",
+        "hidden_before_2",
+        "hidden_2",
+        "hidden_after_1_2",
+        "hidden_after_2_2",
+        "out",
+    ]
+    assert made["hidden_before_2"] == ("ReLU", ["hidden_after_2"]) and made["out"][1] == ["hidden_after_2_2"]
+
+
+def test_a_layer_choice_keeps_the_name_and_may_be_several_layers_or_none():
+    models = space(change("layer", "pool", choices=["keep", [{"class": "ReLU"}, {"class": "AveragePooling2D"}], None]))
+    kept, several, none = (layers_of(member) for member in models.members())
+    assert kept["pool"][0] == "MaxPooling2D"
+    assert several["pool"] == ("AveragePooling2D", ["pool_1"]) and several["pool_1"] == ("ReLU", ["conv"])
+    assert "pool" not in none and none["flat"][1] == ["conv"]
+
+
+def test_a_block_with_a_way_around_it_is_repeated_whole():
+    models = space(change("repeat", "inner", to="sum", times=[1, 3]), base=RESIDUAL)
+    made = layers_of(models.member(1))
+    assert made["inner_2"][1] == ["sum"] and made["sum_2"][1] == ["sum", "inner_2"]
+    assert made["sum_3"][1] == ["sum_2", "inner_3"] and made["out"][1] == ["sum_3"]
+    assert models.member(1).record == [
+        {"primitive": "copy", "layers": ["inner", "sum"], "to": ["inner_2", "sum_2"]},
+        {"primitive": "copy", "layers": ["inner", "sum"], "to": ["inner_3", "sum_3"]},
+    ]
+
+
+def test_zero_times_takes_a_block_out():
+    member = space(change("repeat", "inner", to="sum", times=[0]), base=RESIDUAL).member(0)
+    assert list(layers_of(member)) == ["x", "first", "out"] and layers_of(member)["out"][1] == ["first"]
+
+
+def test_inputs_are_chosen_and_what_nobody_needs_is_left_out():
+    mutator = {"change": "inputs", "match": "sum", "from": ["first", "inner"], "least": 1, "most": 2}
+    models = space(mutator, base=RESIDUAL)
+    assert [member.choices["inputs of sum"] for member in models.members()] == [
+        ["first"],
+        ["inner"],
+        ["first", "inner"],
+    ]
+    assert "inner" not in layers_of(models.member(0))
+    assert models.member(2).record == [], "it takes both already"
+
+
+def test_a_removed_layer_is_not_an_input_but_what_stands_in_its_place_is():
+    models = space(change("remove", "inner"), {"change": "inputs", "match": "sum", "from": ["inner"]}, base=RESIDUAL)
+    assert layers_of(models.member(0))["sum"][1] == ["inner"] and layers_of(models.member(1))["sum"][1] == ["first"]
+
+
+def test_a_cell_has_choices_for_inputs_and_operations_and_equal_copies():
+    operations = [None, {"class": "Conv2D", "filters": 8, "kernel_size": 1}]
+    models = space(
+        change("cell", "conv", nodes=2, inputs=2, operations=operations, join="Add", times=[1, 2]), adapt="project"
+    )
+    assert models.size == 2 * 4 * (2 * 2) * 4
+    for member in models.members():
+        assert member.misfit is None and layers_of(member)["pool"][1] == ["conv"]
+    copied = with_choices(models, conv_times=2, conv_node_1_1_operation=operations[1])
+    filters = [name for name, (kind, _) in layers_of(copied).items() if kind == "Conv2D" and name.count("_1_1_1")]
+    assert {"conv_1_1_1_1", "conv_2_1_1_1"} <= set(filters)
+
+
+def test_together_makes_one_choice_for_all():
+    each = change("value", {"class": "Dense"}, argument="use_bias", choices=[True, False])
+    assert space(each).size == 4 and space({**each, "together": True}).size == 2
+
+
+@pytest.mark.parametrize(
+    "match,names",
+    [
+        ("hidden", ["hidden"]),
+        ("*o*", ["conv", "pool", "out"]),
+        ({"class": "Dense"}, ["hidden", "out"]),
+        ({"class": ["Dense", "Flatten"], "position": 1}, ["flat"]),
+        ({"class": "Dense", "position": -1}, ["out"]),
+        ({"name": "?o*", "position": [1, 2]}, ["conv", "pool"]),
+    ],
+)
+def test_matches(match, names):
+    models = space(change("value", match, argument="trained", choices=[1, 2]))
+    assert [point.name for point in models.points(1)] == [f"{name}.trained" for name in names]
+
+
+def test_base_models_have_their_own_mutators_and_members_come_base_by_base():
+    bases = [Base(3, dense(8)), Base(7, dense(16))]
+    models = space(
+        change("value", "hidden", argument="units", choices=[2, 4], base=3),
+        change("insert", "hidden", choices=[None, {"class": "Dropout", "rate": 0.1}]),
+        base=bases,
+    )
+    assert models.size == 4 + 2 and [member.model_id for member in models.members()] == [3] * 4 + [7] * 2
+
+
+def test_projections_let_a_merge_take_other_shapes():
+    narrow = change("value", "inner", argument="units", choices=[5, 8, 13])
+    alone, adapted = space(narrow, base=RESIDUAL), space(narrow, base=RESIDUAL, adapt="project")
+    assert [member.misfit is None for member in alone.members()] == [False, True, False]
+    assert "sum: Add takes inputs of equal shapes, not (8), (5)" in alone.member(0).misfit
+    found = [layers_of(member) for member in adapted.members()]
+    assert found[0]["sum"][1] == ["first", "sum_project_2"] and found[2]["sum"][1] == ["sum_project_1", "inner"]
+    assert "sum_project_1" not in found[1]
+
+
+def test_the_inputs_of_a_base_are_not_changed():
+    text = json.dumps(json.loads(CNN))
+    base = Base(1, text)
+    models = space(*ALL_KINDS, base=[base])
+    list(models.members())
+    assert base.architecture == text and models.member(0) == space(*ALL_KINDS).member(0)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ['a"b', "it's", "a'; DROP TABLE x; --", "ключ", "a b", HOSTILE])
+def test_names_with_quotes(name):
+    base = sequential("s", [4], layer("Dense", name=name, units=3), layer("Dense", name="out", units=2))
+    pattern = name.replace("[", "[[]").replace("?", "[?]").replace("*", "[*]")
+    models = space(
+        change("repeat", pattern, times=[1, 2]),
+        change("value", pattern + "*", argument="units", choices=[3, 4]),
+        base=base,
+    )
+    members = list(models.members())
+    assert len(members) == 2 + 4 and all(member.misfit is None for member in members)
+    assert f"{name}_2" in layers_of(members[-1])
+
+
+def test_names_of_members_are_unique_whatever_the_base_calls_its_layers():
+    base = sequential(
+        "s", [4], *(layer("Dense", name=f"d{end}", units=4) for end in ("", "_2", "_3", "_after", "_after_2"))
+    )
+    models = space(
+        change("insert", "d*", choices=[{"class": "ReLU"}, [{"class": "ReLU", "name": "d"}, {"class": "ReLU"}]]),
+        change("repeat", {"name": "d", "position": 1}, times=[2, 3]),
+        base=base,
+    )
+    for member in models.sample(40, 1).members:
+        names = [one["name"] for one in json.loads(member.architecture)["config"]["layers"]]
+        assert len(set(names)) == len(names)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mutators,fragment",
+    [
+        ("", "not JSON"),
+        ("{}", "a list of objects"),
+        ("[1]", "a list of objects"),
+        ('[{"match": "conv"}]', "has change null"),
+        ('[{"change": ["value"], "match": "conv"}]', "has change"),
+        ('[{"change": "value", "change": "layer", "match": "conv"}]', 'the key "change" twice'),
+        ('[{"change": "value", "match": "conv", "argument": "units", "choices": [NaN]}]', "no number of JSON"),
+        ('[{"change": "value", "match": "conv", "argument": "units", "choices": [1e999]}]', "no number of JSON"),
+        ('[{"change": "value", "match": "conv", "argument": "filters", "choices": ["\\u0000"]}]', "cannot store"),
+        (
+            '[{"change": "value", "match": "conv", "argument": "filters", "choices": ["\\ud800"]}]',
+            "half of a character",
+        ),
+        (f'[{{"change": "value", "match": "conv", "argument": "units", "choices": [{"9" * 5000}]}}]', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        (
+            json.dumps([change("value", "conv", argument="filters", choices=[[[1]] * 1])])[:-2].replace(
+                "[[[1]]]", "[" * 60 + "]" * 60
+            )
+            + "}]",
+            f"deeper than {MOST_DEPTH}",
+        ),
+        ([change("value", "conv", argument="units")], "has choices null"),
+        ([change("value", "conv", argument="units", choices=[])], "no list of options"),
+        ([change("value", "conv", argument="units", choices=[1, 1])], "the option 1 twice"),
+        ([change("value", "conv", argument="units", choices=list(range(1001)))], "1001 choices, at most 1000"),
+        ([change("value", "conv", argument="a.b", choices=[1])], "no argument of a layer"),
+        ([change("value", "conv", argument="name", choices=["x"])], "no mutator may change"),
+        ([change("value", "conv", argument="filters", choices=[0])], "must be an integer above 0, not 0"),
+        ([change("value", "conv", argument="filters", choices=[-3])], "above 0"),
+        ([change("value", "conv", argument="filters", choices=[2.5])], "above 0"),
+        ([change("value", "conv", argument="filters", choices=[True])], "above 0"),
+        ([change("value", "conv", argument="filters", choices=[10**300])], "above 0"),
+        ([change("value", "conv", argument="filters", choices=["8"])], "above 0"),
+        ([change("insert", "conv", choices=[{"class": "Dropout", "rate": 1.5}])], "from 0 to 1"),
+        ([change("value", "conv", argument="filters", choices=[1], often=2)], 'the key "often"'),
+        ([change("layer", "conv", choices=["drop"])], "is no layer"),
+        ([change("layer", "conv", choices=[{"units": 3}])], "is no layer"),
+        ([change("insert", "conv", choices=[{"class": "Lambda", "function": "f"}])], "'Lambda' may not be loaded"),
+        ([change("insert", "conv", choices=[{"class": "InputLayer"}])], "adds an InputLayer"),
+        ([change("insert", "conv", choices=[{"class": "ReLU", "name": "a/b"}])], "no '/'"),
+        ([change("insert", "conv", where="beside", choices=[None])], "neither after nor before"),
+        ([change("repeat", "conv", times=[-1])], "no integer from 0"),
+        ([change("repeat", "conv", times=[101])], "no integer from 0 to 100"),
+        ([change("repeat", "conv", times=["2"])], "no integer"),
+        ([change("repeat", "pool", to="conv", times=[2])], "does not follow it"),
+        ([{"change": "inputs", "match": "flat", "from": "conv"}], "no list of layers' names"),
+        ([{"change": "inputs", "match": "flat", "from": ["nobody"]}], "matches no other layer"),
+        ([{"change": "inputs", "match": "flat", "from": ["conv"], "least": 3, "most": 2}], "at least 3"),
+        ([{"change": "inputs", "match": "flat", "from": ["conv", "pool"], "most": 2}], "which takes one"),
+        ([{"change": "inputs", "match": "flat", "from": ["hidden"]}], "makes a cycle"),
+        ([change("cell", "conv", operations=[None], nodes=99)], "no integer from 1 to"),
+        ([change("cell", "conv", operations=[None], join="Dot")], "has join"),
+        ([change("remove", {"class": "Nothing"})], "no layer class of Keras"),
+        ([change("remove", {"position": 0})], "position"),
+        ([change("remove", {})], "neither a name nor"),
+        ([change("remove", 7)], "neither a name nor"),
+        ([change("remove", "nobody*")], "mutator 1 (remove) matches no layer: nobody*"),
+        ([change("remove", {"class": "Dense", "position": 5})], "matches no layer: Dense #5"),
+        ([change("remove", "conv", base=2)], "has base 2, which is no base model"),
+        ([change("remove", "conv", base="x")], "no list of model_ids"),
+        ([change("remove", "conv", together="yes")], "neither true nor false"),
+        ([change("remove", "conv", name="")], "no text of at most 200"),
+        ([change("value", "conv", argument="filters", choices=[1])] * 2, "a second time"),
+        ([change("remove", "conv")] * 1001, "1001 mutators"),
+    ],
+)
+def test_mutators_that_are_refused(mutators, fragment):
+    with pytest.raises(SpaceError) as error:
+        ModelSpace([Base(1, CNN)], mutators if isinstance(mutators, str) else json.dumps(mutators))
+    assert fragment in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+def test_an_argument_that_keras_does_not_write_is_refused_where_it_has_written_the_layer():
+    whole = layer("Dense", name="hidden", units=4, activation="relu", use_bias=True, trainable=True, dtype="float32")
+    base = sequential("s", [4], whole, layer("Dense", name="out", units=2))
+    with pytest.raises(SpaceError, match="sets 'unit', which is no argument of the Dense 'hidden'"):
+        space(change("value", "hidden", argument="unit", choices=[1]), base=base)
+
+
+def test_a_layer_that_depends_on_two_choices_is_not_changed_any_more():
+    with pytest.raises(SpaceError, match="'hidden_after_2', which depends on two choices at once"):
+        space(
+            change("insert", "hidden", choices=[None, {"class": "Dropout", "rate": 0.1}]),
+            change("repeat", "hidden", times=[1, 2]),
+            change("value", {"class": "Dropout", "position": 2}, argument="rate", choices=[0.1, 0.2]),
+        )
+
+
+@pytest.mark.parametrize(
+    "bases,fragment",
+    [
+        ([], "needs a base model"),
+        ([Base(1, "{}")], "base model 1 cannot be used: the architecture is not the JSON"),
+        ([Base(1, dense()), Base(1, dense())], "base model 1 is named twice"),
+        ([Base(1, dense(inputs=4)), Base(2, dense(inputs=5))], "no common input: 1 takes (4), 2 takes (5)"),
+        ([Base(1, dense(classes=2)), Base(2, dense(classes=3))], "different outputs: 1 puts out (2), 2 puts out (3)"),
+        (
+            [Base(1, sequential("s", [4], layer("Conv2D", name="c", filters=1, kernel_size=1)))],
+            "c: Conv2D takes an input of 3",
+        ),
+        ([Base(1, sequential("s", [4], layer("Lambda", name="c")))], "'Lambda' may not be loaded"),
+        (
+            [
+                Base(
+                    1,
+                    functional(
+                        node("InputLayer", "x", batch_shape=[None, 4]),
+                        node("Add", "a", "x", "out"),
+                        node("Dense", "out", "a", units=4),
+                    ),
+                )
+            ],
+            "form a cycle",
+        ),
+        (
+            [Base(1, functional(node("InputLayer", "x", batch_shape=[None, 4]), node("Dense", "out", "y", units=4)))],
+            "'y'",
+        ),
+    ],
+)
+def test_base_models_that_are_refused(bases, fragment):
+    with pytest.raises(SpaceError) as error:
+        ModelSpace(bases, "[]")
+    assert fragment in str(error.value)
+
+
+def test_a_space_without_any_member_that_fits_is_refused():
+    models = space(change("layer", "pool", choices=[{"class": "MaxPooling2D", "pool_size": size} for size in (9, 10)]))
+    with pytest.raises(
+        SpaceError, match=r"no member of the space fits together \(2 of 2 looked at\): pool: the window"
+    ):
+        models.check_some()
+
+
+def test_a_large_space_of_which_little_fits_is_looked_at_in_bounded_time():
+    models = space(
+        change("value", "out", argument="units", choices=list(range(1, 1001))),
+        change("value", "hidden", argument="units", choices=list(range(1, 1001))),
+    )
+    found = models.check_some()
+    assert found.tried == 1000 and 0 <= len(found.members) < 20
+    assert all("an output has shape" in reason for reason in found.refused)
+
+
+def test_an_unknown_adaptation_is_refused():
+    with pytest.raises(SpaceError, match="adapt must be 'project' or NULL, not 'reshape'"):
+        space(adapt="reshape")
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind,config,shapes,made",
+    [
+        ("Conv2D", {"filters": 3, "kernel_size": [3, 5], "strides": 2}, [(9, 9, 1)], (4, 3, 3)),
+        ("Conv1D", {"filters": 3, "kernel_size": 3, "padding": "causal"}, [(None, 2)], (None, 3)),
+        ("Flatten", {}, [(2, 3, 4)], (24,)),
+        ("Flatten", {}, [(None, 3)], (None,)),
+        ("Concatenate", {"axis": 1}, [(2, 3), (5, 3)], (7, 3)),
+        ("Multiply", {}, [(8, 8, 4), (1, 1, 4)], (8, 8, 4)),
+        ("Dense", {"units": 5}, [None], None),
+        ("GRU", {"units": 5, "return_sequences": True}, [(7, 2)], (7, 5)),
+        ("Reshape", {"target_shape": [-1, 2]}, [(6,)], (3, 2)),
+        ("SomethingNew", {}, [(6,)], None),
+    ],
+)
+def test_shapes(kind, config, shapes, made):
+    assert output_shape(kind, config, shapes) == made
+
+
+@pytest.mark.parametrize(
+    "kind,config,shapes",
+    [
+        ("Conv2D", {"filters": 3, "kernel_size": 3}, [(9, 9)]),
+        ("Conv2D", {"filters": 3, "kernel_size": 3, "dilation_rate": 4}, [(8, 8, 1)]),
+        ("Conv2D", {"filters": 3, "kernel_size": 1, "groups": 2}, [(8, 8, 4)]),
+        ("GRU", {"units": 5}, [(7,)]),
+        ("Subtract", {}, [(3,), (3,), (3,)]),
+        ("Concatenate", {"axis": 3}, [(3, 2), (3, 2)]),
+        ("Concatenate", {}, [(3, 2), (4, 2)]),
+        ("Cropping1D", {"cropping": [2, 2]}, [(4, 1)]),
+        ("Permute", {"dims": [1, 3]}, [(4, 1)]),
+        ("Reshape", {"target_shape": [4, 2]}, [(6,)]),
+        ("Dense", {"units": None}, [(6,)]),
+    ],
+)
+def test_shapes_that_do_not_fit(kind, config, shapes):
+    with pytest.raises(Misfit):
+        output_shape(kind, config, shapes)
+
+
+RICH = functional(
+    node("InputLayer", "x", batch_shape=[None, 12, 12, 2]),
+    node("Conv2D", "stem", "x", filters=4, kernel_size=3, padding="same", activation="relu"),
+    node("Conv2D", "side", "stem", filters=4, kernel_size=3, padding="same"),
+    node("Add", "sum", "stem", "side"),
+    node("MaxPooling2D", "pool", "sum", pool_size=2),
+    node("Conv2D", "more", "pool", filters=6, kernel_size=3),
+    node("GlobalAveragePooling2D", "mean", "more"),
+    node("Dense", "hidden", "mean", units=8, activation="relu"),
+    node("Dense", "out", "hidden", units=3, activation="softmax"),
+)
+RICH_MUTATORS = [
+    change("value", "stem", argument="strides", choices=[1, 2]),
+    change("value", "side", argument="filters", choices=[4, 6]),
+    change("value", {"name": "s*", "class": "Conv2D"}, argument="activation", choices=["relu", "tanh", "linear"]),
+    change("layer", "pool", choices=["keep", {"class": "AveragePooling2D", "pool_size": 4}, None]),
+    change("value", "more", argument="kernel_size", choices=[1, 3, 7]),
+    change("layer", "mean", choices=["keep", {"class": "GlobalMaxPooling2D"}, {"class": "Flatten"}]),
+    change(
+        "cell",
+        "more",
+        nodes=2,
+        operations=[
+            None,
+            {"class": "SeparableConv2D", "filters": 5, "kernel_size": 3},
+            {"class": "MaxPooling2D", "pool_size": 2},
+        ],
+    ),
+    change("insert", "hidden", choices=[None, {"class": "BatchNormalization"}, {"class": "Dropout", "rate": 0.3}]),
+    change("repeat", "hidden", times=[0, 1, 2]),
+    {"change": "inputs", "match": "sum", "from": ["stem", "side"], "least": 1, "most": 2},
+]
+
+
+@pytest.mark.parametrize("adapt", [None, "project"])
+def test_keras_builds_what_fits_and_refuses_what_does_not(adapt):
+    import keras
+
+    models = space(
+        *[m for m in RICH_MUTATORS if m["change"] != "value" or m["match"] != "more"], base=RICH, adapt=adapt
+    )
+    random, fitting, refused = Random(5), 0, 0
+    for _ in range(40):
+        member = models.member(random.randrange(models.size))
+        if member.misfit is not None:
+            refused += 1
+            continue
+        model = keras.models.model_from_json(member.architecture)
+        assert model.count_params() == member.parameters and model.output_shape == (None, 3)
+        fitting += 1
+    assert fitting >= 5 and (refused or adapt)
+
+
+def test_what_is_refused_keras_refuses_too():
+    import keras
+
+    cases = [
+        space(change("value", "inner", argument="units", choices=[5]), base=RESIDUAL),
+        space(change("layer", "pool", choices=[{"class": "MaxPooling2D", "pool_size": 9}])),
+        space(change("insert", "flat", choices=[{"class": "Conv2D", "filters": 2, "kernel_size": 1}])),
+    ]
+    for models in cases:
+        assert models.member(0).misfit
+        planned = models.bases[0]
+        built = planned.plan.build(Graph(planned.checked), models.member(0).chosen)
+        with pytest.raises(ValueError):
+            keras.models.model_from_json(json.dumps(built.architecture()))
