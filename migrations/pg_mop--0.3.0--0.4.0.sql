@@ -27,7 +27,7 @@ $do$;
 -- tables
 
 ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text, ADD COLUMN fold integer, ADD COLUMN fold_of integer,
-    ADD COLUMN held_out integer[];
+    ADD COLUMN held_out integer[], ADD COLUMN member json;
 
 CREATE TABLE @extschema@.mop_stage (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,

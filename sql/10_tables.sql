@@ -78,6 +78,7 @@ CREATE TABLE @extschema@.mop_configuration (
     fold integer,                       -- of cross-validation: from 1; NULL: it trains on all segments
     fold_of integer,                    -- the mst_key of the configuration of which it is a fold
     held_out integer[],                 -- the segments that it never visits, and is evaluated on
+    member json,                        -- of a model space: its number, choices, primitives; its parent and what was changed
     PRIMARY KEY (run_id, mst_key)
 );
 

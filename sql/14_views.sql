@@ -134,6 +134,15 @@ SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
 FROM @extschema@.mop_stage s JOIN @extschema@.mop_seen_run r USING (run_id)
 LEFT JOIN @extschema@.mop_stage_state m USING (run_id, stage);
 
+-- The lineage of trials: the member of a model space that each trains, the trial that it was made from, and what was changed.
+CREATE VIEW @extschema@.mop_lineage WITH (security_barrier) AS
+SELECT c.run_id, c.mst_key, (c.member ->> 'parent')::integer AS parent, c.member ->> 'changed' AS changed,
+       c.member ->> 'before' AS value_before, c.member ->> 'after' AS value_after, c.member ->> 'inherited' AS inherited,
+       (c.member ->> 'base')::integer AS base_model, (c.member ->> 'member')::numeric AS member,
+       (c.member -> 'choices')::jsonb AS choices, (c.member -> 'primitives')::jsonb AS primitives
+FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
+WHERE c.member IS NOT NULL AND c.fold IS NULL;
+
 -- Checkpoints: states for later runs of the role; mop_drop_checkpoints drops them.
 CREATE VIEW @extschema@.mop_checkpoints WITH (security_barrier) AS
 SELECT c.run_id, c.stage, s.iteration,

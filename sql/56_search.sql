@@ -18,7 +18,8 @@ CREATE FUNCTION @extschema@.mop_search(
     object_table varchar DEFAULT NULL,
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
-    folds double precision DEFAULT NULL
+    folds double precision DEFAULT NULL,
+    model_space varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import search

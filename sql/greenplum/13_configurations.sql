@@ -7,11 +7,11 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
-        blame, weights_sql, weights_md5)
+        blame, weights_sql, weights_md5, member)
     SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
-        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5
+        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5, c.member
     FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
-        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text);
+        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text, member json);
     FOR attempt IN 1 .. 2 LOOP
         BEGIN
             -- stages from an earlier call may need an evaluation now

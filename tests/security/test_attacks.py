@@ -739,6 +739,7 @@ def test_a_run_of_another(db, attacker, foreign_run, sql, fragment):
         "mop_progress",
         "mop_units",
         "mop_stages",
+        "mop_lineage",
         "mop_stage",
         "mop_request",
         "mop_trials",

@@ -30,6 +30,7 @@ def prepare(db):
         "SELECT madlib.madlib_keras_fit('cells_packed', 'cells_model', 'cells_nets', 1, "
         "$$loss='categorical_crossentropy', optimizer='Adam()'$$, 'batch_size=8', 1)"
     )
+    db.run("SELECT madlib.mop_space('space_of_one', 'arch', ARRAY[1], '[]')")
     for _ in range(2):
         db.run("SELECT madlib.mop_deploy('cells_named', 'cells_model')")
     fit(db, "flowers_packed", "models", "mst", 1)
@@ -52,6 +53,8 @@ mop_search('flowers_packed', 'd_found', 'arch', $${{'loss': ['mse'], 'optimizer_
 mop_search('flowers_packed', 'd_more', 'arch', $${{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer':
     ['SGD'], 'lr': [0.1, 1.0, 'log']}}], 'batch_size': [8]}}$$, 'random', 'iterations=1, trials=3', continue_from =>
     (SELECT max(run_id) FROM madlib.mop_runs)::{type})
+mop_space('d_space', 'arch', ARRAY[{1}], '[]')
+mop_space_sample('space_of_one', {10}, {7})
 madlib_keras_automl('flowers_packed', 'd_best', 'arch', 'd_mst3', ARRAY[{1}], $${{'loss': ['mse'],
     'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': [0.1]}}]}}$$, $${{'batch_size': [8], 'epochs': [1]}}$$,
     'hyperband', 'R=2, eta=2, skip_last=0', {3})

@@ -105,6 +105,7 @@ def assert_replayed(db, run_id, output, tables=None):
         ("median-stopping", "iterations=4, trials=5, grace=1, others=2"),
         ("tpe", "iterations=2, trials=4"),
         ("bohb", "iterations=4, reduction=2"),
+        ("regularized-evolution", "population=3, tournament=2, trials=7, iterations=2, parallel=2"),
     ],
 )
 def test_a_search_is_replayed_to_the_byte(db, procedure, parameters):

@@ -47,6 +47,7 @@ SHORT = {
     "bohb": {"iterations": 9},
     "asha": {"iterations": 9, "parallel": 4},
     "population": {"iterations": 10},
+    "regularized-evolution": {"population": 4, "tournament": 2, "trials": 12, "iterations": 4, "parallel": 3},
     "madlib-hyperopt": {"parallel": 3},
     "median-stopping": {"iterations": 6, "parallel": 5},
     "madlib-hyperband": {"iterations": 9},

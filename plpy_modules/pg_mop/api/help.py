@@ -129,6 +129,27 @@ SELECT procedure, metric, best_mst_key FROM found_summary;
 """,
         False,
     ),
+    "mop_space": (
+        "Makes a table with a model space: base models of an architecture table, and mutators (JSON) that change them; returns "
+        "the number of its members.",
+        """
+SELECT {schema}.mop_space('flower_space', 'flower_arch', ARRAY[1], $$[
+    {{"change": "repeat", "match": "hidden", "times": [1, 2, 3]}},
+    {{"change": "value", "match": "hidden*", "argument": "units", "choices": [8, 16, 32]}},
+    {{"change": "insert", "match": "hidden*", "choices": [null, {{"class": "Dropout", "rate": 0.2}}], "together": true}}]$$);
+SELECT {schema}.mop_space_show('flower_space');
+SELECT member, choices, parameters FROM {schema}.mop_space_sample('flower_space', 3, seed => 1);
+SELECT {schema}.mop_search('flowers_packed', 'found', NULL,
+    $${{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8],
+       'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}}]}}$$,
+    'regularized-evolution', 'population=4, tournament=2, trials=8, iterations=2', model_space => 'flower_space');
+SELECT mst_key, parent, changed, choices, metric_final FROM found_trials ORDER BY metric_final;
+-- the winner's architecture, as a row of the architecture table
+SELECT {schema}.load_keras_model('flower_arch', model_arch, NULL, 'winner')
+FROM found JOIN found_summary ON mst_key = best_mst_key;
+""",
+        False,
+    ),
     "madlib_keras_automl": (
         "Searches grids of parameters for the configuration with the least loss, by hyperband or hyperopt, as in MADlib.",
         """
@@ -421,6 +442,11 @@ OF_RUNS = {
     "another role may write to the model's table.",
     "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
     "of the rows of a source.",
+    "mop_space_size": "Returns the exact number of members of a model space.",
+    "mop_space_sample": "Returns random members of a model space that fit together: number, choices, architecture, parameters, "
+    "and the primitives that make it from its base model.",
+    "mop_space_show": "Returns a model space as text: the layers of its base models with their choice points, and what does "
+    "not fit.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",
 }
 # functions that train: a call is a run, and takes long
@@ -496,6 +522,8 @@ ARGUMENTS = {
     "iterations": "mop_more: how many more; mop_add_trial: how many, NULL: the run's limit for the others",
     "k": "the true class must be among the k most probable",
     "keras_model_arch_table": "created if it does not exist",
+    "adapt": "'project': a Dense layer or 1x1 convolution before merges of different shapes; NULL: they do not fit",
+    "base": "model_ids of the base models; NULL: all of the table",
     "max_trials": "maximum number of configurations",
     "measure": "time a few mini-batches of each net, in a trial that is rolled back",
     "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
@@ -507,7 +535,9 @@ ARGUMENTS = {
     "model_output_table": "table to create, with <name>_info and <name>_summary",
     "model_selection_table": "from generate_model_configs or load_model_selection_table",
     "model_weights": "bytes of float32, in the order of get_weights()",
+    "model_space": "table of mop_space, in place of model_arch_table: the search chooses among its members, too",
     "mst_key": "number of a configuration of a run, or of a model in a table of several; NULL: of the best model",
+    "mutators": "JSON: a list of objects that match layers and change them (docs/spaces.md)",
     "normalizing_const": "divides the independent elements",
     "num_classes": "one-hot width for each output; NULL: as many as the data have",
     "num_configs": "random search: number of configurations",
@@ -525,7 +555,8 @@ ARGUMENTS = {
     "skip_last": "rounds to leave out at the end of every bracket",
     "source": "rows: a table, a view or a query; gpu_configuration: 'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a table with a row for each example; training: a packed table",
-    "space": "Python dictionary of lists (loss, metrics, optimizer_params_list, batch_size, ..., model_id); or several",
+    "space": "mop_search: Python dictionary of lists (loss, metrics, optimizer_params_list, batch_size, ..., model_id), or "
+    "several; mop_space: the table to create",
     "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
     "predict: a table with a row for each example",
     "time_limit": "no training starts after this time",

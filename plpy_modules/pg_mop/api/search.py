@@ -2,18 +2,19 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
+import json
 import secrets
 from collections.abc import Callable
+from decimal import Decimal
 
 from mop_udf import params
 from pg_mop import search
-from pg_mop.api import architectures
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
 from pg_mop.api.output import insert, write_models_summary
+from pg_mop.api.search_models import open_models
 from pg_mop.api.winner import best_of
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
@@ -51,6 +52,7 @@ ARGUMENTS = (
     "name",
     "description",
     "folds",
+    "model_space",
 )
 LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
 TABLES = ("model_arch_table", "object_table", "architectures")  # of the run's row in the catalog
@@ -86,6 +88,7 @@ def train(db, arguments, earlier=None):
                 ("object_table", "text", call.object_table),
                 ("num_iterations", "integer", call.inputs.num_iterations),
                 *([("folds", "integer", call.folds)] if call.folds else []),
+                *([("model_space", "text", a["model_space"])] if a.get("model_space") is not None else []),
             ],
         )
         db.identify_by_all(summary)  # mop_more writes its best
@@ -115,6 +118,12 @@ def write_trials(result, table, judged_by):
             values.setdefault(row["mst_key"], []).append((row["iteration"], metric_of(row, metric)))
             losses[row["mst_key"], row["iteration"]] = row["loss"]
     better = min if goal == "min" else max
+    traced = any(c["member"] for c in outcome)
+    if traced:
+        db.execute(
+            f"ALTER TABLE {table} ADD COLUMN base_model integer, ADD COLUMN member numeric, ADD COLUMN choices jsonb, "
+            "ADD COLUMN parent integer, ADD COLUMN changed text"
+        )
     for c in outcome:
         key, found = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(found).get(c["iteration"])
@@ -139,9 +148,22 @@ def write_trials(result, table, judged_by):
                 "metric_best": ("float8", better((v for _, v in found), default=None)),
                 "metric_final": ("float8", final),
                 "reason": ("text", c["error"] or c["reason"]),
+                **(_traced(c["member"] or {}) if traced else {}),
             },
         )
     return best_of(finals, (metric, goal), dataset)
+
+
+def _traced(member):
+    """Columns about a trial's model and origin; `member`: as the catalog has it."""
+    number = member.get("member")
+    return {
+        "base_model": ("integer", member.get("base")),
+        "member": ("numeric", None if number is None else Decimal(number)),
+        "choices": ("jsonb", None if "choices" not in member else json.dumps(member["choices"])),
+        "parent": ("integer", member.get("parent")),
+        "changed": ("text", member.get("changed")),
+    }
 
 
 def _nothing(*_):
@@ -187,73 +209,15 @@ class Method:
         return procedure
 
 
-class Architectures:
-    """The architecture table of a search, whose models are the choices for model_id."""
-
-    def __init__(self, db, text, earlier=None):
-        """`earlier`: a run that goes on, which had some of the architectures: they must be the same. Raises MopError."""
-        self.text, self.table = text, architectures.open_table(db, text)
-        self.rows = {
-            row["model_id"]: row
-            for row in db.execute(
-                f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
-                f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.table} ORDER BY 1"
-            )
-        }
-        if earlier is not None:
-            before = earlier.tables["architectures"]
-            self.rows = {key: row for key, row in self.rows.items() if str(key) in before}
-            if self.digests() != before:
-                raise MopError(
-                    f'the architectures in "{text}" are not those that run {earlier.run_id} began with',
-                    detail="Or their weights are others.",
-                    sqlstate="55000",
-                    hint=f"Begin another search with continue_from => {earlier.run_id}.",
-                )
-        if not self.rows:
-            raise MopError(f'model architecture table "{text}" is empty')
-
-    def digests(self):
-        """{model_id as text: digest of its architecture and weights}."""
-        return {
-            str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
-            for key, row in self.rows.items()
-        }
-
-    def check_ids(self, ids):
-        """Raises MopError if a model_id is not in the table."""
-        unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.rows]
-        if unknown:
-            raise MopError(
-                f'model_id {unknown[0]!r} is not in "{self.text}"', hint=f"SELECT model_id, name FROM {self.table};"
-            )
-
-    def configuration(self, mst_key, proposed):
-        """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
-        model_id, compile_params, fit_params = proposed
-        row = self.rows.get(model_id)
-        c = {
-            "mst_key": mst_key,
-            "model_id": model_id,
-            "compile_params": compile_params,
-            "fit_params": fit_params,
-            "model_arch": row and row["model_arch"],
-            "weights_md5": row and row["weights_md5"],
-        }
-        if row is None:
-            c.update(problem=f'model_id {model_id} is not in "{self.text}"', model_arch="{}")
-        elif c["weights_md5"] is not None:
-            c["weights_sql"] = f"SELECT model_weights FROM {self.table} WHERE model_id = {int(model_id)}"
-        return c
-
-
 def read_space(a, available):
     """The Space of mop_search's argument: one or several dictionaries of model_id, and keys of compile and fit
-    parameters, each with a list of choices or a distribution. `available`: Architectures. Raises MopError."""
-    several = grids.parse_several(a["space"], "space", ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS))
+    parameters, each with a list of choices or a distribution. `available`: Architectures, or Members. Raises MopError."""
+    own = ("model_id",) if available.models is None else ()
+    several = grids.parse_several(a["space"], "space", (*own, *grids.COMPILE_KEYS, *grids.FIT_KEYS))
     for number, grid in enumerate(several, 1):
-        grid.setdefault("model_id", list(available.rows))
-        available.check_ids(grid["model_id"])
+        if available.models is None:
+            grid.setdefault("model_id", list(available.rows))
+            available.check_ids(grid["model_id"])
         if "loss" not in grid:
             raise MopError(
                 "the space has no 'loss'"
@@ -263,14 +227,14 @@ def read_space(a, available):
                 "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
                 "0.1, 'log']}], 'batch_size': [16, 32]} $$",
             )
-    return Space(*several)
+    return Space(*several, models=available.models)
 
 
 class SearchCall:
     """A call that searches: its arguments, checked as far as possible before anything is trained."""
 
     def __init__(self, db, function, arguments, method, read_space, earlier=None):
-        """`method`: a Method; `read_space(arguments, Architectures)`: the Space. Raises MopError, SearchError and
+        """`method`: a Method; `read_space(arguments, models)`: the Space. Raises MopError, SearchError and
         GridError."""
         a = arguments
         self.db, self.function, self.method, self.earlier = db, function, method, earlier
@@ -302,7 +266,7 @@ class SearchCall:
             most = self.followed.num_iterations
             self.tables = {name: self.followed.tables.get(name) for name in TABLES}
         else:
-            self.architectures = Architectures(db, a["model_arch_table"], earlier)
+            self.architectures = open_models(db, a, earlier)
             self.space = read_space(a, self.architectures)
             most = method.create(self.space, 0, "min").most  # (checks it, too: made again once the seed is known)
             make = self.architectures.configuration
@@ -414,6 +378,8 @@ class SearchCall:
                 value = metric_of(row, self.metric)
                 if row["dataset"] == self.dataset and value is not None:
                     found.setdefault(row["mst_key"], {})[row["iteration"]] = value
+        for c in configurations.values():
+            self.architectures.remember(c["model_id"], c["member"])
         return [
             ((c["model_id"], c["compile_params"], c["fit_params"]), found[key])
             for key, c in configurations.items()
@@ -437,6 +403,8 @@ class SearchCall:
             )
         failed = self.configurations.failures(result.failed)
         warn_of_failures(self.db, failed, len(self.configurations.own), "trials", info)
+        if self.followed is None:
+            self.architectures.tell_misfits()
         if result.winner is not None:
             result.winner.tell(self.db, info, "trials")
 

@@ -25,7 +25,7 @@ mst_key num_configs num_iterations r random_state second seed segment_count sess
 """.split()
 )
 LONG_INTEGERS = frozenset(("continue_from", "job", "run_id"))
-LISTS_OF_INTEGERS = frozenset(("model_id_list", "mst_keys", "num_classes", "session_counts"))
+LISTS_OF_INTEGERS = frozenset(("base", "model_id_list", "mst_keys", "num_classes", "session_counts"))
 ALL_INTEGERS = INTEGERS | LONG_INTEGERS | LISTS_OF_INTEGERS
 
 

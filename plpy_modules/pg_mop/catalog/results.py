@@ -45,7 +45,7 @@ class Results(CatalogSession):
         )
 
     def outcome(self, run_id: int, kept: Mapping[int, int] | None = None) -> list[Row]:
-        """The run's configurations as dicts: mst_key, model_id, parameters, error, reason, and the last trained stage.
+        """The run's configurations as dicts: mst_key, model_id, parameters, error, reason, member, and the last trained stage.
 
         Of the stage: stage, iteration, version, bytes of its state, segment of its last unit (an earlier run's, where the
         stage was reused; None if that run is gone). `kept` ({mst_key: iteration}) selects the stage of an earlier iteration.
@@ -53,7 +53,7 @@ class Results(CatalogSession):
         return self.execute(
             f"""
             SELECT DISTINCT ON (c.mst_key) c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch,
-                   c.error, c.reason, l.stage, l.iteration, l.version, l.bytes, u.segment
+                   c.error, c.reason, c.member, l.stage, l.iteration, l.version, l.bytes, u.segment
             FROM {self.prefix}configuration c
             LEFT JOIN (
                 SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version, m.bytes

@@ -28,6 +28,7 @@ CONFIGURATION_COLUMNS = (
     "fold",
     "fold_of",
     "held_out",
+    "member",
 )
 
 
@@ -40,7 +41,7 @@ class Stages(CatalogSession):
         return self.execute(
             f"""
             SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,
-                   weights_sql, weights_md5, reason, fold, fold_of, held_out
+                   weights_sql, weights_md5, reason, fold, fold_of, held_out, member
             FROM {self.prefix}configuration
             WHERE run_id = %s
             ORDER BY mst_key

@@ -12,7 +12,9 @@ from pg_mop.plan.watch import kept_state
 from pg_mop.run.inputs import MOST_STAGES, Inputs
 
 Configuration = dict[str, Any]
-Added = tuple[int, str, str]  # model_id, compile_params, fit_params of a configuration that is added during a run
+Added = tuple[
+    int | None, str, str
+]  # model_id, compile_params, fit_params of a configuration that is added during a run
 
 
 class Configurations:

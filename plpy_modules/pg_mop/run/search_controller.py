@@ -203,6 +203,8 @@ class SearchController(RunController):
                 return
             self.taken += not outside
             c: Configuration = self.configurations.make(key, proposal.configuration)
+            if lineage := self.procedure.lineage(key):
+                c["member"] = {**(c.get("member") or {}), **lineage}
             plain = dict(c)
             problem, new = self.configurations.add(c, max(proposal.budget, self.num_iterations)), True
             self.begin_to_watch(c)

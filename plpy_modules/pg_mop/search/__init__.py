@@ -13,6 +13,7 @@ from typing import Any
 from pg_mop.search.asha import Asha
 from pg_mop.search.base import Procedure
 from pg_mop.search.bohb import Bohb
+from pg_mop.search.evolution import Evolution
 from pg_mop.search.grid import Grid
 from pg_mop.search.hyperband import Hyperband
 from pg_mop.search.madlib_hyperband import MadlibHyperband
@@ -26,7 +27,8 @@ from pg_mop.search.successive_halving import SuccessiveHalving
 from pg_mop.search.tpe import Tpe
 
 PROCEDURES: dict[str, type[Procedure]] = {
-    p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe, Bohb)
+    p.name: p
+    for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe, Bohb, Evolution)
 }
 MADLIB: dict[str, type[Procedure]] = {p.name: p for p in (MadlibHyperband, MadlibHyperopt)}  # madlib_keras_automl only
 

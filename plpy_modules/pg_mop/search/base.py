@@ -257,6 +257,10 @@ class Procedure(ABC):
         """(bracket, round) of one of the procedure's trials, where the output tables tell them."""
         return None
 
+    def lineage(self, trial: TrialNumber) -> dict[str, Any] | None:
+        """Of a trial that was made from another one: {"parent": its number, "changed": what differs, ...}, as JSON values."""
+        return None
+
     # --- events, which a subclass handles -----------------------------------------------------------
 
     @abstractmethod

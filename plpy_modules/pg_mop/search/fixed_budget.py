@@ -3,10 +3,11 @@
 from typing import Any
 
 from pg_mop.search.base import FAILED, Procedure, Trial
-from pg_mop.search.parameters import MOST_ITERATIONS, MOST_TRIALS, integer
+from pg_mop.search.parameters import MOST_ITERATIONS, MOST_TRIALS, SearchError, integer
 from pg_mop.search.random_sampler import GridSampler
 from pg_mop.search.samplers import create_sampler
 from pg_mop.search.space import Space
+from pg_mop.spaces.model_space import digits
 
 ITERATIONS = integer(1, MOST_ITERATIONS, 10, "iterations of each trial")
 TRIALS = integer(1, MOST_TRIALS, None, "configurations to try, at most; not given: all of a grid, else 20")
@@ -24,6 +25,11 @@ class FixedBudget(Procedure):
         super().__init__(space, seed, goal, **parameters)
         name = getattr(self.settings, "sampler", self.sampler_name)
         self.sampler = create_sampler(name, space, seed)
+        if name == "grid" and not self.settings.trials and space.size is not None and space.size > MOST_TRIALS:
+            raise SearchError(
+                f"the space has {digits(space.size)} configurations, and a grid has at most {MOST_TRIALS}",
+                "Give trials, or choose another procedure.",
+            )
         self.left = self.settings.trials or (MOST_TRIALS if name == "grid" else DEFAULT_TRIALS)  # trials to begin
         self.parallel: int = getattr(self.settings, "parallel", None) or (
             MOST_TRIALS if name in ("random", "grid") else 8

@@ -35,7 +35,7 @@ class KdeSampler(RandomSampler):
         """`at_random`: the share of random proposals."""
         super().__init__(space, seed)
         self.at_random = at_random
-        self.least = _dimensions(space) + 1
+        self.least = space.most_open + 1
         self.points: dict[Key, Point] = {}
         self.losses_at: dict[int, list[tuple[float, Key]]] = {}  # budget -> losses, the best first
         self.losses_of: dict[Key, dict[int, float]] = {}  # -> {budget: loss}
@@ -119,10 +119,8 @@ class Density:
         """`count`: trials with losses; with more of them, kernels may be narrower."""
         self.space, self.points = space, points
         self.kernels: dict[str, NumberKernels | ChoiceKernels] = {}
-        dimensions = {d.name: d for d in space.first}
-        dimensions.update((d.name, d) for branch in space.branches for d in branch.dimensions)
-        many = _dimensions(space)
-        for dimension in dimensions.values():
+        many = space.most_open
+        for dimension in space.dimensions.values():
             if dimension.open:
                 positions = [_position(dimension, p[dimension.name]) if dimension.name in p else None for p in points]
                 self.kernels[dimension.name] = (
@@ -204,11 +202,6 @@ class ChoiceKernels:
             if position is not None:
                 sums[i] += same if position == coordinate else other
         sums[-1] -= math.log(self.count)
-
-
-def _dimensions(space: Space) -> int:
-    """The most dimensions of a point that have several values."""
-    return max(sum(d.open for d in branch.dimensions) for branch in space.branches) + space.branch.open
 
 
 def _position(dimension: Dimension, coordinate: Coordinate) -> float:

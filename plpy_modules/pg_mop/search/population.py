@@ -19,10 +19,10 @@ Lists = dict[str, list[Any]]  # name of a dimension -> its value in each iterati
 class Member:
     """A trial of the population: the point that it started from, and its changes since."""
 
-    __slots__ = ("point", "lists", "step")
+    __slots__ = ("point", "lists", "step", "lineage")
 
-    def __init__(self, point: Point, lists: Lists) -> None:
-        self.point, self.lists = point, lists
+    def __init__(self, point: Point, lists: Lists, lineage: dict[str, Any] | None = None) -> None:
+        self.point, self.lists, self.lineage = point, lists, lineage
         self.step = 0  # number of the comparison that it trains to
 
 
@@ -58,12 +58,17 @@ class Population(Procedure):
             )
         self.sampler = create_sampler(self.settings.sampler, space, seed)
         self.random = Random(f"explore {seed}")
+        self.dimensions = space.dimensions
         interval = self.settings.interval
         self.steps = (*range(interval, self.most, interval), self.most)  # iterations of the comparisons
 
     @property
     def most(self) -> int:
         return self.settings.iterations
+
+    def lineage(self, trial: TrialNumber) -> dict[str, Any] | None:
+        member = self.trials[trial].data
+        return None if member is None else member.lineage
 
     def _begin(self) -> None:
         points: list[Point] = []
@@ -157,7 +162,9 @@ class Population(Procedure):
                 lists[name] = [*past, self._explored(dimension, past[-1])]
         copy = self._new(self.space.configuration(member.point, lists))
         copy.at = until
-        self._train(copy, Member(member.point, lists), step + 1)
+        changed = [self.dimensions[name].key for name in lists if lists[name][-1:] != lists[name][-2:-1]]
+        lineage = {"parent": trial.number, "changed": ", ".join(changed), "inherited": f"iterations 1 to {until}"}
+        self._train(copy, Member(member.point, lists, lineage), step + 1)
         return copy
 
     def _explored(self, dimension: Dimension, value: Any) -> Any:

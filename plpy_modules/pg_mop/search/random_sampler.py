@@ -5,6 +5,7 @@ from pg_mop.search.space import Point, Space
 
 MOST_TRIES = 1000  # random draws in a row without a new configuration, before the remaining ones are listed
 MOST_LISTED = 1_000_000  # configurations of a space that are listed
+MOST_MADE = 10_000  # the same of a space of models, which are made one by one
 
 
 class GridSampler(Sampler):
@@ -38,7 +39,9 @@ class RandomSampler(Sampler):
                 if self.claim(self.space.configuration(point)):
                     return point
             self.left = []
-            if self.space.size is not None and self.space.size <= MOST_LISTED:
+            if self.space.size is not None and self.space.size <= (
+                MOST_LISTED if self.space.models is None else MOST_MADE
+            ):
                 self.left = [p for p in self.space.points() if self.space.configuration(p) not in self.claimed]
                 self.random.shuffle(self.left)
         while self.left:

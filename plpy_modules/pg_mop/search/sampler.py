@@ -39,7 +39,9 @@ class Sampler(ABC):
         """The point of a new configuration for the trial of that number; None: the sampler finds no new one."""
 
     def claim(self, configuration: Configuration) -> bool:
-        """Mark a configuration as proposed. Returns False if it was proposed before."""
+        """Mark a configuration as proposed. Returns False if it was proposed before, or if its model does not fit together."""
+        if configuration[0] is None:
+            return False
         new = configuration not in self.claimed
         self.claimed.add(configuration)
         return new

@@ -1,6 +1,5 @@
 """The space of a search: its dimensions from MADlib's grid texts, its points, and their configurations."""
 
-import ast
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,72 +9,14 @@ from typing import Any
 
 from mop_udf import params
 from pg_mop.search import grids
+from pg_mop.search.dimension import CHANGEABLE, Coordinate, Dimension, Place, bare_optimizer
+from pg_mop.search.models import ModelChoices
 
-Configuration = tuple[int, str, str]  # (model_id, compile_params, fit_params)
-Coordinate = Any  # the index of a choice, or a number of a distribution
-Point = dict[str, Coordinate]  # by name of the dimension
+__all__ = ["CHANGEABLE", "Branch", "Configuration", "Coordinate", "Dimension", "Point", "Space"]
 
-# parameters that may change while a configuration trains, with the same compiled model and the same network
-CHANGEABLE = (*(name for name in params.SCALARS if name != "decay"), "lr", "batch_size", "dropout")
-
-
-class Dimension:
-    """A dimension of the space: choices, or a distribution from `low` to `high`.
-
-    A *coordinate* is a choice's index, or a number of the distribution. `kind` is the name of the distribution, or None.
-    """
-
-    __slots__ = ("name", "key", "choices", "low", "high", "kind")
-
-    def __init__(self, name: str, key: str, choices: Sequence[Any]) -> None:
-        """`name`: unique in the space; `key`: the parameter's name. Raises GridError for a wrong distribution."""
-        self.name, self.key = name, key
-        self.choices: list[Any] = list(choices)
-        self.kind: str | None = None
-        if key == "optimizer":
-            self.choices = [_bare_optimizer(c) if isinstance(c, str) else c for c in choices]
-        if grids.distribution(self.choices):
-            grids.check_distribution(key, self.choices)
-            self.low, self.high, self.kind = self.choices
-
-    @property
-    def whole(self) -> bool:
-        """True for a distribution of integers."""
-        return self.kind is not None and self.key in grids.WHOLE
-
-    @property
-    def open(self) -> bool:
-        """True for a dimension with several values."""
-        return self.kind is not None or len(self.choices) > 1
-
-    def sample(self, random: Random) -> Coordinate:
-        """A random coordinate."""
-        if self.kind is None:
-            return random.randrange(len(self.choices))
-        return grids.sample(random, self.key, self.choices)
-
-    def value(self, coordinate: Coordinate) -> Any:
-        """The value of a coordinate in parameter strings."""
-        return self.choices[coordinate] if self.kind is None else coordinate
-
-    def find(self, text: str) -> Coordinate | None:
-        """The coordinate of a value's text; None where the value is not in the dimension."""
-        try:
-            literal = ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            literal = None
-        if self.kind is not None:
-            inside = (
-                isinstance(literal, (int, float))
-                and not isinstance(literal, bool)
-                and self.low <= literal <= self.high
-                and not (self.whole and literal != int(literal))
-            )
-            return literal if inside else None
-        for index, choice in enumerate(self.choices):
-            if text == str(choice) or text == repr(choice) or literal is not None and _same(literal, choice):
-                return index
-        return None
+# (model_id, compile_params, fit_params); the model_id is None where the model does not fit together
+Configuration = tuple[int | None, str, str]
+Point = Place
 
 
 @dataclass
@@ -98,9 +39,11 @@ class Space:
     conditional.
     """
 
-    def __init__(self, *several: Mapping[str, Any]) -> None:
-        """`several`: grids {key: choices}, each with the key `model_id`. Raises GridError for a wrong distribution."""
+    def __init__(self, *several: Mapping[str, Any], models: ModelChoices | None = None) -> None:
+        """`several`: grids {key: choices}, each with the key `model_id`, unless the models come from a model space,
+        `models`. Raises GridError for a wrong distribution."""
         self.branches: list[Branch] = []
+        self.models = models
         for number, grid in enumerate(several):
             prefix = f"{number}/" if len(several) > 1 else ""
             made = {
@@ -108,7 +51,7 @@ class Space:
                 for key, choices in grid.items()
                 if key != "optimizer_params_list"
             }
-            model = made.pop("model_id")
+            model = made.pop("model_id") if models is None else models.base
             common = [made[key] for key in made if key in grids.COMPILE_KEYS]
             fit = [made[key] for key in made if key not in grids.COMPILE_KEYS]
             for block in grid.get("optimizer_params_list", (None,)):
@@ -120,7 +63,7 @@ class Space:
                 self.branches.append(Branch(model, optimizer, common, fit))
         self.branch = Dimension("branch", "branch", range(len(self.branches)))
         # dimensions that are sampled before all others; the order decides the random numbers of a seed
-        self.first = [model] if len(several) == 1 else []
+        self.first = [model] if len(several) == 1 or models is not None else []
         if len(several) > 1 or "optimizer_params_list" in grid:
             self.first.append(self.branch)
         self.size = self._size()  # number of configurations; None: infinite, because of a distribution
@@ -146,7 +89,23 @@ class Space:
         for dimension in self.branch_of(point).dimensions:
             if dimension.name not in point:
                 point[dimension.name] = choose(dimension)
+        if self.models is not None:
+            self.models.walk(choose, point)
         return point
+
+    @property
+    def dimensions(self) -> dict[str, Dimension]:
+        """All dimensions by their names: of every branch, and of every model."""
+        found = {d.name: d for d in self.first}
+        found.update((d.name, d) for branch in self.branches for d in branch.dimensions)
+        found.update((d.name, d) for d in (self.models.dimensions if self.models is not None else ()))
+        return found
+
+    @property
+    def most_open(self) -> int:
+        """The most dimensions of a point that have several values."""
+        most = max(sum(d.open for d in branch.dimensions) for branch in self.branches) + self.branch.open
+        return most + (self.models.most_open - self.models.base.open if self.models is not None else 0)
 
     def sample(self, random: Random) -> Point:
         """A random point: model and branch, then each key independently."""
@@ -160,6 +119,13 @@ class Space:
                     f"{dimension.key!r} is a distribution ({dimension.kind!r}), which has no grid; write a list of "
                     f"choices, or use another procedure"
                 )
+        if self.models is not None:
+            for place in self.models.places():
+                for number, branch in enumerate(self.branches):
+                    head = {"branch": number} if self.branch in self.first else {}
+                    for coordinates in itertools.product(*(range(len(d.choices)) for d in branch.dimensions[1:])):
+                        yield {**place, **head, **{d.name: c for d, c in zip(branch.dimensions[1:], coordinates)}}
+            return
         # all points of one model, then all of the next
         for model, group in itertools.groupby(enumerate(self.branches), lambda numbered: numbered[1].model):
             branches = list(group)
@@ -182,10 +148,18 @@ class Space:
 
         optimizer = None if branch.optimizer is None else written(branch.optimizer)
         return (
-            branch.model.value(point[branch.model.name]),
+            branch.model.value(point[branch.model.name]) if self.models is None else self.models.model_id(point),
             grids.compile_text(optimizer, written(branch.common)),
             grids.fit_text(written(branch.fit)),
         )
+
+    def told(self, name: str, coordinate: Coordinate) -> tuple[str, Any]:
+        """(name, value) of a dimension's coordinate, for people: JSON values."""
+        if self.models is not None and (found := self.models.told(name, coordinate)) is not None:
+            return found
+        dimension = self.dimensions[name]
+        value = dimension.value(coordinate)
+        return dimension.key, value if isinstance(value, (int, float, bool, type(None))) else str(value)
 
     def locate(self, configuration: Configuration) -> Point | None:
         """A point of a configuration; None where the configuration is not in this space."""
@@ -196,7 +170,13 @@ class Space:
         except params.ParameterError:
             return None
         for number, branch in enumerate(self.branches):
-            if model_id not in branch.model.choices:
+            at: Point | None
+            if self.models is not None:
+                at = None if model_id is None else self.models.locate(model_id)
+            else:
+                known = model_id in branch.model.choices
+                at = {branch.model.name: branch.model.choices.index(model_id)} if known else None
+            if at is None:
                 continue
             parts: list[Point | None] = [
                 {"branch": number} if self.branch in self.first else {},
@@ -208,13 +188,15 @@ class Space:
                 parts.append(_find(branch.common, {k: v for k, v in compiled.items() if k != "optimizer"}))
                 parts.append(_find_optimizer(branch.optimizer, compiled.get("optimizer")))
             if None not in parts:
-                at = {branch.model.name: branch.model.choices.index(model_id)}
                 return {k: v for part in (at, *parts) for k, v in (part or {}).items()}
         return None
 
     def _size(self) -> int | None:
         if any(d.kind is not None for branch in self.branches for d in branch.dimensions):
             return None
+        if self.models is not None:
+            several = (math.prod(len(d.choices) for d in branch.dimensions[1:]) for branch in self.branches)
+            return self.models.size * sum(several)
         return sum(math.prod(len(d.choices) for d in branch.dimensions) for branch in self.branches)
 
 
@@ -222,9 +204,7 @@ def _find(dimensions: Sequence[Dimension], texts: Mapping[str, str]) -> Point | 
     """{name: coordinate} of the values {key: text}; None where a key is missing or unknown, or a value is outside."""
     if {d.key for d in dimensions} != set(texts):
         return None
-    found = {
-        d.name: d.find(_bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key]) for d in dimensions
-    }
+    found = {d.name: d.find(bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key]) for d in dimensions}
     return None if None in found.values() else found
 
 
@@ -245,16 +225,3 @@ def _find_optimizer(dimensions: Sequence[Dimension], text: str | None) -> Point 
     if found is None or not named:
         return found
     return {named.name: names.index(name.strip().lower()), **found}
-
-
-def _bare_optimizer(text: str) -> str:
-    """The shortest text of an optimizer: 'adam()' -> Adam."""
-    text = text.strip("'\"").strip()
-    return grids.optimizer_name(text[:-2] if text.endswith("()") else text)
-
-
-def _same(literal: object, choice: object) -> bool:
-    """True where a literal equals a choice: numbers by value, `True` is not 1, a single metric equals a list of it."""
-    if isinstance(literal, bool) or isinstance(choice, bool):
-        return literal is choice
-    return literal == choice or isinstance(literal, list) and literal == [choice]

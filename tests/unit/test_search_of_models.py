@@ -1,0 +1,249 @@
+"""Searches over the members of a model space, and regularized evolution."""
+
+import json
+from random import Random
+
+import pytest
+
+from pg_mop.search import PROCEDURES, SearchError, create
+from pg_mop.search.models import FIRST_ID, ModelChoices
+from pg_mop.search.space import Space
+from pg_mop.spaces import Base, ModelSpace
+from workload import dense
+
+GRID = {"loss": ["mse"], "metrics": [["accuracy"]], "batch_size": [8, 16]}
+MUTATORS = [
+    {"change": "repeat", "match": "hidden", "times": [1, 2]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 16]},
+]
+# the second one is refused: its output is of another width
+WRONG = {"change": "value", "match": "out", "argument": "units", "choices": [3, 5]}
+SHORT = {
+    "grid": {"iterations": 2},
+    "random": {"iterations": 2, "trials": 10},
+    "successive-halving": {"iterations": 4, "reduction": 2},
+    "hyperband": {"iterations": 4, "reduction": 2},
+    "asha": {"iterations": 4, "reduction": 2, "parallel": 3},
+    "population": {"iterations": 6, "population": 5},
+    "median-stopping": {"iterations": 3, "parallel": 3, "trials": 8},
+    "tpe": {"iterations": 2, "trials": 12, "parallel": 2},
+    "bohb": {"iterations": 4, "reduction": 2},
+    "regularized-evolution": {"population": 6, "tournament": 3, "trials": 30, "iterations": 2, "parallel": 3},
+}
+
+
+def models(*mutators, bases=None):
+    return ModelChoices(ModelSpace(bases or [Base(1, dense()), Base(2, dense(32))], json.dumps(mutators or MUTATORS)))
+
+
+def space(*mutators, grid=GRID, bases=None):
+    return Space(grid, models=models(*mutators, bases=bases))
+
+
+def driven(procedure, loss):
+    """Give a procedure what it asks for, one trial after the other; returns {trial: (configuration, its loss)}."""
+    found, live = {}, []
+    while True:
+        for proposal in procedure.ask():
+            if proposal.configuration is not None:
+                found[proposal.trial] = proposal.configuration
+            live.append(proposal)
+        if not live:
+            break
+        trial, _, budget = live.pop(0)
+        for iteration in sorted(procedure.evaluates(trial)):
+            if procedure.trials[trial].at < iteration <= budget:
+                procedure.tell(trial, iteration, loss(procedure.space, found[trial]))
+    assert procedure.done
+    return found
+
+
+def quality(searched, configuration):
+    """Losses that the choices decide: the more units, the better."""
+    member = searched.models.by_id[configuration[0]]
+    return 1 / sum(value for name, value in member.choices.items() if name.endswith("units"))
+
+
+@pytest.mark.parametrize("name", PROCEDURES)
+def test_every_procedure_searches_models_and_hyper_parameters(name):
+    if name == "tpe":
+        pytest.importorskip("optuna")
+    grid = {**GRID, "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.1, 0.01]}]}
+    searched = space(*MUTATORS, WRONG, grid=grid)
+    found = driven(create(name, searched, 3, "min", SHORT[name]), quality)
+    assert len(found) >= 4
+    for model_id, compile_params, fit_params in found.values():
+        member = searched.models.by_id[model_id]
+        assert member.misfit is None and member.choices["out.units"] == 3 and FIRST_ID <= model_id < 2**31
+        assert "batch_size" in fit_params and "Adam" in compile_params
+    again = driven(create(name, space(*MUTATORS, WRONG, grid=grid), 3, "min", SHORT[name]), quality)
+    assert again == found, "the same seed and results give the same proposals"
+
+
+def test_a_grid_has_every_member_with_every_hyper_parameter_once():
+    searched = space()
+    assert searched.size == (3 + 9) * 2 * 2
+    found = driven(create("grid", searched, 0, "min", {"iterations": 1}), quality)
+    assert len(set(found.values())) == len(found) < searched.size, "equal architectures of two bases count once"
+    ids = {configuration[0] for configuration in found.values()}
+    assert len(ids) == 12 and len(found) == 24
+
+
+def test_a_grid_that_is_too_large_is_refused_without_a_number_of_trials():
+    many = {"change": "value", "match": "hidden", "argument": "units", "choices": list(range(1, 1001))}
+    searched = space(many, {**many, "match": "out", "argument": "seed"})
+    with pytest.raises(SearchError, match="4000000 configurations, and a grid has at most 1000000"):
+        create("grid", searched, 0)
+    assert len(driven(create("grid", searched, 0, "min", {"trials": 3, "iterations": 1}), quality)) == 3
+
+
+def test_equal_models_have_equal_ids_in_every_search():
+    first, second = space(), space(*reversed(MUTATORS), bases=[Base(5, dense())])
+    ids = {}
+    for searched in (first, second):
+        for point in searched.points():
+            model_id = searched.configuration(point)[0]
+            ids.setdefault(searched.models.by_id[model_id].architecture, set()).add(model_id)
+    assert all(len(found) == 1 for found in ids.values())
+    assert len({one for found in ids.values() for one in found}) == len(ids)
+
+
+def test_a_configuration_is_found_again_by_its_choices():
+    searched = space()
+    point = searched.sample(Random(1))
+    configuration = searched.configuration(point)
+    assert searched.configuration(searched.locate(configuration)) == configuration
+    later = space()
+    assert later.locate(configuration) is None, "its model was not proposed here"
+    member = searched.models.describe(configuration[0])
+    later.models.remember(configuration[0], member["base"], member["choices"])
+    assert later.configuration(later.locate(configuration)) == configuration
+
+
+@pytest.mark.parametrize(
+    "base,choices",
+    [
+        (9, {}),
+        (1, {}),
+        (1, {"times hidden": 7}),
+        (1, {"times hidden": 1, "hidden.units": "8"}),
+        (1, {"times hidden": [1], "hidden.units": 8}),
+    ],
+)
+def test_members_of_another_space_are_not_found(base, choices):
+    searched = space()
+    searched.models.remember(FIRST_ID, base, choices)
+    assert searched.locate((FIRST_ID, "loss='mse',metrics=['accuracy']", "batch_size=8")) is None
+
+
+def test_a_space_of_misfits_alone_proposes_nothing():
+    searched = space({**WRONG, "choices": [5, 6]})
+    assert driven(create("random", searched, 0, "min", {"iterations": 1}), quality) == {}
+    assert searched.models.misfits
+
+
+# --- regularized evolution --------------------------------------------------------------------------------------------
+
+
+def evolution(searched, seed=1, **parameters):
+    return create("regularized-evolution", searched, seed, "min", {**SHORT["regularized-evolution"], **parameters})
+
+
+def test_a_child_differs_from_its_parent_in_what_its_lineage_says():
+    searched = space()
+    procedure = evolution(searched)
+    driven(procedure, quality)
+    lineages = {number: procedure.lineage(number) for number in procedure.trials}
+    assert [number for number, lineage in lineages.items() if lineage is None] == list(range(1, 7))
+    for number, lineage in lineages.items():
+        if lineage is None:
+            continue
+        (child, _), (parent, _) = procedure.trials[number].data, procedure.trials[lineage["parent"]].data
+        differs = [name for name in child.keys() & parent.keys() if child[name] != parent[name]]
+        told = [searched.told(name, child[name])[0] for name in differs]
+        assert told == [lineage["changed"]] and lineage["before"] != lineage["after"]
+        json.dumps(lineage)
+
+
+def test_a_parent_is_the_best_of_a_tournament_of_the_youngest():
+    procedure = evolution(space(), trials=24, parallel=1, tournament=6)
+    driven(procedure, quality)
+    losses = {number: trial.loss for number, trial in procedure.trials.items()}
+    for number in range(7, 25):
+        lineage = procedure.lineage(number)
+        youngest = range(number - 6, number)
+        if lineage is not None:
+            assert losses[lineage["parent"]] == min(losses[one] for one in youngest)
+            assert lineage["parent"] in youngest, "the oldest have left the population"
+
+
+def test_evolution_finds_better_models_than_random_search():
+    # 4^8 members, of which the ones with the most units are best
+    wide = [
+        {"change": "repeat", "match": "hidden", "times": [8]},
+        {"change": "value", "match": "hidden*", "argument": "units", "choices": [1, 2, 3, 4]},
+    ]
+    wins = 0
+    for seed in range(5):
+        best = []
+        for name, parameters in (
+            ("regularized-evolution", {"population": 10, "tournament": 4, "trials": 80, "iterations": 1}),
+            ("random", {"trials": 80, "iterations": 1}),
+        ):
+            procedure = create(name, space(*wide, bases=[Base(1, dense())]), seed, "min", parameters)
+            driven(procedure, quality)
+            best.append(procedure.best[2])
+        wins += best[0] < best[1]
+    assert wins >= 4
+
+
+def test_evolution_goes_on_after_failed_trials():
+    procedure = evolution(space(), trials=15)
+    found = 0
+    live = list(procedure.ask())
+    while live:
+        trial = live.pop(0).trial
+        found += 1
+        if found <= 8:
+            procedure.tell(trial, None, None)
+        else:
+            procedure.tell(trial, 2, 1 / found)
+        live += procedure.ask()
+    assert procedure.done and found == 15
+
+
+def test_evolution_begins_with_earlier_results():
+    searched = space()
+    first = evolution(searched)
+    found = driven(first, quality)
+    second = evolution(searched, seed=2)
+    second.begin_with([(found[n], {2: first.trials[n].loss}) for n in found])
+    driven(second, quality)
+    assert any(second.lineage(n) for n in (1, 2, 3)), "its first members are those of the earlier search"
+    assert not set(found.values()) & {second.trials[n].configuration for n in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "parameters,fragment",
+    [
+        ({"tournament": 7}, "tournament must be at most population, 6, not 7"),
+        ({"population": 1}, "population of regularized-evolution must be an integer from 2"),
+        ({"sample": 3}, "'sample' is no parameter"),
+    ],
+)
+def test_wrong_parameters_of_evolution(parameters, fragment):
+    with pytest.raises(SearchError, match=fragment):
+        evolution(space(), **parameters)
+
+
+def test_evolution_without_anything_to_change_trains_one_trial():
+    procedure = evolution(Space({"model_id": [1], "loss": ["mse"]}))
+    assert len(driven(procedure, lambda *_: 0.5)) == 1
+
+
+def test_evolution_changes_hyper_parameters_without_a_model_space():
+    searched = Space({"model_id": [1, 2], "loss": ["mse"], "batch_size": [8, 16, 32], "dropout": [0.1, 0.5, "linear"]})
+    procedure = evolution(searched)
+    driven(procedure, lambda _, configuration: Random(str(configuration)).random())
+    changed = {lineage["changed"] for n in procedure.trials if (lineage := procedure.lineage(n))}
+    assert changed <= {"model_id", "batch_size", "dropout"} and "dropout" in changed
