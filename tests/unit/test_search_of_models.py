@@ -213,7 +213,8 @@ def test_evolution_goes_on_after_failed_trials():
 
 
 def test_evolution_begins_with_earlier_results():
-    searched = space()
+    grid = {**GRID, "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.001, 0.1, "log"]}]}
+    searched = space(grid=grid)
     first = evolution(searched)
     found = driven(first, quality)
     second = evolution(searched, seed=2)

@@ -137,11 +137,11 @@ def test_a_space_of_10_to_the_12_costs_nothing_and_1000_members_take_seconds():
 
 
 def test_counts_of_very_many_digits_are_exact_and_shown():
-    many = sequential("deep", [4], *(layer("Dense", name=f"d{i}", units=4) for i in range(1500)))
+    own = [layer("Dense", name=f"d{i}", units=4) for i in range(1500)]
+    many = sequential("deep", [4], *own, layer("Dense", name="out", units=2))
     models = space(change("value", "d*", argument="units", choices=list(range(1, 1001))), base=many)
     assert models.size == 1000**1500
     assert models.member(models.size - 1).choices["d1499.units"] == 1000
-    assert models.member(0).misfit is not None, "the output is of another width"
     assert "10^4" in showing.text(models, models.sample(1, 0))
 
 
@@ -417,6 +417,65 @@ def test_mutators_that_are_refused(mutators, fragment):
         ModelSpace([Base(1, CNN)], mutators if isinstance(mutators, str) else json.dumps(mutators))
     assert fragment in str(error.value)
     assert len(str(error.value)) < 1000
+
+
+def deep(count):
+    """Mutators each of which inserts after the layer that the one before has inserted."""
+    names = ["hidden", *(f"n{i}" for i in range(count))]
+    return [
+        change("insert", name, choices=[None, {"class": "ReLU", "name": new}]) for name, new in zip(names, names[1:])
+    ]
+
+
+@pytest.mark.parametrize(
+    "mutators,fragment",
+    [
+        (deep(101), "depends on more than 99 others"),
+        (
+            [change("repeat", "hidden", times=[100]), change("repeat", "hidden", to="hidden_100", times=[100])],
+            "more than 2000 layers",
+        ),
+        (
+            [
+                change("layer", "hidden", choices=[[{"class": "Dense", "units": i + 1}] * 3 for i in range(1000)]),
+                change("repeat", "hidden", times=[100]),
+            ],
+            "more than 20000 layers",
+        ),
+        (
+            [change("insert", "*", choices=[{"class": "Dropout", "rate": i / 1000} for i in range(1000)])] * 5,
+            "more than 20000",
+        ),
+        (
+            [
+                change("insert", "conv", choices=[[{"class": "ReLU", "name": f"r{i}"} for i in range(60)]]),
+                {"change": "inputs", "match": "flat", "from": ["r*"], "least": 30, "most": 30},
+            ],
+            "118264581564861424 ways to take 30 to 30 of 60 inputs",
+        ),
+    ],
+)
+def test_spaces_that_are_too_large_are_refused_at_once(mutators, fragment):
+    start = time.monotonic()
+    with pytest.raises(SpaceError) as error:
+        space(*mutators)
+    assert fragment in str(error.value) and time.monotonic() - start < 5
+
+
+def test_choices_as_deep_as_is_allowed_are_counted_and_made():
+    models = space(*deep(99))
+    assert models.size == 100
+    assert [len(layers_of(models.member(n))) for n in (0, 50, 99)] == [6, 56, 105]
+    assert showing.text(models, models.sample(2, 0))
+
+
+def test_a_merge_and_a_layer_take_each_others_place():
+    merge = change("layer", "hidden", choices=["keep", {"class": "Add"}])
+    member = space(merge).member(1)
+    call = next(one for one in json.loads(member.architecture)["config"]["layers"] if one["name"] == "hidden")
+    assert isinstance(call["inbound_nodes"][0]["args"][0], list) and member.misfit is None
+    other = space(change("layer", "sum", choices=[{"class": "ReLU"}, {"class": "Concatenate"}]), base=RESIDUAL)
+    assert other.member(0).misfit == "sum: ReLU takes one input, not 2" and other.member(1).misfit is None
 
 
 def test_an_argument_that_keras_does_not_write_is_refused_where_it_has_written_the_layer():

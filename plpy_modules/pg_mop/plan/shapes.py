@@ -18,6 +18,7 @@ Shape = Known | None
 
 MERGES = frozenset("Add Average Maximum Minimum Multiply Subtract".split())  # whose inputs have equal shapes
 JOINS = frozenset((*MERGES, "Concatenate"))
+SEVERAL = frozenset(("GRU", "LSTM", "MultiHeadAttention", "SimpleRNN"))  # may take other inputs besides the first
 MOST_SIZE = 2**31 - 1
 # stand for an open length: a length of the output that differs between them is open, too
 STANDS = (10_007, 20_011)
@@ -84,6 +85,8 @@ def output_shape(class_name: str, config: Mapping[str, Any], shapes: Sequence[Sh
         return merged(class_name, known)
     if class_name == "Concatenate":
         return _concatenated(config, known)
+    if len(known) > 1 and class_name not in SEVERAL:
+        raise Misfit(f"{class_name} takes one input, not {len(known)}")
     shape = known[0]
     wanted = RANKS.get(class_name)
     if wanted is not None and len(shape) != wanted:

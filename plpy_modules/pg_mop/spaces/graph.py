@@ -20,7 +20,7 @@ Layer = dict[str, Any]  # as a functional model's JSON has it
 class Graph:
     """A functional model: {name: layer}, and its inputs and outputs. `record`: the primitives so far."""
 
-    def __init__(self, architecture: Mapping[str, Any]) -> None:
+    def __init__(self, architecture: dict[str, Any]) -> None:
         """`architecture`: as mop_udf.architecture.check gives it; it stays as it is."""
         config = json.loads(json.dumps(architecture["config"]))
         self.model_name = str(config.get("name") or "model")
@@ -42,7 +42,7 @@ class Graph:
                 self.layers[layer["name"]] = layer
             self.inputs, self.outputs = config.get("input_layers"), config.get("output_layers")
 
-    def _chain(self, architecture: Mapping[str, Any], layers: list[Layer]) -> None:
+    def _chain(self, architecture: dict[str, Any], layers: list[Layer]) -> None:
         """The layers of a Sequential."""
         if not layers:
             raise Misfit("the architecture has no layers")
@@ -73,7 +73,7 @@ class Graph:
         """The layer whose output is the only input of a layer. Raises Misfit for a layer with other inputs."""
         calls = self.layers[name]["inbound_nodes"]
         found = self.sources(name)
-        if len(calls) != 1 or len(found) != 1 or not is_tensor(calls[0]["args"][0] if calls[0]["args"] else None):
+        if len(calls) != 1 or len(found) != 1:
             raise Misfit(f"layer {name!r} has not exactly one input")
         return found[0]
 
@@ -121,9 +121,13 @@ class Graph:
 
     def after(self, name: str) -> set[str]:
         """The layers that a layer's output reaches, and itself."""
+        taken: dict[str, list[str]] = {}
+        for other in self.layers:
+            for source in self.sources(other):
+                taken.setdefault(source, []).append(other)
         found, reached = {name}, [name]
         while reached:
-            for other in self.consumers(reached.pop()):
+            for other in taken.get(reached.pop(), ()):
                 if other not in found:
                     found.add(other)
                     reached.append(other)
@@ -192,6 +196,12 @@ class Graph:
     def replace(self, name: str, layer: Mapping[str, Any]) -> None:
         """Put another layer in the place of one, with its name and its inputs."""
         old = self.layers[name]
+        for call in old["inbound_nodes"]:
+            first = call["args"][0] if call["args"] else None
+            if layer["class_name"] in LISTS and is_tensor(first):
+                call["args"][0] = [first]
+            elif layer["class_name"] not in LISTS and isinstance(first, list) and len(first) == 1:
+                call["args"][0] = first[0]
         self.layers[name] = {
             **{key: value for key, value in layer.items() if key not in ("build_config", "inbound_nodes")},
             "config": {**layer["config"], "name": name},

@@ -58,7 +58,7 @@ class _Planned:
     """A base model with its plan. `first`: the number of its first member; `outputs`: the shapes of its outputs."""
 
     base: Base
-    checked: Mapping[str, Any]
+    checked: dict[str, Any]
     plan: Plan
     outputs: list[Shape]
     first: int = 0

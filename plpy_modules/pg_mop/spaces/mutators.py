@@ -8,6 +8,7 @@ graph in which every choice adds all the layers that it can.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,7 +22,9 @@ from pg_mop.spaces.graph import LISTS, Graph
 from pg_mop.spaces.reading import MOST_OPTIONS, Mutator, SpaceError, checked_layer
 
 MOST_POINTS = 2000  # of a base model
-MOST_LAYERS = 5000
+MOST_LAYERS = 2000  # of a member
+MOST_SLOTS = 20_000  # layers that members may have, over all choices
+MOST_DEPTH = 100  # of points, each open for options of the one before
 
 Layer = dict[str, Any]
 
@@ -69,6 +72,7 @@ class Plan:
         self.matched: set[int] = set()
         self.names = set(base.layers)
         self.taken: set[str] = set()  # names of points
+        self._checked: dict[tuple[int, str], list[Any]] = {}  # (number of a mutator, class) -> its values
         self.shown_at: dict[str, str] = {}  # name of a point -> the layer of the base model where it is shown
         self.slots = [Slot(name, base.layers[name], ALWAYS, name) for name in _order(base) if base.is_layer(name)]
         for mutator in mutators:
@@ -77,10 +81,6 @@ class Plan:
                     self._apply(mutator)
                 except Misfit as error:
                     raise SpaceError(f"mutator {mutator.number} ({mutator.change}): {error}") from None
-            if len(self.points) > MOST_POINTS:
-                raise SpaceError(f"model_id {model_id} has more than {MOST_POINTS} choice points")
-            if len(self.slots) > MOST_LAYERS:
-                raise SpaceError(f"members of model_id {model_id} may have more than {MOST_LAYERS} layers")
         self.choices = Points(self.points)
 
     # --- matching ------------------------------------------------------------------------------------
@@ -90,11 +90,18 @@ class Plan:
             return
         self.matched.add(mutator.number)
         own: Callable[[Mutator, list[Target]], None] = getattr(self, f"_{mutator.change}")
-        if mutator.together:
-            own(mutator, targets)
-        else:
-            for target in targets:
-                own(mutator, [target])
+        for group in [targets] if mutator.together else [[target] for target in targets]:
+            own(mutator, group)
+            self._check_size()
+
+    def _check_size(self, more_slots: int = 0, more_layers: int = 0) -> None:
+        """Raises SpaceError for a plan that is too large, with so many more slots, and layers of the template graph."""
+        if len(self.points) > MOST_POINTS:
+            raise SpaceError(f"model_id {self.model_id} has more than {MOST_POINTS} choice points")
+        if len(self.slots) + more_slots > MOST_SLOTS:
+            raise SpaceError(f"the choices of model_id {self.model_id} have more than {MOST_SLOTS} layers")
+        if len(self.graph.layers) + more_layers > MOST_LAYERS:
+            raise SpaceError(f"members of model_id {self.model_id} may have more than {MOST_LAYERS} layers")
 
     def _targets(self, mutator: Mutator, match: Any) -> list[Target]:
         found: dict[str, list[Slot]] = {}
@@ -130,6 +137,11 @@ class Plan:
             number, made = number + 1, f"{name} ({number})"
         self.taken.add(made)
         point = Point(made, options, condition.point, condition.options)
+        depth, parent = 1, point.parent
+        while parent is not None:
+            depth, parent = depth + 1, parent.parent
+        if depth > MOST_DEPTH:
+            raise SpaceError(f"choice point {made[:100]!r} depends on more than {MOST_DEPTH - 1} others")
         self.points.append(point)
         return point
 
@@ -156,7 +168,7 @@ class Plan:
                     f"mutator {mutator.number} sets {argument!r}, which is no argument of the {slot.class_name} {slot.name!r}",
                     f"It has {', '.join(key for key in config if key not in ('name', 'trainable', 'dtype'))}.",
                 )
-        values = [self._checked_values(mutator, target, value) for target in targets for value in [mutator.options]]
+        values = [self._checked_values(mutator, target) for target in targets]
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, f"{where}.{argument}", mutator.written)
 
@@ -168,16 +180,21 @@ class Plan:
 
         self.steps.append(step)
 
-    def _checked_values(self, mutator: Mutator, target: Target, values: Sequence[Any]) -> list[Any]:
-        """The values, as the allow-list writes them, for each class that the layer may have."""
-        made = list(values)
-        for slot in target.slots:
-            for at, value in enumerate(values):
-                layer = {**slot.layer, "config": {**slot.layer["config"], mutator.argument: value}}
-                try:
-                    made[at] = checked_layer(layer)["config"].get(mutator.argument, value)
-                except (ArchitectureError, Misfit) as error:
-                    raise SpaceError(f"mutator {mutator.number} has an option that may not be used: {error}") from None
+    def _checked_values(self, mutator: Mutator, target: Target) -> list[Any]:
+        """The mutator's values, as the allow-list writes them, checked for each class that the layer may have."""
+        made = list(mutator.options)
+        for class_name in dict.fromkeys(slot.class_name for slot in target.slots):
+            if (mutator.number, class_name) not in self._checked:
+                values = []
+                for value in mutator.options:
+                    layer = {"class_name": class_name, "config": {mutator.argument: value}}
+                    try:
+                        values.append(checked_layer(layer)["config"].get(mutator.argument, value))
+                    except (ArchitectureError, Misfit) as error:
+                        text = f"mutator {mutator.number} has an option that may not be used: {error}"
+                        raise SpaceError(text) from None
+                self._checked[mutator.number, class_name] = values
+            made = self._checked[mutator.number, class_name]
         return made
 
     def _layer(self, mutator: Mutator, targets: list[Target]) -> None:
@@ -259,10 +276,9 @@ class Plan:
         anchors = self.graph.first_of(anchors[0]), self.graph.last_of(anchors[1])
         _, inside = self.graph.block(*anchors)
         block, most = set(inside), max(mutator.options)
-        if (most - 1) * len(inside) + len(self.graph.layers) > MOST_LAYERS:
-            raise SpaceError(f"members of model_id {self.model_id} may have more than {MOST_LAYERS} layers")
-        named: dict[tuple[str, int], str] = {}
         own = [slot for slot in self.slots if slot.anchor in block]
+        self._check_size((most - 1) * len(own), (most - 1) * len(inside))
+        named: dict[tuple[str, int], str] = {}
         for number in range(2, most + 1):
             enough = frozenset(at for at, times in enumerate(mutator.options) if times >= number)
             names = {name: self.free(f"{name}_{number}") for name in dict.fromkeys([*inside, *(s.name for s in own)])}
@@ -313,16 +329,14 @@ class Plan:
             raise SpaceError(
                 f"mutator {mutator.number} makes a cycle: {name!r} would take the output of {behind!r}, which needs its own"
             )
-        options = [
-            list(taken)
-            for count in range(mutator.least, mutator.most + 1)
-            for taken in itertools.combinations(sources, count)
-        ]
-        if not 0 < len(options) <= MOST_OPTIONS:
+        counts = range(mutator.least, mutator.most + 1)
+        ways = sum(math.comb(len(sources), count) for count in counts)
+        if not 0 < ways <= MOST_OPTIONS:
             raise SpaceError(
-                f"mutator {mutator.number} has {len(options)} ways to take {mutator.least} to {mutator.most} of "
+                f"mutator {mutator.number} has {ways} ways to take {mutator.least} to {mutator.most} of "
                 f"{len(sources)} inputs; there must be from 1 to {MOST_OPTIONS}"
             )
+        options = [list(taken) for count in counts for taken in itertools.combinations(sources, count)]
         listed = all(slot.class_name in LISTS for slot in target.slots)
         if not listed and mutator.most > 1:
             raise SpaceError(f"mutator {mutator.number} gives {name!r} {mutator.most} inputs, which takes one")
