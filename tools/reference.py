@@ -17,6 +17,8 @@ VIEWS = {
     "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",
     "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are "
     "those of the whole run.",
+    "mop_run_progress": "One row per run: units done and units in total, each counted once, the seconds so far and the "
+    "seconds left. Cheap, for those who look often.",
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
     "madlib.mop_watch \\watch 5`.",
     "mop_queue": "The runs that train on this server now: who trains, who waits, with which cores and since when, and when "

@@ -210,7 +210,7 @@ def _tensorboard(given: argparse.Namespace) -> None:
 def _dashboard(given: argparse.Namespace) -> None:
     for module in ("starlette", "uvicorn"):
         needed(module, "dashboard")
-    from pg_mop_client.dashboard import serve
+    from pg_mop_client.serving import serve
 
     if not 0 <= given.port < 1 << 16:
         raise ClientError(f"--port must be from 0 to 65535, not {given.port}")
@@ -234,7 +234,7 @@ def watch(watcher: Watcher, run_id: int | None, console: Console) -> int:
     `run_id` None: the latest running run. Raises ClientError if the role sees no such run.
     """
     run_id = watcher.latest() if run_id is None else run_id
-    look = watcher.look(run_id, sessions=True) if run_id is not None else None
+    look = watcher.look(run_id, sessions=True, summary=True) if run_id is not None else None
     if look is None or run_id is None:
         raise ClientError(
             f"there is no run {run_id} that the role may see" if run_id else "the role has no runs", hint="mop runs"
@@ -245,7 +245,7 @@ def watch(watcher: Watcher, run_id: int | None, console: Console) -> int:
             while look.run.status == "running":
                 time.sleep(watcher.rest)
                 was_connected = watcher.is_connected
-                now = watcher.look(run_id, sessions=True)
+                now = watcher.look(run_id, sessions=True, summary=True)
                 if now is None and watcher.is_connected:
                     raise ClientError(f"run {run_id} has been dropped")
                 if was_connected != watcher.is_connected:  # on a separate line that stays
@@ -264,11 +264,12 @@ def watch(watcher: Watcher, run_id: int | None, console: Console) -> int:
         console.print()  # (ends the last line of the screen)
     if look.run.error:
         console.print(Text(f"error: {printable(look.run.error)}"))
+    _print_end(look, console)
     return 0 if look.run.status == "finished" else 1
 
 
 def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
-    """The run, its sessions, and as many configurations as fit the console, running configurations first."""
+    """The run, its sessions, and as many configurations as fit the console, the best ones first."""
     run, done, total = look.run, look.units_done, look.units_total
     head = Text(
         f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n", style="bold"
@@ -278,6 +279,12 @@ def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
     head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")
     if look.summary:
         head.append(f", {look.summary}", style="default")
+    if look.ends_at:
+        head.append(f", done at {look.ends_at}", style="default")
+    best = look.told["summary"]["best"] if look.told is not None else None
+    if best is not None and best["parameters"]:
+        given = ", ".join(f"{name} {_shown(value)}" for name, value in best["parameters"].items())
+        head.append(f"\nconfiguration {best['mst_key']} has {printable(given)}", style="default")
     if not watcher.is_connected:
         head.append("  (connection lost)", style="red")
     screen = Table.grid(padding=(0, 0))
@@ -292,18 +299,21 @@ def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
                 style="dim",
             )
         )
-    order = {"running": 0, "failed": 1, "waiting": 2}
-    shown = sorted(look.configurations, key=lambda c: (order.get(c.status, 3), c.last_loss is None, c.last_loss or 0))
-    room = max(5, (console.size.height if console.is_terminal else 1000) - len(look.sessions[:8]) - 6)
-    table = Table("configuration", "status", "units", "iteration", "last loss", box=None, header_style="bold")
-    for c in shown[:room]:
-        loss = "" if c.last_loss is None else f"{c.last_loss:.5g}"
+    shown = look.ranked()
+    room = max(5, (console.size.height if console.is_terminal else 1000) - len(look.sessions[:8]) - 7)
+    series = "last loss" if look.told is None else printable(look.told["measure"]["series"])
+    table = Table(box=None, header_style="bold")
+    for name in ("rank", "configuration", "status", "units", "iteration", series, "unit loss"):
+        table.add_column(Text(name))
+    for c, told in shown[:room]:
         table.add_row(
+            str(told.get("rank", "")),
             str(c.mst_key),
             c.status,
             f"{c.units_done} of {c.units_total}",
             str(c.iteration or ""),
-            loss,
+            "" if told.get("value") is None else f"{told['value']:.5g}",
+            "" if c.last_loss is None else f"{c.last_loss:.5g}",
             style="red" if c.status == "failed" else None,
         )
     screen.add_row(table)
@@ -312,3 +322,26 @@ def _screen(look: Look, watcher: Watcher, console: Console) -> Table:
     if look.configurations:
         screen.add_row(Text(f"{duration(look.configurations[0].seconds_elapsed)} since the start", style="dim"))
     return screen
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_end(look: Look, console: Console) -> None:
+    """Print why configurations failed, and what to do next, with the statements."""
+    if look.told is None:
+        return
+    for cause in look.told["causes"]:
+        first = (cause["error"] or "").splitlines()[0]
+        console.print(Text(f"{cause['count']} failed: {printable(first)}"))
+        for line in (cause["shared"], cause["help"]):
+            if line:
+                console.print(Text(f"    {printable(line)}"))
+    steps = look.told["next"]
+    if steps:
+        console.print(Text("what next:", style="bold"))
+    for step in steps:
+        console.print(Text(f"  {printable(step['say'])}"))
+        for line in (step["sql"] or "").splitlines():
+            console.print(Text(f"    {printable(line)}"))

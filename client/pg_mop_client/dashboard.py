@@ -1,27 +1,19 @@
-"""mop dashboard: the live page, a web server for this machine alone, that queries the database as the caller's role.
+"""mop dashboard: the live page, a web application for this machine alone, that queries the database as the caller's role.
 
-guard.py checks access, snapshots.py queries the database, viewing.py selects and sorts, and page/ has the files for the
-browser.
+serving.py serves it, guard.py checks access, snapshots.py queries the database, viewing.py selects and sorts, and page/ has
+the files for the browser.
 """
 
 import contextlib
-import html
 import json
 import pathlib
-import secrets
-import signal
-import socket
-import sys
-import tempfile
 import threading
 import time
-import webbrowser
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy
-import uvicorn
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -34,13 +26,18 @@ from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError, needed
 from pg_mop_client.guard import Guard
 from pg_mop_client.run import Run
-from pg_mop_client.snapshots import Snapshots
+from pg_mop_client.snapshots import Snapshots, summary_of
 
 PAGE = pathlib.Path(__file__).parent / "page"
-# page.js, model.js and page.css are the reports': page and reports draw with the same code
+# page.js, slices.js, tables.js, strip.js, model.js and page.css are the reports': page and reports draw with the same code
 FILES = {
     "page.js": "text/javascript",
+    "slices.js": "text/javascript",
+    "tables.js": "text/javascript",
     "model.js": "text/javascript",
+    "strip.js": "text/javascript",
+    "files.js": "text/javascript",
+    "lists.js": "text/javascript",
     "live.js": "text/javascript",
     "page.css": "text/css",
     "live.css": "text/css",
@@ -82,6 +79,9 @@ class Dashboard:
             Route("/api/compare", self._answer(self.compare)),
             Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
             Route("/api/run/{run:int}", self._answer(self.run)),
+            Route("/api/run/{run:int}/plan", self._answer(self.plan)),
+            Route("/api/run/{run:int}/data", self._answer(self.data)),
+            Route("/api/run/{run:int}/model.keras", self._answer(self.keras)),
             Route("/api/run/{run:int}/importance", self._answer(self.importance)),
             Route("/api/run/{run:int}/report.html", self._answer(self.report)),
             Route("/api/run/{run:int}/leaderboard.csv", self._answer(self.leaderboard)),
@@ -99,8 +99,15 @@ class Dashboard:
 
     # --- queries -----------------------------------------------------------------------------------------
     def runs(self, request: Request) -> dict[str, Any]:
-        """A page of the list of runs."""
-        return self.snapshots.runs(_whole(request.query_params.get("page", "1"), "page"))
+        """A page of the list of runs, with the search, state and order of the request."""
+        asked = request.query_params
+        return self.snapshots.runs(
+            _whole(asked.get("page", "1"), "page"),
+            asked.get("words", ""),
+            asked.get("state") or None,
+            asked.get("sort") or None,
+            asked.get("desc") == "1" if asked.get("sort") else True,
+        )
 
     def models(self, request: Request) -> dict[str, Any]:
         """The list of named models."""
@@ -118,7 +125,12 @@ class Dashboard:
             chosen = self._chosen(data, request)
             keys = _keys(data, chosen)
             pictures = None if keys is None else self.snapshots.some(request.path_params["run"], keys)
+            pending = keys is not None and pictures is None  # until they are read, those of all configurations do
+            if pending:
+                pictures = viewing.narrowed(data, chosen)
+                found["number"] = f"{number}-"
             found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
+            found["view"]["pending"] = pending
         return found
 
     def compare(self, request: Request) -> dict[str, Any]:
@@ -154,6 +166,38 @@ class Dashboard:
         if data is None:
             raise ClientError("the runs have no common loss or metric to rank them")
         return data
+
+    def plan(self, request: Request) -> dict[str, Any]:
+        """What the run was expected to take, and what it took (mop_explain_run), as text."""
+        run = self._seen(request)[0]
+        return {"text": self._execute(f"SELECT {self.sql}.mop_explain_run(:run)", run=run)}
+
+    def data(self, request: Request) -> dict[str, Any]:
+        """The packed tables of a run, each with the row of its summary that tells how it was packed (None if it is gone)."""
+        run = self._seen(request)[0]
+        with connected(self.engine) as connection:
+            row = connection.execute(
+                text(f"SELECT source_table, validation_table FROM {self.sql}.mop_runs WHERE run_id = :run"),
+                {"run": run},
+            ).one()
+            tables = [
+                {"role": role, "name": name, "facts": summary_of(connection, name)}
+                for role, name in (("training rows", row[0]), ("validation rows", row[1]))
+                if name is not None
+            ]
+        return {"tables": tables}
+
+    def keras(self, request: Request) -> Response:
+        """The model of a configuration as a .keras file."""
+        run, _ = self._seen(request)
+        key = _whole(request.query_params.get("mst_key"), "mst_key")
+        models = self._execute(f"SELECT model_output_table FROM {self.sql}.mop_runs WHERE run_id = :run", run=run)
+        content = self._execute(f"SELECT {self.sql}.mop_export_model(:models, :key)", models=models, key=key)
+        return Response(
+            bytes(content),
+            media_type="application/zip",
+            headers={"content-disposition": f'attachment; filename="run_{run}_{key}.keras"'},
+        )
 
     def importance(self, request: Request) -> dict[str, Any]:
         """The importance of each parameter by Optuna's evaluator, the greatest first.
@@ -346,60 +390,6 @@ class Dashboard:
         if name not in FILES:
             return _wrong(404, "there is no such file")
         return Response((PAGE / name).read_bytes(), media_type=FILES[name])
-
-
-def serve(
-    engine: sqlalchemy.Engine, schema: str, port: int = 0, browser: bool = True, say: Callable[..., None] = print
-) -> None:
-    """Serve the page until an interrupt. `port` 0: any free port. Raises ClientError if the port is in use."""
-    token = secrets.token_urlsafe(32)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            own.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ClientError(
-                f"port {port} of 127.0.0.1 is not available: {error.strerror}",
-                hint="Without --port, the page uses a free port.",
-            ) from None
-        own.listen()  # (clients can connect as soon as the address is printed)
-        port = own.getsockname()[1]
-        app = Dashboard(engine, schema).app(port, token)
-        # (keep-alive is short, so that Ctrl-C ends it)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        address = f"http://127.0.0.1:{port}/#token={token}"
-        say(f"{address}\nCtrl-C ends it.", flush=True)
-        # (uvicorn ends by the same signal after its last answer)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        with tempfile.TemporaryDirectory(prefix="pg_mop_") as directory:  # (its mode is 0700)
-            if browser and not webbrowser.open(_redirect(address, directory)):
-                print("no browser could be opened: open the address", file=sys.stderr)
-            server.run(sockets=[own])
-
-
-def _redirect(address: str, directory: str) -> str:
-    """The URI of a file that redirects to the page.
-
-    The address has the token, and all users of the machine can read the arguments of a process.
-    """
-    file = pathlib.Path(directory, "page.html")
-    file.write_text(
-        f'<!DOCTYPE html><meta charset="utf-8"><title>pg_mop</title>'
-        f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">',
-        encoding="utf-8",
-    )
-    return file.as_uri()
 
 
 async def _body(request: Request) -> dict[str, Any]:

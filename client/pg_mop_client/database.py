@@ -139,6 +139,14 @@ def connected(engine: sqlalchemy.Engine) -> Iterator[sqlalchemy.Connection]:
         yield connection
 
 
+def without_jit(connection: sqlalchemy.Connection) -> None:
+    """Turn off the server's just-in-time compiler for a session: a view of a large run looks dear to the planner, and its
+    compilation takes many times as long as the view."""
+    connection.execute(
+        text("SELECT pg_catalog.set_config('jit', 'off', false) FROM pg_catalog.pg_settings WHERE name = 'jit'")
+    )
+
+
 def find_extension(connection: sqlalchemy.Connection, schema: str | None = None) -> str:
     """The schema of the extension pg_mop.
 

@@ -117,14 +117,27 @@ def sessions(data: Data, mst_keys: Any = None, ax: Any = None) -> Any:
         raise ClientError(f"the hops are not known for so many units: {data['sampled']['sessions']}")
     ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
     for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
+        name = {"train": "training units", "evaluate": "evaluations"}[kind]
         for lane in range(len(data["lanes"])):
-            bars = [(b, e - b) for at, b, e, unit, *_ in data["bars"] if at == lane and unit == kind]
-            ax.broken_barh(
-                bars,
-                (lane - 0.4, 0.8),
-                color=colour,
-                label=None if lane else {"train": "training units", "evaluate": "evaluations"}[kind],
-            )
+            bars = [bar for bar in data["bars"] if bar[0] == lane and bar[3] == kind]
+            if data[
+                "merged_bars"
+            ]:  # slices of the time: the height is the busy part, training below and evaluations on it
+                trained = {bar[1]: bar[7] for bar in data["bars"] if bar[0] == lane and bar[3] == "train"}
+                tops = [lane + 0.4 - 0.8 * ((kind != "train") * trained.get(bar[1], 0) + bar[7]) for bar in bars]
+                heights, widths = [0.8 * bar[7] for bar in bars], [bar[2] - bar[1] for bar in bars]
+                ax.bar(
+                    [bar[1] for bar in bars],
+                    heights,
+                    widths,
+                    tops,
+                    align="edge",
+                    color=colour,
+                    label=None if lane else name,
+                )
+            else:
+                spans = [(bar[1], bar[2] - bar[1]) for bar in bars]
+                ax.broken_barh(spans, (lane - 0.4, 0.8), color=colour, label=None if lane else name)
     for key in mst_keys:
         hops = sorted(((b + e) / 2, at) for at, b, e, unit, own, *_ in data["bars"] if unit == "train" and key in own)
         if hops:

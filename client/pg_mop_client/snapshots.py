@@ -1,6 +1,7 @@
 """The live page's queries. All tabs share them, and they take a small share of the time, so that runs do not slow down."""
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -10,14 +11,29 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import connected, plain, quote
-from pg_mop_client.errors import ClientError
+from pg_mop_client.database import connected, exists, plain, quote, quote_table, suffixed, without_jit
+from pg_mop_client.errors import ClientError, LostError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
 MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
 MOST_FILTERS = 4  # filters with data in memory, for each run
-RUNS_PER_PAGE = 50
+SOON = 0.15  # seconds that a request waits for newer data; then it is answered with what is there
+RUNS_PER_PAGE = 20
+MOST_SUMMARIES = 2000  # runs with a summary in memory
+SUMMARY_SHARE = 0.2  # of the time at most goes into first summaries of runs: each is read once after its end
+ORDERS = {  # of the list of runs
+    "run": "run_id",
+    "status": "status",
+    "models": "model_output_table",
+    "function": "function",
+    "configurations": "configurations",
+    "begun": "started_at",
+    "seconds": "seconds",
+    "owner": "owner",
+}
+MOST_FACT = 1000  # characters of a fact about a packed table
+RUN_STATES = ("running", "finished", "failed", "cancelled")
 MOST_MODELS = 500
 SHOWN_MEASURES = ("accuracy", "auc", "r2", "rmse")  # in the list of models
 
@@ -25,17 +41,21 @@ SHOWN_MEASURES = ("accuracy", "auc", "r2", "rmse")  # in the list of models
 class Snapshot:
     """The last known state of a run.
 
-    `head`: its progress. `data`: mop_report's data. `number`: the version of `data`, unique among all snapshots.
+    `head`: its progress, as of `looked` (monotonic seconds). `data`: mop_report's data. `number`: the version of `data`, unique
+    among all snapshots. `problem`: the error of the last look, if it failed.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held by the thread that reads
         self.head: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
         self.state: tuple[Any, ...] | None = None
         self.some: dict[tuple[int, tuple[int, ...]], dict[str, Any]] = {}  # (number, mst_keys) -> data of these alone
+        self.reading: set[tuple[int, tuple[int, ...]]] = set()  # that a thread reads now
         self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0
-        self.hurries_until = 0.0
+        self.looked, self.took = time.monotonic(), 0.0  # seconds of the last report
+        self.hurries_until, self.acted_at = 0.0, 0.0
+        self.problem: Exception | None = None
 
 
 class Snapshots:
@@ -47,10 +67,24 @@ class Snapshots:
         self._lock = threading.Lock()
         self._list: dict[Hashable, tuple[float, dict[str, Any]]] = {}
         self._listing = threading.Lock()
+        self.summaries = Summaries(engine, self.schema)
 
-    def runs(self, page: int) -> dict[str, Any]:
-        """A page of the role's runs, the latest first: {'runs', 'page', 'pages', 'count'}."""
-        return self._shared(page, lambda connection: self._runs_of(connection, page))
+    def runs(
+        self, page: int, words: str = "", state: str | None = None, order: str | None = None, descending: bool = True
+    ) -> dict[str, Any]:
+        """A page of the role's runs: {'runs', 'page', 'pages', 'count', 'schema', 'summaries', 'pending'}.
+
+        `words`: texts that a run must have, each in one of its names or as its number; `state`: its status; `order`: a key of
+        ORDERS. `pending` counts the runs whose summaries are still to be read. Raises ClientError.
+        """
+        if order is not None and order not in ORDERS:
+            raise ClientError(f"runs have no order {order!r}", hint=f"The orders are {', '.join(ORDERS)}.")
+        if state is not None and state not in RUN_STATES:
+            raise ClientError(f"there is no state {state!r}", hint=f"The states are {', '.join(RUN_STATES)}.")
+        asked = page, words, state, order or "run", descending
+        found = self._shared(asked, lambda connection: self._runs_of(connection, *asked))
+        summaries, pending = self.summaries.of(found["runs"])
+        return {**found, "summaries": summaries, "pending": pending, "schema": self.schema.replace("\\:", ":")}
 
     def models(self) -> dict[str, Any]:
         """The named models that the role may read, with the version in use of each: {'models', 'more'}."""
@@ -84,24 +118,45 @@ class Snapshots:
             self._list[key] = self._after(began), found
             return found
 
-    def _runs_of(self, connection: sqlalchemy.Connection, page: int) -> dict[str, Any]:
-        count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar_one()
+    def _runs_of(
+        self, connection: sqlalchemy.Connection, page: int, words: str, state: str | None, order: str, descending: bool
+    ) -> dict[str, Any]:
+        without_jit(connection)
+        given: dict[str, Any] = {}
+        conditions = ["true"]
+        for place, word in enumerate(words.split()[:8]):
+            given[f"word{place}"] = "%" + re.sub(r"([\\\\%_])", r"\\\1", word) + "%"
+            conditions.append(
+                f"concat_ws(' ', run_id, function, model_output_table, source_table, validation_table, owner) "
+                f"ILIKE :word{place}"
+            )
+        if state is not None:
+            given["state"] = state
+            conditions.append("status = :state")
+        of = f"FROM {self.schema}.mop_runs WHERE {' AND '.join(conditions)}"
+        count = connection.execute(text(f"SELECT count(*) {of}"), given).scalar_one()
         pages = max(1, -(-count // RUNS_PER_PAGE))
         rows = (
             connection.execute(
                 text(
                     f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
-                    f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
+                    f"CAST(extract(epoch FROM started_at) AS float8) AS begun, "
+                    f"CAST(finished_at AS text) AS finished_at, "
                     f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
                     f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
-                    f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"
+                    f"{of} ORDER BY {ORDERS[order]} {'DESC' if descending else 'ASC'} NULLS LAST, run_id DESC "
+                    f"LIMIT {RUNS_PER_PAGE} OFFSET :skipped"
                 ),
-                {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE},
+                {**given, "skipped": (min(page, pages) - 1) * RUNS_PER_PAGE},
             )
             .mappings()
             .all()
         )
-        return {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
+        runs = [dict(row) for row in rows]
+        for run in runs:
+            if run["status"] == "running":
+                run.update(_progress(connection, self.schema, run["run_id"]))
+        return {"runs": runs, "page": min(page, pages), "pages": pages, "count": count}
 
     def _models(self, connection: sqlalchemy.Connection) -> dict[str, Any]:
         rows = (
@@ -125,31 +180,71 @@ class Snapshots:
         return {"models": found, "more": len(rows) > MOST_MODELS}
 
     def run(self, run_id: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
-        """(number, head, data) of a run. Raises ClientError if the role sees no such run."""
-        snapshot = self._snapshot(run_id)
-        with snapshot.lock:
-            if time.monotonic() >= snapshot.looks_at:
-                try:
-                    self._look(run_id, snapshot)
-                except ClientError:
-                    with self._lock:
-                        self._runs.pop(run_id, None)
-                    raise
-            return snapshot.number, snapshot.head, snapshot.data
+        """(number, head, data) of a run, which may be older than now: `head` has their `age` in seconds.
 
-    def some(self, run_id: int, keys: list[int]) -> dict[str, Any]:
-        """The data of some configurations (a list of mst_key) of a run, as of the last call of `run`."""
+        The first call reads them. Later calls wait for newer ones only a moment: a thread reads them. Raises ClientError if the
+        role sees no such run, and LostError.
+        """
         snapshot = self._snapshot(run_id)
-        with snapshot.lock:
-            kept = snapshot.number, tuple(keys)
-            if kept not in snapshot.some:
-                began = time.monotonic()
-                with connected(self.engine) as connection:
-                    found = self._report(connection, run_id, keys)
-                # (the times of all filters count together)
-                snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + (time.monotonic() - began) / SHARE
-                snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
+        if not snapshot.data:
+            with snapshot.lock:
+                if not snapshot.data:
+                    self._try(run_id, snapshot)
+        elif time.monotonic() >= snapshot.looks_at and snapshot.lock.acquire(blocking=False):
+            reader = threading.Thread(target=self._renew, args=(run_id, snapshot), daemon=True)
+            reader.start()
+            reader.join(SOON)
+        if snapshot.problem is not None:
+            raise snapshot.problem
+        return snapshot.number, {**snapshot.head, "age": time.monotonic() - snapshot.looked}, snapshot.data
+
+    def _renew(self, run_id: int, snapshot: Snapshot) -> None:
+        """In a thread of its own: look at a run, and release the snapshot's lock."""
+        try:
+            self._try(run_id, snapshot)
+        finally:
+            snapshot.lock.release()
+
+    def _try(self, run_id: int, snapshot: Snapshot) -> None:
+        """Look at a run; an error goes to the snapshot's `problem`."""
+        try:
+            self._look(run_id, snapshot)
+            snapshot.problem = None
+        except ClientError as error:
+            snapshot.problem = error
+            if not isinstance(error, LostError):
+                with self._lock:
+                    self._runs.pop(run_id, None)
+
+    def some(self, run_id: int, keys: list[int]) -> dict[str, Any] | None:
+        """The data of some configurations (a list of mst_key) of a run, as of the last call of `run`.
+
+        None where reading them takes long: a thread reads them, and then the number of the run's data changes.
+        """
+        snapshot = self._snapshot(run_id)
+        kept = snapshot.number, tuple(keys)
+        if kept in snapshot.some:
             return snapshot.some[kept]
+        if kept not in snapshot.reading:
+            snapshot.reading.add(kept)
+            reader = threading.Thread(target=self._read_some, args=(run_id, snapshot, kept), daemon=True)
+            reader.start()
+            reader.join(SOON if snapshot.took < SOON else 0)
+        return snapshot.some.get(kept)
+
+    def _read_some(self, run_id: int, snapshot: Snapshot, kept: tuple[int, tuple[int, ...]]) -> None:
+        began = time.monotonic()
+        try:
+            with connected(self.engine) as connection:
+                found = self._report(connection, run_id, list(kept[1]))
+        except ClientError:  # (the next look tells)
+            found = None
+        took = time.monotonic() - began
+        # (the times of all filters count together)
+        snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + took / SHARE
+        if found is not None:
+            snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
+        snapshot.reading.discard(kept)
 
     def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:
@@ -170,23 +265,20 @@ class Snapshots:
     def forget(self, run_id: int) -> None:
         """After an action: discard the state of a run, and for HURRY_SECONDS query it at every request."""
         snapshot = self._snapshot(run_id)
-        with snapshot.lock:
-            snapshot.looks_at, snapshot.state, snapshot.hurries_until = 0.0, None, time.monotonic() + HURRY_SECONDS
+        snapshot.acted_at = time.monotonic()
+        snapshot.looks_at, snapshot.state, snapshot.hurries_until = 0.0, None, time.monotonic() + HURRY_SECONDS
         self._list = {}
 
     def _look(self, run_id: int, snapshot: Snapshot) -> None:
         """Update the snapshot's head and, at most once in a while, its data. Raises ClientError."""
         began = time.monotonic()
         with connected(self.engine) as connection:
+            without_jit(connection)
             row = (
                 connection.execute(
                     text(
-                        f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
-                        f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("
-                        f"SELECT CAST(sum(units_done) AS bigint) AS done, CAST(sum(units_total) AS bigint) AS total, "
-                        f"max(seconds_left) AS seconds_left, "
-                        f"max(seconds_elapsed) AS seconds FROM {self.schema}.mop_progress g WHERE g.run_id = :run) p "
-                        f"WHERE r.run_id = :run"
+                        f"SELECT status, error, CAST(finished_at AS text) AS finished_at FROM {self.schema}.mop_runs "
+                        f"WHERE run_id = :run"
                     ),
                     {"run": run_id},
                 )
@@ -197,20 +289,126 @@ class Snapshots:
                 raise ClientError(
                     f"there is no run {run_id} that the role may see", hint="The list of runs has all visible runs."
                 )
-            head = dict(row)
-            snapshot.looks_at = began if began < snapshot.hurries_until else self._after(began)
+            head = {**row, **_progress(connection, self.schema, run_id)}
+            looked = time.monotonic()
+            looks_at = began if began < snapshot.hurries_until else self._after(began)
             state = head["status"], head["finished_at"], head["done"]
             seen = snapshot.state
             if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:
                 began = time.monotonic()
-                snapshot.data = self._report(connection, run_id)
+                data = self._report(connection, run_id)
+                snapshot.took = time.monotonic() - began
                 # (the first query also loads the extension's Python into the session)
                 snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
                 # (the state from before the data: the next query sees later changes)
-                snapshot.state, snapshot.number = state, snapshot.number + 1
-            snapshot.head = head
+                snapshot.data, snapshot.state, snapshot.number = data, state, snapshot.number + 1
+            snapshot.head, snapshot.looked = head, looked
+            if snapshot.acted_at > began:  # somebody acted while this looked
+                snapshot.state = None
+            else:
+                snapshot.looks_at = looks_at
 
     @staticmethod
     def _after(began: float) -> float:
         """The time of the next query, so that queries take at most a fiftieth of the time."""
         return time.monotonic() + max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
+
+
+class Summaries:
+    """Summaries of runs (mop_report's 'summary'), for the list: those of ended runs are read once, by a thread."""
+
+    def __init__(self, engine: sqlalchemy.Engine, schema: str) -> None:
+        self.engine, self.schema = engine, schema
+        self._known: OrderedDict[int, tuple[Hashable, float, dict[str, Any]]] = OrderedDict()
+        self._wanted: dict[int, Hashable] = {}
+        self._lock = threading.Lock()
+        self._reads = False
+
+    def of(self, runs: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], int]:
+        """({run_id: summary} of those runs of a list that are known, how many are not)."""
+        found, pending = {}, 0
+        with self._lock:
+            self._wanted = {}
+            for run in runs:
+                state = run["status"], run["finished_at"]
+                before, until, summary = self._known.get(run["run_id"], (None, 0.0, None))
+                if summary is not None:
+                    found[run["run_id"]] = summary
+                if before != state or run["status"] == "running" and time.monotonic() >= until:
+                    self._wanted[run["run_id"]] = state
+                    pending += summary is None
+            if self._wanted and not self._reads:
+                self._reads = True
+                threading.Thread(target=self._read, daemon=True).start()
+        return found, pending
+
+    def _next(self) -> tuple[int, Hashable] | None:
+        with self._lock:
+            if not self._wanted:
+                self._reads = False
+                return None
+            run_id = next(iter(self._wanted))
+            return run_id, self._wanted.pop(run_id)
+
+    def _read(self) -> None:
+        """Read the wanted summaries, one at a time."""
+        while (wanted := self._next()) is not None:
+            run_id, state = wanted
+            began = time.monotonic()
+            try:
+                with connected(self.engine) as connection:
+                    summary = json.loads(
+                        connection.execute(
+                            text(f"SELECT {self.schema}.mop_report(:run, 'summary')"), {"run": run_id}
+                        ).scalar_one()
+                    )
+            except LostError:  # the list says so, and asks again
+                with self._lock:
+                    self._wanted, self._reads = {}, False
+                return
+            except ClientError:  # the run was dropped meanwhile
+                continue
+            took = time.monotonic() - began
+            for name in ("ranked", "next", "causes"):  # (the list does not show them)
+                summary.pop(name, None)
+            with self._lock:
+                self._known[run_id] = state, time.monotonic() + max(LEAST_SECONDS, took / SHARE), summary
+                self._known.move_to_end(run_id)
+                while len(self._known) > MOST_SUMMARIES:
+                    self._known.popitem(last=False)
+            time.sleep(min(1.0, took * (1 / SUMMARY_SHARE - 1)))
+
+
+def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any] | None:
+    """The row of a packed table's summary, {column: value}; None if it is gone, or if the role may not read it."""
+    try:
+        name = suffixed(packed, "_summary")
+        if not exists(connection, name):
+            return None
+        row = connection.execute(
+            text(f"SELECT CAST(row_to_json(s) AS text) FROM {plain(quote_table(name))} s LIMIT 1")
+        ).scalar()
+    except LostError:
+        raise
+    except (ClientError, sqlalchemy.exc.ProgrammingError):
+        return None
+    return {
+        column: value
+        if not isinstance(value, (list, dict, str))
+        else (value if isinstance(value, str) else json.dumps(value))[:MOST_FACT]
+        for column, value in json.loads(row or "{}").items()
+        if value is not None
+    }
+
+
+def _progress(connection: sqlalchemy.Connection, schema: str, run_id: int) -> dict[str, Any]:
+    """done and total units of a run, its seconds_left and its seconds so far; `schema` is quoted."""
+    rows = connection.execute(
+        text(
+            f"SELECT units_done AS done, units_total AS total, seconds_left, seconds_elapsed AS seconds "
+            f"FROM {schema}.mop_run_progress WHERE run_id = :run"
+        ),
+        {"run": run_id},
+    )
+    row = rows.mappings().one_or_none()
+    return dict(row) if row is not None else {"done": 0, "total": 0, "seconds_left": None, "seconds": None}

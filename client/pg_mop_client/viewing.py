@@ -5,8 +5,9 @@ import io
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-PER_PAGE = 50
+PER_PAGE = 20
 MOST_DRAWN = 500  # configurations in the pictures
+MOST_FAILED = 1000  # listed configurations that have failed
 MOST_WORDS = 200  # listed values of a parameter
 LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
@@ -112,13 +113,27 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
     return {
         **{
             name: data[name]
-            for name in ("run", "measure", "varied", "fixed", "series", "settings", "arguments", "sql", "made_at")
+            for name in (
+                "run",
+                "measure",
+                "varied",
+                "fixed",
+                "series",
+                "settings",
+                "arguments",
+                "sql",
+                "made_at",
+                "summary",
+                "causes",
+                "next",
+            )
         },
         **{
             name: pictures[name]
             for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units")
         },
         "best": best_so_far(data),
+        "failed": failed(data)[:MOST_FAILED],
         "sampled": sampled,
         "curves": curves,
         "choices": choices(data),
@@ -134,6 +149,49 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
         "shown": len(configurations),
         "all": len(data["configurations"]),
     }
+
+
+def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
+    """The pictures of some configurations, from the pictures of all: of a large run, those that are among its samples.
+
+    A unit batch counts the units of these configurations, in equal parts. Bars that are slices of the time have no
+    configurations: they stay as they are.
+    """
+    keys = {c["mst_key"] for c in configurations}
+    bars = data["bars"]
+    if not data["merged_bars"]:
+        bars = [
+            [*bar[:4], own, bar[5], round(bar[6] * len(own) / len(bar[4])), *bar[7:]]
+            for bar in bars
+            if (own := [key for key in bar[4] if key in keys])
+        ]
+    places: dict[int, int] = {}  # of a node before -> now
+    stages = []
+    for at, node in enumerate(data["stages"]):
+        if own := [key for key in node["keys"] if key in keys]:
+            places[at] = len(stages)
+            stages.append({**node, "keys": own, "parent": places.get(node["parent"])})
+    heights = {y: place for place, y in enumerate(sorted({node["y"] for node in stages}))}
+    return {
+        **data,
+        "curves": {key: own for key, own in data["curves"].items() if int(key) in keys},
+        "bars": bars,
+        "stages": [{**node, "y": heights[node["y"]]} for node in stages],
+        "failed_units": [unit for unit in data["failed_units"] if unit["mst_key"] in keys],
+    }
+
+
+def failed(data: Data) -> list[list[Any]]:
+    """[mst_key, parameters as text, error] of the configurations that have failed."""
+    return [
+        [
+            c["mst_key"],
+            ", ".join(f"{name} {v}" for name in data["varied"] if (v := c["parameters"].get(name)) is not None),
+            c["reason"],
+        ]
+        for c in data["configurations"]
+        if c["status"] == "failed"
+    ]
 
 
 def best_so_far(data: Data) -> dict[str, Any] | None:
@@ -213,6 +271,9 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "settings": {},
         "arguments": {},
         "failed_units": [],
+        "summary": None,
+        "causes": [],
+        "next": [],
         "sql": None,
         "sampled": {"curves": ", ".join(cut)} if cut else {},
         "made_at": max(r["made_at"] for r in runs),
@@ -221,7 +282,9 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
 
 def _short(c: Data) -> dict[str, Any]:
     """The part of a configuration that the pictures need."""
-    return {key: c.get(key) for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "name")}
+    return {
+        key: c.get(key) for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "iterations", "name")
+    }
 
 
 def _is_number(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The progress of a run, read on a separate connection, for a small share of the time."""
 
 import contextlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import driver_errors, plain, quote
+from pg_mop_client.database import driver_errors, plain, quote, without_jit
 from pg_mop_client.errors import LostError
 
 SHARE = 0.02  # of the time at most goes into queries for progress
@@ -29,12 +30,13 @@ class Look:
     """The state of a run at a moment.
 
     `run`: its row of mop_runs. `configurations`: its rows of mop_progress. `sessions`: one row for each busy worker
-    session.
+    session. `told`: its summary (mop_report's 'summary'), with the ranks of the page; None where nobody asked for it.
     """
 
     run: Any
     configurations: list[Any]
     sessions: list[Any]
+    told: dict[str, Any] | None = None
 
     @property
     def units_done(self) -> int:
@@ -56,9 +58,13 @@ class Look:
 
     @property
     def results(self) -> list[str]:
-        """The best loss and the number of failed configurations, as texts."""
+        """The best result and the number of failed configurations, as texts: of a summary the best by the run's measure, else
+        the best loss of a unit."""
         said = []
-        if self.best is not None:
+        best = self.told["summary"]["best"] if self.told is not None else None
+        if best is not None:
+            said.append(f"best {printable(best['series'])} {best['value']:.4g} ({best['mst_key']})")
+        elif self.best is not None:
             said.append(f"best unit loss {self.best.last_loss:.4g} ({self.best.mst_key})")
         if failed := sum(map(has_failed, self.configurations)):
             said.append(f"{failed} failed")
@@ -66,8 +72,28 @@ class Look:
 
     @property
     def summary(self) -> str:
-        """The best loss, the number of failed configurations, and the remaining time, as text."""
+        """The best result, the number of failed configurations, and the remaining time, as text."""
         return ", ".join([*self.results, *([f"{duration(self.seconds_left)} left"] if self.seconds_left else [])])
+
+    @property
+    def ends_at(self) -> str:
+        """The time of day at which the run will have ended, by this machine's clock; '' where that is unknown."""
+        return "" if not self.seconds_left else time.strftime("%H:%M", time.localtime(time.time() + self.seconds_left))
+
+    def ranked(self) -> list[tuple[Any, dict[str, Any]]]:
+        """The configurations in the order of the page, each with what its summary tells of it ({}: nothing)."""
+        known = {} if self.told is None else {c["mst_key"]: c for c in self.told["ranked"]}
+        last = len(known) + 1
+        pairs = [(c, known.get(c.mst_key, {})) for c in self.configurations]
+        return sorted(
+            pairs,
+            key=lambda pair: (
+                pair[1].get("rank", last),
+                pair[0].last_loss is None,
+                pair[0].last_loss or 0.0,
+                pair[0].mst_key,
+            ),
+        )
 
 
 @driver_errors()
@@ -137,10 +163,10 @@ class Watcher:
         )
         return rows[0].run_id if rows else None
 
-    def look(self, run_id: int, sessions: bool = False) -> Look | None:
+    def look(self, run_id: int, sessions: bool = False, summary: bool = False) -> Look | None:
         """The present state of a run; None if the connection is lost, or if the role sees no such run.
 
-        `sessions`: read also the worker sessions.
+        `sessions`: read also the worker sessions. `summary`: read also the run's summary.
         """
         began = time.monotonic()
         run = self._rows(f"SELECT * FROM {self.schema}.mop_runs WHERE run_id = :run", run=run_id)
@@ -163,8 +189,11 @@ class Watcher:
             if sessions
             else []
         )
+        told = self._rows(f"SELECT {self.schema}.mop_report(:run, 'summary')", run=run_id) if summary else [(None,)]
         self.rest = max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
-        return None if configurations is None or work is None else Look(run[0], configurations, work)
+        if configurations is None or work is None or told is None:
+            return None
+        return Look(run[0], configurations, work, None if told[0][0] is None else json.loads(told[0][0]))
 
     def _rows(self, sql: str, **values: Any) -> list[Any] | None:
         """The rows of a query; None if the connection is lost."""
@@ -172,6 +201,7 @@ class Watcher:
             with driver_errors():
                 if self._connection is None:
                     self._connection = self.engine.connect()
+                    without_jit(self._connection)
                 rows = self._connection.execute(text(sql), values).all()
             self.is_connected = True
             return list(rows)

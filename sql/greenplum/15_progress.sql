@@ -60,6 +60,14 @@ FROM @extschema@.mop_seen_run r JOIN (
             FROM @extschema@.mop_unit v GROUP BY v.run_id) o ON o.run_id = c.run_id) a
     GROUP BY a.run_id, a.mst_key, a.error, a.reason) w USING (run_id);
 
+-- Progress of runs, one row each. (Here a unit that configurations share counts for each of them.)
+CREATE VIEW @extschema@.mop_run_progress WITH (security_barrier) AS
+SELECT r.run_id, r.now AS status, p.units_done, p.units_total, p.seconds_elapsed, p.seconds_left
+FROM @extschema@.mop_seen_run r JOIN (
+    SELECT g.run_id, sum(g.units_done)::bigint AS units_done, sum(g.units_total)::bigint AS units_total,
+           max(g.seconds_elapsed) AS seconds_elapsed, max(g.seconds_left) AS seconds_left
+    FROM @extschema@.mop_progress g GROUP BY g.run_id) p USING (run_id);
+
 -- Trials: the status and metrics of each configuration. (There are no folds on Greenplum yet.)
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,

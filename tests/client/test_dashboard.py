@@ -332,11 +332,11 @@ def test_ten_thousand_configurations_come_in_pages(db, page, run_id):
     db.run("ANALYZE")
     try:
         first = page.json("/api/run/5000")["view"]
-        assert first["all"] == 10_000 and first["pages"] == 200 and len(first["rows"]) == 50
+        assert first["all"] == 10_000 and first["pages"] == 500 and len(first["rows"]) == 20
         assert len(first["configurations"]) == 500 and len(first["curves"]) == 60
         assert "best 500 of 10000" in first["sampled"]["parallel"] and "60 of 10000" in first["sampled"]["curves"]
         last = page.json("/api/run/5000?page=999999")["view"]
-        assert last["page"] == 200 and len(last["rows"]) == 50 and last["rows"][-1][0] == 10_000
+        assert last["page"] == 500 and len(last["rows"]) == 20 and last["rows"][-1][0] == 10_000
     finally:
         db.run("DELETE FROM madlib.mop_run WHERE run_id = 5000")
 

@@ -2,7 +2,8 @@
 // The live page: asks mop for changes and fills tables; page.js, the report's script, draws. All values from the database
 // become text, never markup. The address contains the filter and the order.
 (function () {
-    const { el, show, seconds, update, mark, marked, drawLate } = window.pgMopReport;
+    const { el, show, update, redraw, mark, marked } = window.pgMopReport, { roving } = window.pgMopTables;
+    const { strip, tick, failures, next, clock, failedRows } = window.pgMopStrip;
     // mop dashboard prints the token behind # in the address: no server sees this part, and all tabs of the page share it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
     try { if (brought) localStorage.setItem("token", brought); } catch { /* then only this document has the token */ }
@@ -14,6 +15,7 @@
     history.replaceState(null, "", where());
     const run = /^\/run\/(\d+)$/.exec(location.pathname)?.[1], compared = location.pathname === "/compare";
     const models = location.pathname === "/models", model = location.pathname === "/model";
+    $("main").hidden = true;  // until there is something to show: of a run that nobody sees, there is nothing to press
     $("main").replaceChildren($(run || compared ? "run-page" : models ? "models-page" : model ? "model-page" : "list-page").content.cloneNode(true));
 
     // --- requests ------------------------------------------------------------------------------------------
@@ -41,8 +43,9 @@
             if (was_lost) say("connected again");
             was_lost = false;
             $("connection").textContent = "";
+            $("main").hidden = false;
             const began = performance.now();
-            rest = run || compared ? showRun(found) : models ? showModels(found) : model ? showModel(found) : showList(found);
+            rest = run || compared ? showRun(found) : models ? lists.showModels(found) : model ? showModel(found) : lists.showList(found);
             document.documentElement.dataset.updated = (performance.now() - began).toFixed(1);  // milliseconds, for measurements
         } catch (problem) {
             if (mine !== turn) return;
@@ -114,54 +117,18 @@
             el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(value => value instanceof Node ? el("td", {}, value)
                 : el("td", typeof value === "number" ? { class: "number" } : {}, value === null ? "" : show(value))))))));
     }
-    function clock(value) {
-        const s = Math.round(value), two = n => String(n).padStart(2, "0");
-        return s < 60 ? s + " s" : s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
+    const typing = {};  // a timer for each field
+    function filter(name, value) {
+        clearTimeout(typing[name]);
+        typing[name] = setTimeout(() => change(() => {
+            if (value === "") asked.delete(name); else asked.set(name, value);
+            asked.delete("page");
+        }), 150);
     }
+    const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, state, $ });
+    const { save, seen, saves } = window.pgMopFiles(run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs", asked);
 
-    // --- the list ------------------------------------------------------------------------------------------
-    const picked = new Set();
-    function showList(found) {
-        $("title").textContent = document.title = "Runs";
-        $("headline").textContent = "";
-        $("caption").textContent = found.count ? `${found.count} runs, the latest first` : "No runs yet.";
-        const table = $("table");
-        if (!table.tHead.rows.length)
-            table.tHead.append(el("tr", {}, ...["compare", "run", "state", "models", "function", "configurations", "iterations", "begun", "time", "owner"]
-                .map(name => el("th", { scope: "col" }, el("span", {}, name)))));
-        keepingFocus(() => table.tBodies[0].replaceChildren(...found.runs.map(r => {
-            const box = el("input", { type: "checkbox", "aria-label": `compare run ${r.run_id}`, "data-focus": "box" + r.run_id });
-            box.checked = picked.has(r.run_id);
-            box.addEventListener("change", () => {
-                if (box.checked) picked.add(r.run_id); else picked.delete(r.run_id);
-                $("compare").disabled = picked.size < 2 || picked.size > 6;
-            });
-            const cells = [box, el("a", { href: "/run/" + r.run_id, "data-focus": "run" + r.run_id }, String(r.run_id)), state(r.status),
-                           r.model_output_table, r.function, r.configurations, r.num_iterations, r.started_at, r.seconds === null ? null : clock(r.seconds), r.owner];
-            const row = el("tr", {}, ...cells.map(cell => el("td", {}, cell instanceof Node ? cell : cell === null ? "" : String(cell))));
-            if (r.error) row.cells[2].append(el("span", { class: "note" }, " " + r.error));
-            return row;
-        })));
-        pages(found.page, found.pages);
-        return found.runs.some(r => r.status === "running") ? 2000 : 5000;
-    }
-
-    // --- named models --------------------------------------------------------------------------------------
-    function showModels(found) {
-        $("title").textContent = document.title = "Models";
-        $("caption").textContent = found.models.length ? `${found.more ? "The first " : ""}${found.models.length} named models, each with its version in use` : "No named models yet.";
-        const table = $("table");
-        if (!table.tHead.rows.length)
-            table.tHead.append(el("tr", {}, ...["model", "version", "versions", "target", "kind", "measures", "made", "owner", "description"]
-                .map(name => el("th", { scope: "col" }, el("span", {}, name)))));
-        keepingFocus(() => table.tBodies[0].replaceChildren(...found.models.map(m => {
-            const link = el("a", { href: "/model?" + new URLSearchParams({ name: m.name }), "data-focus": "model" + m.name }, m.name);
-            const measures = Object.entries(m.metrics).map(([name, value]) => `${name} ${show(value)}`).join(", ");
-            return el("tr", {}, ...[link, m.in_use ? m.version : "none in use", m.versions, m.target, m.kind, measures, m.created, m.owner, m.description]
-                .map(cell => el("td", {}, cell instanceof Node ? cell : cell === null ? "" : String(cell))));
-        })));
-        return 5000;
-    }
+    // --- a named model -------------------------------------------------------------------------------------
     function section(own) {
         const tables = (own.tables || []).map(t => plainTable(t.columns.map(([name]) => name), t.rows, t.caption, t.columns.map(([, numeric]) => numeric)));
         return el("section", { "aria-labelledby": own.name + "-title" }, el("h2", { id: own.name + "-title" }, own.title),
@@ -198,7 +165,7 @@
             location.href = where();  // (measures of another version would mislead)
         });
         $("source").addEventListener("input", () => { $("source").dataset.touched = "1"; });
-        $("html").addEventListener("click", () => save(seen(), file + ".html"));
+        $("html").addEventListener("click", () => save(seen(), `model_${(asked.get("name") || "").replace(/\W+/g, "_")}.html`));
         $("stop").addEventListener("click", async () => {
             try { tell((await ask("/api/model/cancel", {})).said); } catch (problem) { tell(message(problem)); }
         });
@@ -223,55 +190,140 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
-    let view = null, last_news = "";
+    let view = null, last_news = "", live = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
         const heads = found.heads || [{ ...found.head, run_id: run }];
         const running = heads.some(h => h.status === "running");
-        const leads = view.best ? `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}` : "";
+        const leads = run ? view.summary.best && `best so far: ${view.summary.best.mst_key} with ${view.summary.best.series} ${show(view.summary.best.value)}`
+            : view.best && `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}`;
         const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status !== "finished" ? `${h.done || 0} of ${h.total || 0} units` : "no new units",
-            ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
+            ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
-        const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // screen readers read it out on a change, not each second
+        // screen readers read it out on a change, not each second
+        const news = [...heads.map(h => h.status), ...(leads ? [leads] : []), ...(run && view.summary.failed ? [view.summary.failed + " failed"] : [])].join(", ");
         if (news !== last_news) $("told").textContent = last_news = news;
         if (!run) return running ? 1000 : 5000;
         const [head] = heads;
-        $("error").textContent = head.error ? "Error: " + head.error : "";
-        $("progress").hidden = !head.total;
-        $("progress").max = head.total || 1;
-        $("progress").value = head.done || 0;
+        live = { status: head.status, done: head.done, total: head.total, left: head.seconds_left, seconds: head.seconds, age: head.age, error: head.error,
+                 at: performance.now(), ticks: true, keras: head.status === "finished" ? kerasLink : null };
+        strip($("strip"), view, live);
+        $("error").textContent = head.error && head.status !== "cancelled" ? "Error: " + head.error : head.error || "";
+        $("error").className = head.status === "cancelled" ? "note" : "error";
         $("cancel").hidden = $("set-sessions").hidden = !running;
         $("resume").hidden = running || head.status === "finished";
-        return running ? 1000 : 5000;
+        return view.pending ? 400 : running ? 1000 : 5000;
+    }
+    // the clock goes on between two answers
+    setInterval(() => { if (live) tick($("strip"), live); }, 1000);
+    function kerasLink(key) {
+        const made = button(".keras", async () => download(`/api/run/${run}`, `model.keras?mst_key=${key}`), { class: "copy", "aria-label": `configuration ${key} as a .keras file` });
+        return made;
     }
     function showView() {
         $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Comparison of runs";
-        for (const section of document.querySelectorAll(".one")) section.hidden = compared;
+        for (const section of document.querySelectorAll(".one")) if (compared) section.hidden = true;
         showFilter();
+        showColumns();
         showBoard();
         update(view);
-        for (const name of ["curves", "parallel", "sessions", "stages", "failures"]) {
-            const how = view.sampled[name];
+        for (const name of ["curves", "slices", "parallel", "sessions", "stages", "failures"]) {
+            const how = view.sampled[name === "slices" ? "parallel" : name];
             $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
         }
         if (compared) return;
+        failures($("causes"), view, view.failed);
+        next($("steps"), view);
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
             ["activity", "units", "seconds", "trainer at work", "its processors", "reading", "writing"],
             time.map(t => [t.what, t.units, t.seconds, t.compute, t.cpu, t.read, t.write]), "Where the sessions' time went")] : []);
-        fill("failures", view.failed_units, units => units.length ? [plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
-            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)")]
-            : [el("p", {}, "None.")]);
-        const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, ...facts } = view.run;
+        fill("failed-units", view.failed_units, units => units.length ? [el("details", {}, el("summary", {}, `${units.length} failed units`),
+            plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
+                units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)"))] : []);
+        const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, prediction, ...facts } = view.run;
         fill("settings", [facts, view.fixed, view.settings], () => [pairs(facts), ...[
             ["Parameters common to all configurations", view.fixed], ["Settings of the call", view.settings]].flatMap(
             ([title, given]) => Object.keys(given).length ? [el("h3", {}, title), pairs(given)] : [])]);
         fill("repeat", view.sql, sql => [el("pre", { tabindex: "0" }, el("code", {}, sql || "-- the arguments are shown to the run's owner alone"))]);
     }
+
+    // --- tabs ----------------------------------------------------------------------------------------------
+    const asking = { plan: () => showPlan(), data: () => showData() };
+    function tabs() {
+        const panels = [...document.querySelectorAll("[role=tabpanel]")], list = $("tabs");
+        const wanted = () => panels.find(p => p.id === "tab-" + asked.get("tab")) || panels[0];
+        function choose(panel) {
+            for (const own of panels) {
+                const is = own === panel, tab = $("of-" + own.id);
+                own.hidden = !is;
+                tab.setAttribute("aria-selected", String(is));
+                tab.tabIndex = is ? 0 : -1;
+            }
+            asking[panel.id.slice(4)]?.();
+            redraw();
+        }
+        for (const panel of panels) {
+            const tab = button(panel.dataset.tab, () => {
+                asked.set("tab", panel.id.slice(4));
+                history.replaceState(null, "", where());
+                choose(panel);
+            }, { role: "tab", id: "of-" + panel.id, "aria-controls": panel.id });
+            panel.setAttribute("aria-labelledby", tab.id);
+            list.append(tab);
+        }
+        list.addEventListener("keydown", event => {
+            const all = [...list.children], step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+            if (!step) return;
+            const to = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
+            to.click();
+            to.focus();
+            event.preventDefault();
+        });
+        choose(wanted());
+    }
+    async function askInto(id, path, make) {
+        try {
+            const found = await ask(path);
+            fill(id, found, make);
+        } catch (problem) {
+            fill(id, message(problem), text => [el("p", { class: "note" }, text)]);
+        }
+    }
+    function showPlan() { askInto("plan", `/api/run/${run}/plan`, found => [el("pre", { tabindex: "0" }, el("code", {}, found.text))]); }
+    function showData() {
+        askInto("data-facts", `/api/run/${run}/data`, found => found.tables.map(t => el("div", {}, el("h3", {}, `${t.role}: ${t.name}`),
+            t.facts ? pairs(t.facts) : el("p", { class: "note" }, "Its summary is gone, or your role may not read it."))));
+    }
+
+    // the few columns that are shown at first: of the parameters, the first ones
+    const FEW = 3;
+    function shownColumns() {
+        const given = asked.getAll("column"), names = view.columns.map(c => c.name);
+        if (given.length) return names.filter(n => given.includes(n));
+        const first = view.varied.slice(0, compared ? FEW + 2 : FEW);
+        return names.filter(n => ["rank", "mst_key", "status", view.measure.series, "iterations"].includes(n) || first.includes(n));
+    }
+    function showColumns() {
+        fill("columns", [view.columns.map(c => c.name), shownColumns()], ([names, shown]) => names.map(name => {
+            const box = el("input", { type: "checkbox", "data-focus": "column" + name });
+            box.checked = shown.includes(name);
+            box.addEventListener("change", () => {
+                const now = box.checked ? [...shownColumns(), name] : shownColumns().filter(n => n !== name);
+                asked.delete("column");
+                for (const own of now) asked.append("column", own);
+                history.replaceState(null, "", where());
+                keepingFocus(showColumns);
+                showBoard();
+            });
+            return el("label", {}, box, " " + name);
+        }));
+    }
     function showBoard() {
-        const board = $("board"), better = view.measure.goal === "max" ? "more" : "less";
+        const board = $("board"), better = view.measure.goal === "max" ? "more" : "less", shown = shownColumns();
+        const places = view.columns.map((c, i) => i).filter(i => shown.includes(view.columns[i].name));
         $("caption").textContent = `${view.shown} of ${view.all} configurations, by ${view.measure.series}, ${better} is better; values after the last iteration`;
         keepingFocus(() => {
-            const head = view.columns.map((column, i) => {
+            const head = places.map(i => view.columns[i]).map(column => {
                 const made = el("th", { scope: "col", ...(column.number ? { class: "number" } : {}) },
                     button(column.name, () => change(() => {
                         const down = asked.get("sort") === column.name && asked.get("desc") !== "1";
@@ -283,28 +335,29 @@
                 return made;
             });
             board.tHead.replaceChildren(el("tr", {}, ...head));
-            board.tBodies[0].replaceChildren(...view.rows.map((values, i) => boardRow(values, view.keys[i])));
+            board.tBodies[0].replaceChildren(...view.rows.map((values, i) => boardRow(values, view.keys[i], places)));
         });
+        roving(board);
         pages(view.page, view.pages);
     }
-    function boardRow(values, key) {
+    function boardRow(values, key, places) {
         const at = view.columns.findIndex(column => column.name === "status"), status = values[at];
-        const row = el("tr", { "data-key": key, "data-focus": "row" + key, tabindex: "0", "aria-selected": String(marked() === key) });
-        values.forEach((value, i) => {
-            row.append(el("td", view.columns[i].number ? { class: "number" } : {}, i === at ? state(status) : value === null ? "" : show(value)));
-        });
-        if (run && view.run.status === "running" && ["running", "waiting"].includes(status))
-            row.cells[at].append(button("stop", event => {
-                event.stopPropagation();
-                act("stop", { mst_key: key }, `Stop configuration ${key}? The others continue.`);
-            }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));
+        const why = values[view.columns.findIndex(column => column.name === "why it ended")];
+        const row = el("tr", { "data-key": key, "data-focus": "row" + key, "aria-selected": String(marked() === key) });
+        for (const i of places) {
+            const cell = el("td", view.columns[i].number ? { class: "number" } : {}, i === at ? state(status) : values[i] === null ? "" : show(values[i]));
+            if (i === at && why && !shownColumns().includes("why it ended")) cell.append(" ", el("span", { class: "badge", title: why }, why.split("\n")[0]));
+            if (i === at && run && view.run.status === "running" && ["running", "waiting"].includes(status))
+                cell.append(button("stop", event => {
+                    event.stopPropagation();
+                    act("stop", { mst_key: key }, `Stop configuration ${key}? The others continue.`);
+                }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));
+            row.append(cell);
+        }
         row.addEventListener("click", () => mark(key));
         row.addEventListener("keydown", event => {
-            if (event.target !== row) return;
-            const other = event.key === "ArrowDown" ? row.nextElementSibling : event.key === "ArrowUp" ? row.previousElementSibling : null;
-            if (event.key === "Enter" || event.key === " ") mark(key);
-            else if (other) other.focus();
-            else return;
+            if (event.target !== row || event.key !== "Enter" && event.key !== " ") return;
+            mark(key);
             event.preventDefault();
         });
         return row;
@@ -312,14 +365,6 @@
 
     // --- the filter ----------------------------------------------------------------------------------------
     const STATES = ["finished", "running", "waiting", "stopped", "failed", "cancelled"];
-    const typing = {};  // a timer for each field
-    function filter(name, value) {
-        clearTimeout(typing[name]);
-        typing[name] = setTimeout(() => change(() => {
-            if (value === "") asked.delete(name); else asked.set(name, value);
-            asked.delete("page");
-        }), 250);
-    }
     function showFilter() {
         $("filtered").textContent = view.shown < view.all ? `– ${view.shown} of ${view.all} configurations` : "";
         // (an update of the run does not change the input fields)
@@ -366,7 +411,7 @@
                 if (input.type === "checkbox") input.checked = false; else input.value = "";
             for (const choose of $("filter").querySelectorAll("select")) choose.value = "";
         }));
-        for (const name of ["curves", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
+        for (const name of ["curves", "slices", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
         $("csv").addEventListener("click", () => download(compared ? "/api/compare" : `/api/run/${run}`, "leaderboard.csv"));
         if (compared) $("html").firstChild.data = "Page as HTML";
         $("html").addEventListener("click", () => compared ? save(seen(), "runs.html") : download(`/api/run/${run}`, "report.html"));
@@ -378,6 +423,7 @@
             act("sessions", { sessions: $("sessions-wanted").valueAsNumber });
         });
         $("weigh").addEventListener("click", weigh);
+        if (!compared) tabs();
     }
 
     // --- actions -------------------------------------------------------------------------------------------
@@ -392,7 +438,7 @@
     }
     async function download(of, name) {
         try {
-            const answer = await ask(`${of}/${name}?${asked}`, null, answer => answer);
+            const answer = await ask(`${of}/${name}${name.includes("?") ? "" : "?" + asked}`, null, answer => answer);
             save(await answer.blob(), /filename="([^"]+)"/.exec(answer.headers.get("content-disposition"))[1]);
         } catch (problem) {
             say(message(problem));
@@ -410,83 +456,8 @@
         $("weigh").disabled = false;
     }
 
-    // --- pictures as files ---------------------------------------------------------------------------------
-    const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "font-family", "paint-order", "text-anchor"];
-    // the file of a picture has the page's note and legend below the picture
-    function below(name, width, top, page) {
-        const made = [], text = (x, y, words) => el("text", { x, y, fill: page.color, "font-size": "12px", "font-family": page.fontFamily }, words);
-        const series = name === "curves" && $("series"), title = $(name + "-title").textContent;
-        let x = 12, y = top + 20;
-        made.push(text(x, y, series ? `${title}: ${series.value}${$("log").checked ? ", logarithmic" : ""}` : title));
-        y += 20;
-        for (const own of $(name + "-picture").querySelectorAll(".legend > *")) {
-            const swatch = own.querySelector("i"), words = own.textContent, long = (swatch ? 20 : 0) + 7 * words.length + 14;
-            if (x > 12 && x + long > width) { x = 12; y += 18; }
-            if (swatch) made.push(el("rect", { x, y: y - 7, width: 14, height: 4, fill: getComputedStyle(swatch).backgroundColor }));
-            made.push(text(x + (swatch ? 20 : 0), y, words));
-            x += long;
-        }
-        return { made, high: y + 8 - top };
-    }
-    function picture(name) {
-        const svg = $(name + "-picture").querySelector("svg");
-        if (!svg) return null;
-        const copy = svg.cloneNode(true), copies = copy.querySelectorAll("*");
-        svg.querySelectorAll("*").forEach((own, i) => {
-            const style = getComputedStyle(own);
-            for (const look of LOOK) copies[i].setAttribute(look, style.getPropertyValue(look));
-            copies[i].removeAttribute("class");
-            copies[i].removeAttribute("style");
-        });
-        const { width, height: drawn } = svg.viewBox.baseVal;
-        const told = below(name, width, drawn, getComputedStyle(document.body)), height = drawn + told.high;
-        copy.append(...told.made);
-        copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-        copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
-        copy.setAttribute("width", width);
-        copy.setAttribute("height", height);
-        copy.prepend(el("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
-        return { width, height, blob: new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }) };
-    }
-    // The page of several runs as a self-contained file. (The server makes the report of one run.)
-    function seen() {
-        drawLate();
-        const copy = document.documentElement.cloneNode(true), head = copy.querySelector("head");
-        for (const own of copy.querySelectorAll("th button, .legend button")) own.replaceWith(el("span", {}, ...own.childNodes));
-        copy.querySelector("#series")?.parentNode.replaceWith(el("p", { class: "note" }, $("series").value + ($("log").checked ? ", logarithmic" : "")));
-        if ($("filtered")?.textContent) copy.querySelector("#headline").append(` ${$("filtered").textContent}: ${asked}`);
-        for (const own of copy.querySelectorAll("nav, form, template, script, link, button, .controls:not(.legend), .skip, .hint, [hidden], #connection, #said")) own.remove();
-        for (const row of copy.querySelectorAll("[tabindex], [data-focus]")) { row.removeAttribute("tabindex"); row.removeAttribute("data-focus"); }
-        head.append(el("style", {}, [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).map(rule => rule.cssText).join("\n")));
-        return new Blob(["<!DOCTYPE html>\n" + copy.outerHTML], { type: "text/html" });
-    }
-    function save(blob, name) {
-        const link = el("a", { href: URL.createObjectURL(blob), download: name });
-        link.click();
-        setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-    }
-    const file = run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs";
-    function saves(name) {
-        const title = $(name + "-title").textContent, picture_file = file + "_" + name;
-        return el("div", { class: "controls saves", role: "group", "aria-label": title + " as a file" },
-            button("SVG", () => { const made = picture(name); if (made) save(made.blob, picture_file + ".svg"); }, { "aria-label": title + " as SVG" }),
-            button("PNG", () => {
-                const made = picture(name), image = new Image();
-                if (!made) return;
-                image.onload = () => {
-                    const canvas = el("canvas", { width: made.width * 2, height: made.height * 2 });
-                    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-                    canvas.toBlob(blob => save(blob, picture_file + ".png"));
-                    URL.revokeObjectURL(image.src);
-                };
-                image.src = URL.createObjectURL(made.blob);
-            }, { "aria-label": title + " as PNG" }));
-    }
-
     if (run || compared) begin();
     else if (model) beginModel();
-    else if (!models) $("compare").addEventListener("click", () => {
-        location.href = "/compare?" + new URLSearchParams([...picked].map(id => ["run", id]));
-    });
+    else if (!models) lists.beginList();
     refresh();
 })();

@@ -1,4 +1,4 @@
-"""mop_report: a run as one HTML file, or its data as JSON."""
+"""mop_report: a run as one HTML file, its data as JSON, or its summary as JSON."""
 
 import json
 
@@ -6,9 +6,10 @@ from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
+from pg_mop.report.summary import shortened
 from pg_mop.run.earlier import SAME
 
-FORMATS = ("html", "json")
+FORMATS = ("html", "json", "summary")
 
 
 @sql_function
@@ -22,7 +23,9 @@ def mop_report(db, run_id, format, mst_keys):
             f"format must be one of {', '.join(FORMATS)}, not {format!r}",
             hint=f"SELECT {db.extension}.mop_report({run_id}, '{FORMATS[0]}');",
         )
-    data = None if run_id is None else gather(db, run_id, SAME, mst_keys)
+    data = None if run_id is None else gather(db, run_id, SAME, mst_keys, pictures=format != "summary")
     if data is None:
         raise unseen_run(db, run_id)
-    return page(data) if format == "html" else json.dumps(data, default=str)
+    if format == "html":
+        return page(data)
+    return json.dumps(shortened(data) if format == "summary" else data, default=str)

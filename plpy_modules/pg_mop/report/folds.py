@@ -12,7 +12,7 @@ Data = dict[str, Any]
 
 
 def merged(configurations: list[Data]) -> list[Data]:
-    """The configurations of a run without their folds (`fold` is not None; both are dicts of report/gather.py).
+    """The configurations of a run without their folds (`fold` is not None; both are dicts of report/configurations.py).
 
     A configuration gets the means over its folds, where all of them have the value: in `last` and `series`, as of a dataset
     HELD_OUT, and as curves in `held_out`: {series: [[iteration, mean], ...]}. It has the seconds and the failures of its

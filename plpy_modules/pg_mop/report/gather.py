@@ -4,40 +4,37 @@ Large runs are sampled: `sampled` has a sentence for each part of the report tha
 """
 
 import json
-import math
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from mop_udf import params
 from pg_mop import __version__
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.plan.watch import Watch, kept_state
-from pg_mop.report.folds import HELD_OUT, merged
+from pg_mop.report import configurations
+from pg_mop.report.configurations import MOST_TEXT
 from pg_mop.report.numbers import rounded, thin
-from pg_mop.report.parameters import flat, varied
+from pg_mop.report.parameters import varied
 from pg_mop.report.repeat import repeating_sql
 from pg_mop.report.sessions import add_sessions
 from pg_mop.report.stages import tree
-from pg_mop.search.goals import goal, parts
-from pg_mop.search.ranking import LOSS, judged_by, order
+from pg_mop.report.summary import add_summary, compile_seconds, progress
 
-DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
 MOST_FAILURES = 100
-LOOKED_BACK = 3  # latest iterations in which to look for a metric that is not evaluated yet
-MOST_TEXT = 2000  # characters of an error
+MOST_ATTEMPTS = 2  # at a finished unit, about: to expect how many bars the sessions have
 
 Data = dict[str, Any]
 
 
-def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: list[int] | None = None) -> Data | None:
+def gather(
+    db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: list[int] | None = None, pictures: bool = True
+) -> Data | None:
     """The report's data of a run; None where the role sees no run of that number.
 
     `repeated`: names of the settings that decide the result. `mst_keys`: the configurations to show, with their ranks
-    among all configurations; None: all. Raises MopError for a configuration that the run does not have.
+    among all configurations; None: all. `pictures`: also the data of the pictures; else what a summary needs. Raises MopError
+    for a configuration that the run does not have.
     """
     schema = db.extension
     run = db.one(
@@ -80,18 +77,24 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
     searched = tables.get("searched", run["function"] == "mop_search")
-    data["configurations"] = _configurations(db, schema, run, arguments, searched)
+    data["configurations"] = configurations.read(db, schema, run, arguments, searched)
     if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
                 data["configurations"][0][name] += replica[name]
         del data["configurations"][1:]
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
-    data["measure"] = _measure(data, arguments)
-    _rank(data)
+    data["measure"] = configurations.measure(data, arguments)
+    configurations.rank(data)
     for configuration in data["configurations"]:
         configuration["last"] = {name: rounded(value) for name, value in configuration["last"].items()}
     data["all"] = len(data["configurations"])
+    data["progress"] = progress(db, run_id)
+    if pictures:
+        add_sessions(db, run, data, mst_keys, MOST_ATTEMPTS * data["progress"]["done"])
+    add_summary(db, data, tables, compile_seconds(db, run_id) if pictures else 0.0)
+    if not pictures:
+        return data
     if mst_keys is not None:
         chosen = set(mst_keys)
         if unknown := chosen - {c["mst_key"] for c in data["configurations"]}:
@@ -102,158 +105,12 @@ def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: li
             )
         data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
     _curves(db, schema, run_id, data)
-    add_sessions(db, run, data, mst_keys)
     _stages(data)
     _failures(db, schema, run_id, data)
     for configuration in data["configurations"]:
         for name in ("path", "metrics_iterations", "series", "metric"):
             del configuration[name]
     return data
-
-
-def _configurations(db: Database, schema: str, run: Data, arguments: Data, searched: bool) -> list[Data]:
-    """A dict for each configuration: its parameters, its progress, its metrics and its seconds. The metrics ("last")
-    are those of the state that the output table has: the last one, or the best one where the configuration keeps it."""
-    run_id = run["run_id"]
-    rows = db.execute(
-        f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
-        f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason, "
-        f"fold, fold_of "
-        f"FROM {schema}.mop_trials WHERE run_id = $1 ORDER BY mst_key",
-        ["bigint"],
-        [run_id],
-    )
-    found = {}
-    for row in rows:
-        series = {
-            f"{dataset} {name}": row.pop(f"{dataset}_{name}") for dataset in DATASETS for name in ("loss", "metric")
-        }
-        found[row["mst_key"]] = {
-            **row,
-            "parameters": flat(row),
-            "last": {},
-            "series": series,
-            "metric": None,
-            "seconds": 0.0,
-            "failed_units": 0,
-            "path": row["path"] or [],
-            "metrics_iterations": row["metrics_iterations"] or [],
-        }
-    # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    kept = _kept(db, schema, run, arguments, found, "best" if searched else "last")
-    last = [
-        (key, i)
-        for key, c in found.items()
-        for i in ([kept[key]] if key in kept else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK :])
-    ]
-    for row in (
-        db.execute(
-            f"SELECT w.* FROM {schema}.mop_metrics_wide w JOIN unnest($2, $3) AS l(mst_key, iteration) "
-            f"USING (mst_key, iteration) WHERE run_id = $1 ORDER BY iteration",
-            ["bigint", "integer[]", "integer[]"],
-            [run_id, [k for k, _ in last], [i for _, i in last]],
-        )
-        if last
-        else ()
-    ):
-        configuration = found[row["mst_key"]]
-        configuration["metric"] = row["metric"]
-        for dataset in DATASETS:
-            if row[f"{dataset}_loss"] is not None:
-                metrics = json.loads(row[f"{dataset}_metrics"])
-                first = {row["metric"]: metrics[row["metric"]]} if row["metric"] in metrics else {}
-                values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
-                configuration["last"].update({f"{dataset} {name}": value for name, value in values.items()})
-    for row in db.execute(
-        f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
-        f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
-        f"AND status = 'finished') AS reached, "
-        f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
-        f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1",
-        ["bigint"],
-        [run_id],
-    ):
-        found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
-        found[row["mst_key"]]["failed_units"] = row["failed_units"]
-        if found[row["mst_key"]]["status"] != "finished":  # (its `iterations` are those asked for)
-            found[row["mst_key"]]["iterations"] = max(
-                row["reached"] or 0, *found[row["mst_key"]]["metrics_iterations"][-1:], 0
-            )
-    for configuration in found.values():
-        if configuration["status"] != "finished":
-            configuration["iterations"] = min(configuration["iterations"], len(configuration["path"]))
-    return merged(list(found.values()))
-
-
-def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data], keep: str) -> dict[int, int]:
-    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
-    {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
-    rules, watches = {}, {}
-    for key, c in found.items():
-        try:
-            fit = params.parse_fit_params(c["fit_params"])
-        except params.ParameterError:  # the configuration has failed
-            continue
-        if kept_state(c["fit_params"], keep) == "best":
-            stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
-            name, dataset, direction = parts(stop["metric"])
-            name = name if name == "loss" else params.metric_name(name)
-            rules[key] = (name, dataset or ("validation" if run["validation_table"] is not None else "training"))
-            watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
-    for row in (
-        db.execute(
-            f"SELECT m.mst_key, m.iteration, m.value, l.value AS loss FROM {schema}.mop_metrics m "
-            f"JOIN unnest($2, $3, $4) AS r(mst_key, name, dataset) USING (mst_key, name, dataset) "
-            f"LEFT JOIN {schema}.mop_metrics l ON (l.run_id, l.mst_key, l.iteration, l.dataset, l.name) "
-            f"= (m.run_id, m.mst_key, m.iteration, m.dataset, 'loss') WHERE m.run_id = $1 ORDER BY 2",
-            ["bigint", "integer[]", "text[]", "text[]"],
-            [run["run_id"], list(rules), *map(list, zip(*rules.values()))],
-        )
-        if rules
-        else ()
-    ):
-        watches[row["mst_key"]].tell(row["iteration"], row["value"], row["loss"])
-    return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
-
-
-def _is_whole(configuration: Data) -> bool:
-    """True where all evaluations have the same datasets."""
-    of_validation = configuration["series"]["validation loss"]
-    return not of_validation or len(of_validation) == len(configuration["metrics_iterations"])
-
-
-def _measure(data: Data, arguments: Data) -> dict[str, str]:
-    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; otherwise the metric by which
-    the run chooses its best configuration (search/ranking.py); of the validation rows if the run has them."""
-    names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
-    dataset = next((d for d in (HELD_OUT, "validation") if any(name.startswith(f"{d} ") for name in names)), "training")
-    named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
-    judged = dataset if dataset == HELD_OUT else named and named[1] or dataset
-    if named and f"{judged} {named[2]}" in names:
-        return {"series": f"{judged} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
-    metric, direction = (
-        LOSS
-        if data["run"]["function"] in ("mop_search", "madlib_keras_automl")
-        else judged_by(c["metric"] for c in data["configurations"] if c["last"] and c["status"] != "failed")
-    )
-    return {"series": f"{dataset} {metric}", "goal": direction}
-
-
-def _rank(data: Data) -> None:
-    """Sort the configurations, the best first; set the rank and the best value of each."""
-    series, direction = data["measure"]["series"], data["measure"]["goal"]
-    better = max if direction == "max" else min
-    dataset, name = series.split(" ", 1)
-    data["configurations"].sort(
-        key=lambda c: (
-            c["status"] == "failed",
-            order(direction, c["last"].get(series), c["last"].get(f"{dataset} loss"), c["mst_key"]),
-        )
-    )
-    for rank, c in enumerate(data["configurations"], 1):
-        which = "loss" if name == "loss" else "metric" if name == c["metric"] else None
-        values = [v for v in (which and c["series"][f"{dataset} {which}"]) or () if v is not None and math.isfinite(v)]
-        c["rank"], c["best"] = rank, rounded(better(values) if values else c["last"].get(series))
 
 
 def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:

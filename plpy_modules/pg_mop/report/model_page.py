@@ -21,7 +21,7 @@ def model_page(data: Mapping[str, Any]) -> str:
         "\n".join(map(_section, sections)),
         f"Made {data['made_at']} by pg_mop {data['pg_mop']}.",
         f'<script type="application/json" id="model-data">{in_script(pictures)}</script>',
-        ("page.js", "model.js"),
+        ("page.js", "tables.js", "model.js"),
     )
 
 

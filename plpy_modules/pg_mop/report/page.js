@@ -27,13 +27,37 @@ window.pgMopReport = (function () {
         return value < 120 ? show(value) + " s" : value < 7200 ? show(+(value / 60).toPrecision(3)) + " min"
             : show(+(value / 3600).toPrecision(3)) + " h";
     }
-    // (only the best of the shown configurations have colors)
-    function colour(key) {
+    // Only the best of the shown configurations have colours: four, which people with any kind of colour vision tell apart, and
+    // the same four once more with dashes.
+    const COLOURS = 4;
+    function topPlace(key) {
         const c = byKey.get(key), place = places.get(key);
-        return c && place < TOP && c.status !== "failed" ? `var(--c${place})` : null;
+        return c && place < TOP && c.status !== "failed" ? place : null;
     }
-    function classes(key) { return key === marked ? "curve marked" : colour(key) ? "curve top" : "curve"; }
-    function style(key) { return key !== marked && colour(key) ? "stroke:" + colour(key) : ""; }
+    function colour(key) {
+        const place = topPlace(key);
+        return place === null ? null : `var(--c${place % COLOURS})`;
+    }
+    function dashed(key) { return topPlace(key) >= COLOURS; }
+    function classes(key) { return "curve" + (key === marked ? " marked" : "") + (colour(key) ? " top" : ""); }
+    function style(key) {
+        return (colour(key) ? "stroke:" + colour(key) : "") + (dashed(key) ? ";stroke-dasharray:6 4" : "");
+    }
+    // a line, and around the marked one a halo
+    function line(key, d, more) {
+        const own = el("path", { class: classes(key), style: style(key), d, ...more });
+        return key === marked ? [el("path", { class: "halo", d, ...more }), own] : [own];
+    }
+    // texts at the ends of lines, moved apart: [[y, key], ...]
+    function endLabels(svg, x, ends, low, high) {
+        const room = 12;
+        let before = low - room;
+        const placed = ends.sort((a, b) => a[0] - b[0]).map(([y, key]) => [before = Math.max(y, before + room), key]);
+        let after = high + room;
+        for (const own of placed.reverse()) own[0] = after = Math.min(own[0], after - room);
+        for (const [y, key] of placed)
+            svg.append(el("text", { x, y: y + 4, class: "end", style: `fill:${key === marked ? "var(--mark)" : colour(key)}` }, byKey.get(key)?.name || String(key)));
+    }
     function tell(key) {
         const c = byKey.get(key);
         if (!c) return "configuration " + key;
@@ -131,7 +155,8 @@ window.pgMopReport = (function () {
             buttons = new Map(keys.map(key => [key, before.get(key) || button(key)]));
             for (const [key, own] of buttons) {
                 own.setAttribute("aria-pressed", String(key === marked));
-                own.firstChild.style.background = colour(key);
+                own.firstChild.style.background = dashed(key) ? `repeating-linear-gradient(90deg, ${colour(key)} 0 4px, transparent 4px 6px)` : colour(key);
+                own.firstChild.style.color = colour(key);
             }
             if ([...before.keys()].join() !== keys.join()) {
                 const focused = document.activeElement;
@@ -147,38 +172,6 @@ window.pgMopReport = (function () {
         redraws.get(name).push(fill);
         fill();
         holder.prepend(list);
-    }
-
-    // --- the leaderboard ---------------------------------------------------------------------------------
-    for (const table of document.querySelectorAll("table")) {  // (the live page has no table yet, and has its own sorting)
-        const heads = [...table.querySelectorAll("th")], body = table.tBodies[0];
-        heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-            const up = head.getAttribute("aria-sort") !== "ascending";
-            heads.forEach(h => h.removeAttribute("aria-sort"));
-            head.setAttribute("aria-sort", up ? "ascending" : "descending");
-            const numeric = head.classList.contains("number");
-            const value = row => {
-                const cell = row.cells[column], text = cell.dataset.v || cell.textContent;
-                return numeric ? text === "" ? NaN : +text.replace(/,/g, "") : text;
-            };
-            const sorted = [...body.rows].map(row => [value(row), row]).sort(([a], [b]) => {
-                if (numeric) return isNaN(a) ? isNaN(b) ? 0 : 1 : isNaN(b) ? -1 : (a - b) * (up ? 1 : -1);
-                return a === "" ? b === "" ? 0 : 1 : b === "" ? -1 : a.localeCompare(b) * (up ? 1 : -1);
-            });
-            body.append(...sorted.map(([, row]) => row));
-        }));
-    }
-    for (const row of document.querySelectorAll("#board tr[data-key]")) {
-        row.tabIndex = 0;
-        row.setAttribute("aria-selected", "false");
-        row.addEventListener("click", () => mark(+row.dataset.key));
-        row.addEventListener("keydown", event => {
-            const other = event.key === "ArrowDown" ? row.nextElementSibling : event.key === "ArrowUp" ? row.previousElementSibling : null;
-            if (event.key === "Enter" || event.key === " ") mark(+row.dataset.key);
-            else if (other) other.focus();
-            else return;
-            event.preventDefault();
-        });
     }
 
     // --- learning curves ---------------------------------------------------------------------------------
@@ -202,7 +195,7 @@ window.pgMopReport = (function () {
                                       "stroke-width": 2 }));
         }
         const made = picture("curves", () => `Learning curves of ${shown().length} configurations by iteration.`, (svg, width) => {
-            const height = Math.min(420, Math.max(260, width * .45)), left = 56, right = width - 12, bottom = height - 34;
+            const height = Math.min(420, Math.max(260, width * .45)), left = 56, right = width - 40, bottom = height - 34, ends = [];
             const all = shown().flatMap(points);
             if (!all.length) { svg.append(el("text", { x: 20, y: 30 }, "nothing to show")); return 60; }
             const ys = all.map(p => p[1]), xs = all.map(p => p[0]);
@@ -220,10 +213,12 @@ window.pgMopReport = (function () {
                 const own = points(key);
                 if (!own.length) continue;
                 const d = own.map((p, i) => (i ? "L" : "M") + x(p[0]).toFixed(1) + " " + y(p[1]).toFixed(1)).join("");
-                svg.append(own.length > 1 ? el("path", { class: classes(key), style: style(key), d })
-                    : el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
-                                     fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" }));
+                svg.append(...(own.length > 1 ? line(key, d)
+                    : [el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
+                                      fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" })]));
+                if (colour(key) || key === marked) ends.push([y(own[own.length - 1][1]), key]);
             }
+            endLabels(svg, right + 5, ends, 16, bottom);
             return height;
         }, (key, say_) => {
             const keys = shown().filter(k => points(k).length).sort((a, b) => byKey.get(a).rank - byKey.get(b).rank);
@@ -290,8 +285,9 @@ window.pgMopReport = (function () {
                 const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]);
                 lines.push([key, own]);
                 const has = i => own[i] && own[i][1] !== null;
-                svg.append(el("path", { class: classes(key), style: style(key), "stroke-linecap": "round", d: own.map((p, i) => has(i)
-                    ? (has(i - 1) ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1) + (has(i - 1) || has(i + 1) ? "" : "h.01") : "").join("") }));
+                svg.append(...line(key, own.map((p, i) => has(i)
+                    ? (has(i - 1) ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1) + (has(i - 1) || has(i + 1) ? "" : "h.01") : "").join(""),
+                    { "stroke-linecap": "round" }));
             }
             axes.forEach((axis, i) => {
                 svg.append(el("path", { class: "axis", style: "stroke:var(--soft)", d: `M${xs[i]} ${top}V${bottom}` }));
@@ -327,40 +323,69 @@ window.pgMopReport = (function () {
     }
 
     // --- worker sessions ---------------------------------------------------------------------------------
+    // times of a run that people count in: whole seconds, minutes, hours, days
+    const STEPS = [.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+    function timeTicks(from, to, count) {
+        const rough = (to - from || 1) / count, step = STEPS.find(s => s >= rough) || 86400 * Math.ceil(rough / 86400), made = [];
+        for (let i = Math.ceil(from / step - 1e-9); i * step <= to + step * 1e-9; i++) made.push(+(i * step).toPrecision(12));
+        return { step, made };
+    }
+    function time(value, step) {
+        if (step < 60) return value >= 60 ? `${Math.floor(value / 60)}:${String(Math.round(value % 60)).padStart(2, "0")}` : show(value) + " s";
+        if (step < 3600 && value < 3600) return Math.round(value / 60) + " min";
+        return `${Math.floor(value / 3600)}:${String(Math.round(value % 3600 / 60)).padStart(2, "0")} h`;
+    }
     function sessions() {
         if (!data.bars.length) return nothing("sessions", "No unit has ended yet.");
         const begin = () => Math.min(...data.bars.map(b => b[1])), end = () => Math.max(...data.bars.map(b => b[2]));
         let x;
-        const high = 26;
+        const high = 26, what = kind => kind === "train" ? "training units" : "evaluations";
         const made = picture("sessions", () => `What ${data.lanes.length} worker sessions did from ${seconds(begin())} to ${seconds(end())}.`, (svg, width) => {
             const left = 64, right = width - 12, bottom = 10 + data.lanes.length * high;
             x = scale(begin(), end(), left, right);
-            for (const tick of ticks(begin(), end(), Math.min(8, width / 90)))
+            const { step, made: marks } = timeTicks(begin(), end(), Math.min(8, width / 90));
+            for (const tick of marks)
                 svg.append(el("path", { class: "axis", d: `M${x(tick)} 6V${bottom}` }),
-                           el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, seconds(tick)));
+                           el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, time(tick, step)));
             data.lanes.forEach((pid, lane) => svg.append(el("text", { x: left - 6, y: 10 + lane * high + 15, "text-anchor": "end" }, String(pid))));
-            const hops = [];
+            const hops = [], filled = new Map();
             for (const bar of data.bars) {
-                const mine = bar[4].includes(marked);
-                svg.append(el("rect", { class: bar[3] + (mine ? " marked" : ""), x: x(bar[1]).toFixed(2), y: 10 + bar[0] * high + 2,
-                                        width: Math.max(.6, x(bar[2]) - x(bar[1]) - .3).toFixed(2), height: high - 6 }));
+                const mine = bar[4].includes(marked), busy = bar[7] ?? 1, place = bar[0] + " " + bar[1];
+                // of a slice of the time, the height is the busy part of it: training below, evaluations on it
+                const full = high - 6, tall = full * Math.min(1, busy), below = data.merged_bars ? filled.get(place) || 0 : full - tall;
+                filled.set(place, (filled.get(place) || 0) + tall);
+                svg.append(el("rect", { class: bar[3] + (mine ? " marked" : ""), x: x(bar[1]).toFixed(2),
+                                        y: (10 + bar[0] * high + 2 + Math.max(0, full - tall - below)).toFixed(2),
+                                        width: Math.max(.6, x(bar[2]) - x(bar[1]) - (data.merged_bars ? 0 : .3)).toFixed(2), height: tall.toFixed(2) }));
                 if (mine && bar[3] === "train") hops.push(`${x((bar[1] + bar[2]) / 2).toFixed(1)} ${10 + bar[0] * high + high / 2 - 1}`);
             }
             if (hops.length > 1) svg.append(el("path", { class: "hops", d: "M" + hops.join("L") }));
             return bottom + 24;
+        }, (key, say) => {
+            const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[key];
+            if (!step) return false;
+            here = Math.min(data.bars.length - 1, Math.max(0, here + step));
+            say(tellBars([data.bars[here]]));
+            return true;
         });
-        made.svg.addEventListener("pointermove", event => {
+        let here = -1;
+        function tellBars(bars) {
+            const [bar] = bars, where = `session ${data.lanes[bar[0]]}, ${seconds(bar[1])} to ${seconds(bar[2])}: `;
+            if (data.merged_bars) return where + bars.map(b => `${Math.round(100 * (b[7] ?? 1))} % of it ${what(b[3])}, ${b[6]} begun`).join("; ");
+            return where + `${bar[3] === "train" ? "training unit" : "evaluation"} on segment ${bar[5]}` +
+                (bar[4].length === 1 ? ` of ${tell(bar[4][0])}` : ` of ${bar[4].length || bar[6]} configurations` +
+                    (bar[4].length ? `: ${bar[4].slice(0, 12).join(", ")}${bar[4].length > 12 ? ", …" : ""}` : ""));
+        }
+        function under(event) {
             const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
-            const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
-            if (bar) made.say(`session ${data.lanes[lane]}, ${seconds(bar[1])} to ${seconds(bar[2])}: ` + (data.merged_bars
-                ? `${bar[6]} ${bar[3] === "train" ? "training units" : "evaluations"}`
-                : `${bar[3] === "train" ? "training unit" : "evaluation"} on segment ${bar[5]}` +
-                  (bar[4].length === 1 ? ` of ${tell(bar[4][0])}` : ` of ${bar[4].length || bar[6]} configurations` +
-                      (bar[4].length ? `: ${bar[4].slice(0, 12).join(", ")}${bar[4].length > 12 ? ", …" : ""}` : ""))));
+            return data.bars.filter(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
+        }
+        made.svg.addEventListener("pointermove", event => {
+            const bars = under(event);
+            if (bars.length) made.say(tellBars(data.merged_bars ? bars.filter(b => b[1] === bars[0][1]) : bars));
         });
         made.svg.addEventListener("click", event => {
-            const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
-            const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
+            const [bar] = under(event);
             // (in a bar of several configurations, each click marks the next one)
             if (bar && bar[4].length) mark(bar[4][(bar[4].indexOf(marked) + 1) % bar[4].length]);
         });
@@ -368,7 +393,7 @@ window.pgMopReport = (function () {
         for (const [kind, text] of [["train", "training units"], ["evaluate", "evaluations"]])
             key.append(el("span", {}, el("i", { style: `background:var(--${kind});height:.7rem` }), text));
         key.append(el("span", { class: "note" }, "each line a session, by its process id"
-                      + (data.merged_bars ? "" : "; a configuration that is marked hops along the dashed line")));
+                      + (data.merged_bars ? "; the height is the part of the time" : "; a configuration that is marked hops along the dashed line")));
         made.holder.prepend(key);
     }
 
@@ -391,8 +416,9 @@ window.pgMopReport = (function () {
                 const mine = node.keys.includes(marked), only = node.keys.length === 1 ? node.keys[0] : null;
                 const d = (parent ? `M${x(parent.last)} ${y(parent.y)}L${x(node.first - 1) + 4} ${y(node.y)}` : `M${x(node.first - 1)} ${y(node.y)}`)
                     + `H${x(node.last)}`;
-                svg.append(el("path", { class: mine ? "curve marked" : only !== null ? classes(only) : "curve top",
-                                        style: mine ? "" : only !== null ? style(only) : `stroke:var(--soft);stroke-width:${Math.min(6, 1 + node.keys.length)}`, d }));
+                if (mine) svg.append(el("path", { class: "halo", d }));
+                svg.append(el("path", { class: (mine ? "marked " : "") + (only !== null ? classes(only) : "curve top"),
+                                        style: only !== null ? style(only) : `stroke:var(--soft);stroke-width:${Math.min(6, 1 + node.keys.length)}`, d }));
                 if (step >= 11 && !grows.has(place))
                     svg.append(el("text", { x: x(node.last) + 5, y: y(node.y) + 4 }, node.keys.slice(0, 3).join(", ") + (node.keys.length > 3 ? "…" : "")));
             }
@@ -431,6 +457,7 @@ window.pgMopReport = (function () {
         byKey = new Map(rows.map(c => [c.mst_key, c]));
         places = new Map([...rows].sort((a, b) => a.rank - b.rank).map((c, place) => [c.mst_key, place]));
         for (const [name, [make, kind]] of Object.entries(PICTURES)) {
+            if (!document.getElementById(name + "-picture")) continue;
             if (kinds[name] === kind()) { later(name); continue; }
             kinds[name] = kind();
             renew(name, make);
@@ -443,7 +470,12 @@ window.pgMopReport = (function () {
         document.getElementById(name + "-picture").replaceChildren();
         make();
     }
+    // another script's picture: `make(current)` draws it, of the data that `current()` returns
+    function add(name, make, kind) {
+        PICTURES[name] = [() => make(() => data), () => kind(data)];
+        if (data) update(data);
+    }
     const own = document.getElementById("data");
     if (own) update(JSON.parse(own.textContent));
-    return { update, renew, picture, nothing, at, scale, ticks, mark, drawLate, el, show, seconds, marked: () => marked };
+    return { update, renew, redraw, add, picture, nothing, at, scale, ticks, mark, drawLate, el, show, seconds, tell, marked: () => marked };
 })();

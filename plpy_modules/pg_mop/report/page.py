@@ -23,14 +23,16 @@ def page(data: Data) -> str:
     run = data["run"]
     main = "\n".join(
         (
-            _facts(data),
-            _leaderboard(data),
-            picture("curves", "Learning curves", _note(data, "curves")),
+            '<div id="strip" class="strip" role="group" aria-label="Summary"></div>',
+            f'<div class="two tall">{_leaderboard(data)}{picture("curves", "Learning curves", _note(data, "curves"))}</div>',
+            _next(data),
+            _failures(data),
+            picture("slices", "Each parameter and the result", ""),
             picture("parallel", "Parameters and result", ""),
             picture("sessions", "Worker sessions", _note(data, "sessions")),
             _time(data),
             picture("stages", "Stages", _note(data, "stages") or _merged(run)),
-            _failures(data),
+            _facts(data),
             _settings(data),
             _repeat(data),
         )
@@ -42,7 +44,7 @@ def page(data: Data) -> str:
         main,
         f"Made {data['made_at']} by pg_mop {data['version']}.",
         f'<script type="application/json" id="data">{embedded(data)}</script>',
-        ("page.js",),
+        ("page.js", "slices.js", "tables.js", "strip.js"),
     )
 
 
@@ -86,10 +88,32 @@ def embedded(data: Data) -> str:
     """The data of the pictures as JSON that is safe within a script element."""
     wanted = {
         key: data[key]
-        for key in ("run", "measure", "varied", "series", "curves", "lanes", "bars", "merged_bars", "stages")
+        for key in (
+            "run",
+            "measure",
+            "varied",
+            "series",
+            "curves",
+            "lanes",
+            "bars",
+            "merged_bars",
+            "stages",
+            "summary",
+            "causes",
+            "next",
+        )
     }
+    wanted["failed"] = [
+        [
+            c["mst_key"],
+            ", ".join(f"{name} {number(v)}" for name in data["varied"] if (v := c["parameters"].get(name)) is not None),
+            c["reason"],
+        ]
+        for c in data["configurations"]
+        if c["status"] == "failed"
+    ][:MOST_ROWS]
     wanted["configurations"] = [
-        {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds")}
+        {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "iterations")}
         for c in data["configurations"][:MOST_ROWS]
     ]
     return in_script(wanted)
@@ -147,7 +171,11 @@ def _headline(data: Data) -> str:
 
 
 def _error(run: Data) -> str:
-    return f'<p class="error"><b>Error:</b> {escape(run["error"])}</p>' if run["error"] else ""
+    if not run["error"]:
+        return ""
+    if run["status"] == "cancelled":  # somebody wanted it: no error
+        return f'<p class="note">{escape(run["error"])}</p>'
+    return f'<p class="error"><b>Error:</b> {escape(run["error"])}</p>'
 
 
 def _note(data: Data, part: str) -> str:
@@ -324,12 +352,26 @@ def _time(data: Data) -> str:
     )
 
 
+def _next(data: Data) -> str:
+    """The section of next steps, which the script fills; without a script, their texts."""
+    steps = "".join(
+        f"<p>{escape(step['say'])}</p>"
+        + (f'<pre tabindex="0"><code>{escape(step["sql"])}</code></pre>' if step["sql"] else "")
+        for step in data["next"]
+    )
+    return section(
+        "next", "What next", f'<div id="steps"><noscript>{steps or "<p>Nothing stands out.</p>"}</noscript></div>'
+    )
+
+
 def _failures(data: Data) -> str:
     failed = [("", [c["mst_key"], c["reason"]]) for c in data["configurations"] if c["status"] == "failed"]
-    body = ""
+    body = '<div id="causes"></div>'
     if failed:
-        body += table(
-            {"mst_key": True, "error": False}, failed[:MOST_ROWS], f"Configurations that failed: {len(failed)}"
+        body += (
+            "<noscript>"
+            + table({"mst_key": True, "error": False}, failed[:MOST_ROWS], f"Configurations that failed: {len(failed)}")
+            + "</noscript>"
         )
     if data["failed_units"]:
         columns = ("mst_key", "iteration", "segment", "kind", "attempt", "error")
@@ -338,7 +380,7 @@ def _failures(data: Data) -> str:
             [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
             _note(data, "failures") or "Failed units (a unit that is lost with its session or trainer is tried again)",
         )
-    return section("failures", "Failures", body or "<p>None.</p>")
+    return section("failures", "Failures", body)
 
 
 def _settings(data: Data) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pg_mop.backend.quoting import quote_literal
+from pg_mop.report.again import call, literal
 
 
 def repeating_sql(
@@ -24,18 +24,7 @@ def repeating_sql(
         return None
     if replay_of is not None:
         return f"-- this run is a replay of run {replay_of}\nSELECT {schema}.mop_replay({replay_of}, '...');"
-    lines = [f"SET pg_mop.{name} = {_literal(settings[name])};" for name in repeated if settings.get(name) is not None]
+    lines = [f"SET pg_mop.{name} = {literal(settings[name])};" for name in repeated if settings.get(name) is not None]
     if run["status"] == "finished":
         lines.insert(0, "-- name new output tables: those of this call exist")
-    given = [f"    {name} {gets} {_literal(value)}" for name, value in arguments.items() if value is not None]
-    return "\n".join([*lines, f"SELECT {schema}.{run['function']}(", ",\n".join(given), ");"])
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, list):
-        return f"ARRAY[{', '.join(map(_literal, value))}]" if value else "'{}'"
-    return quote_literal(value)
+    return "\n".join([*lines, call(schema, run["function"], arguments, gets)])

@@ -8,53 +8,80 @@ from pg_mop.report.numbers import rounded
 MOST_BARS, LANE_BARS = 3000, 250  # with more bars than the first, a session gets about as many as the second
 MOST_EVALUATED = 50  # evaluations of one unit batch whose configurations are listed
 
-# One bar for each unit or unit batch. If a run has many bars, one bar for all units of a session that begin in the same
-# interval. Each bar has the configurations of its units: a shared unit has one row for each configuration, and one of these
-# rows is `counted`. Running units have no end and no bar. $3: the configurations; NULL: all.
+# One bar for each unit or unit batch. Each bar has the configurations of its units: a shared unit has one row for each
+# configuration, and one of these rows is `counted`. Running units have no end and no bar. $3: the configurations; NULL: all.
 UNITS = "SELECT *, NOT shared AS counted FROM {schema}.mop_units WHERE run_id = $1 AND $3::integer[] IS NULL"
 UNITS_OF = (
     "SELECT *, row_number() OVER (PARTITION BY stage, segment, kind, dataset, attempt ORDER BY mst_key) = 1 "
     "AS counted FROM {schema}.mop_units WHERE run_id = $1 AND mst_key = ANY ($3)"
 )
-BARS = f"""
+UNIT = """
 WITH unit AS (
     SELECT server, backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
-           array_agg(DISTINCT mst_key) AS mst_keys, count(*) FILTER (WHERE counted) AS units,
+           {keys} AS mst_keys, count(*) FILTER (WHERE counted) AS units,
            date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
            sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
            sum(write_seconds) FILTER (WHERE counted) AS write, sum(cpu_seconds) FILTER (WHERE counted) AS cpu
-    FROM ({{units}}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
+    FROM ({units}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY server, backend_pid, started_at
-), whole AS (
-    SELECT count(*)::integer AS bars, greatest(max(ends), 1e-3) AS ends FROM unit
+)"""
+BARS = f"""{UNIT}
+SELECT server, coalesce(pid, 0) AS pid, trains, segment, mst_keys, units::integer AS units, begins, ends,
+       greatest(ends - begins, 0) AS busy, ends - begins AS seconds, coalesce(read, 0) AS read,
+       coalesce(compute, 0) AS compute, coalesce(write, 0) AS write, cpu, ends AS last
+FROM unit ORDER BY begins"""
+# Of many units: for each session, kind and slice of the time, the busy seconds within the slice. A unit's other numbers count
+# in the slice in which it begins.
+SLICES = f"""{UNIT}, slice AS (
+    SELECT count(*)::integer AS bars, min(begins) AS first, max(ends) AS last,
+           greatest((max(ends) - min(begins)) / {LANE_BARS}, 1e-6) AS wide
+    FROM unit
+), part AS (
+    SELECT n.*, generate_series(n.number, greatest(n.number, least({LANE_BARS} - 1,
+               ceil((n.ends - n.origin) / n.wide)::integer - 1))) AS place
+    FROM (SELECT u.*, s.first AS origin, s.wide, s.last, s.bars,
+                 least({LANE_BARS} - 1, floor((u.begins - s.first) / s.wide)::integer) AS number
+          FROM unit u CROSS JOIN slice s) n
 )
-SELECT server, coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
-       sum(units)::integer AS units,
-       min(begins) AS begins, max(ends) AS ends, sum(ends - begins) AS seconds, coalesce(sum(read), 0) AS read,
-       coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, sum(cpu) AS cpu,
-       max(bars) AS bars
-FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
-                               ELSE width_bucket(u.begins, 0, w.ends, {LANE_BARS}) END AS bucket
-      FROM unit u CROSS JOIN whole w) b
-GROUP BY server, pid, trains, bucket ORDER BY begins"""
+SELECT server, coalesce(pid, 0) AS pid, trains, min(segment) AS segment, NULL::integer[] AS mst_keys,
+       (sum(units) FILTER (WHERE place = number))::integer AS units,
+       origin + place * wide AS begins, origin + (place + 1) * wide AS ends,
+       sum(least(ends, origin + (place + 1) * wide) - greatest(begins, origin + place * wide)) AS busy,
+       coalesce(sum(ends - begins) FILTER (WHERE place = number), 0) AS seconds,
+       coalesce(sum(read) FILTER (WHERE place = number), 0) AS read,
+       coalesce(sum(compute) FILTER (WHERE place = number), 0) AS compute,
+       coalesce(sum(write) FILTER (WHERE place = number), 0) AS write,
+       sum(cpu) FILTER (WHERE place = number) AS cpu, max(last) AS last, max(bars) AS bars
+FROM part GROUP BY server, pid, trains, place, origin, wide ORDER BY place, pid, trains DESC"""
 
 
-def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_keys: list[int] | None) -> None:
-    """Add the Gantt chart to a report's data.
+def add_sessions(
+    db: Database, run: dict[str, Any], data: dict[str, Any], mst_keys: list[int] | None, most_bars: int
+) -> None:
+    """Add the Gantt chart to a report's data. `most_bars`: it has at most so many bars, one for each unit.
 
-    `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units], in seconds since the run's
-    start (mst_keys is empty for merged bars and for batches of many evaluations); `time`: seconds by activity;
-    `makespan`: seconds. `mst_keys` limits the units to some configurations.
+    `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units, busy], in seconds since the run's
+    start, one for each unit or unit batch (mst_keys is empty for batches of many evaluations); `time`: seconds by activity;
+    `makespan`: seconds. `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars` is true: a
+    bar is a slice of the time of a session, `busy` the part of it with units of the kind, and `units` how many began in it.
     """
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
-    rows = db.execute(
-        BARS.format(units=units), ["bigint", "timestamptz", "integer[]"], [run["run_id"], run["started_at"], mst_keys]
-    )
+    given = [run["run_id"], run["started_at"], mst_keys]
+
+    def read(query: str, keys: str) -> list[dict[str, Any]]:
+        sql = query.format(units=units, keys=keys)
+        return db.execute(sql, ["bigint", "timestamptz", "integer[]"], given)
+
+    # (a bar has one unit at least, so that few units need no slices)
+    rows = read(SLICES, "NULL::integer[]") if most_bars > MOST_BARS else []
+    begun = rows[0]["bars"] if rows else 0
+    data["merged_bars"] = begun > MOST_BARS
+    if not data["merged_bars"]:
+        rows = read(BARS, "array_agg(DISTINCT mst_key)")
     for row in rows:
         row["lane"] = row["pid"] if row["server"] is None else f"{row['server']}: {row['pid']}"
     data["lanes"] = lanes = list(dict.fromkeys(row["lane"] for row in rows))
-    data["merged_bars"] = bool(rows) and rows[0]["bars"] > MOST_BARS
     data["bars"] = [
         [
             lanes.index(r["lane"]),
@@ -63,13 +90,14 @@ def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_ke
             "train" if r["trains"] else "evaluate",
             [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED else list(r["mst_keys"]),
             r["segment"],
-            r["units"],
+            r["units"] or 0,
+            round(min(1.0, r["busy"] / max(1e-9, r["ends"] - r["begins"])), 3) if data["merged_bars"] else 1,
         ]
         for r in rows
     ]
     if data["merged_bars"]:
         data["sampled"]["sessions"] = (
-            f"{rows[0]['bars']} units: one bar for all units of a session that begin in the same 1/{LANE_BARS} of the time"
+            f"{begun} units: of each session, how much of each 1/{LANE_BARS} of the time went into which kind of units"
         )
     data["time"] = []
     for trains, kind in ((True, "training units"), (False, "evaluations")):
@@ -79,10 +107,10 @@ def add_sessions(db: Database, run: dict[str, Any], data: dict[str, Any], mst_ke
                 {
                     "what": kind,
                     **{
-                        name: rounded(sum(row[name] for row in chosen))
+                        name: rounded(sum(row[name] or 0 for row in chosen))
                         for name in ("units", "seconds", "compute", "read", "write")
                     },
                     "cpu": rounded(sum(row["cpu"] or 0.0 for row in chosen)),
                 }
             )
-    data["makespan"] = rounded(max(r["ends"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0
+    data["makespan"] = rounded(max(r["last"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0

@@ -1,0 +1,352 @@
+"""The live page answers: is it going well, which is best, when is it done, what failed and why, what next."""
+
+import json
+import re
+
+import pytest
+from test_dashboard import ATTACK, Served
+
+from browser import problems, value
+from conftest import Calling, eventually
+from workload import ADAM, NAN, dense, last_run, load, make_data, selection
+
+DESKTOP, PHONE = (1400, 900, False), (390, 844, True)
+CARDS = ("state", "best", "failed", "next")
+# what can be pressed, with less than 24 pixels
+SMALL = """return [...document.querySelectorAll('button, a, input, select, summary')]
+    .filter(e => e.checkVisibility() && !e.closest('.unseen, .skip'))
+    .map(e => [e.outerHTML.slice(0, 120), (e.closest('label') || e).getBoundingClientRect()])
+    .filter(([, r]) => r.height < 23.5 || r.width < 23.5).map(([html, r]) => `${html} ${r.width} x ${r.height}`)"""
+# texts whose contrast with the page is below 4.5 (WCAG 2.2, 1.4.3)
+CONTRAST = """
+    const lin = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+    const lum = text => {
+        const [r, g, b] = text.match(/[\\d.]+/g).map(v => lin(v / 255));
+        return .2126 * r + .7152 * g + .0722 * b;
+    };
+    const paper = lum(getComputedStyle(document.body).backgroundColor);
+    return [...document.querySelectorAll('.card p, .card h2, #board td, [role=tab]')]
+        .filter(e => e.checkVisibility() && e.textContent.trim()).map(e => {
+            const own = lum(getComputedStyle(e).color), [a, b] = [Math.max(own, paper), Math.min(own, paper)];
+            return [(a + .05) / (b + .05), e.textContent];
+        }).filter(([ratio]) => ratio < 4.5)"""
+RED = """const e = document.createElement('p');
+    e.className = 'error';
+    document.body.append(e);
+    return getComputedStyle(e).color"""
+# boxes that scroll up and down within the page
+INNER = """return [...document.querySelectorAll('main *')]
+    .filter(e => e.scrollHeight > e.clientHeight + 2 && /auto|scroll/.test(getComputedStyle(e).overflowY))
+    .map(e => e.outerHTML.slice(0, 80))"""
+COPY_ALL = """window.copied = [];
+    navigator.clipboard.writeText = text => { window.copied.push(text); return Promise.resolve(); };
+    for (const own of document.querySelectorAll('.copy')) if (!own.textContent.startsWith('.')) own.click();"""
+
+
+@pytest.fixture(scope="module")
+def made(db):
+    """The number of a run of 4 configurations, one of which fails."""
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    rows = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.001, 0.01, 0.05)]
+    selection(db, "mst", "arch", [*rows, (1, NAN, "batch_size=8")])
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4, FALSE, NULL, 1)")
+    return last_run(db)
+
+
+@pytest.fixture(scope="module")
+def page(db, made):
+    served = Served(db.uri())
+    yield served
+    served.end()
+
+
+@pytest.fixture
+def screen(browser):
+    """Sets the size of the screen, and dark or light colours."""
+
+    def set_to(size, dark=False):
+        width, height, mobile = size
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile},
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    yield set_to
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def opened(browser, page, path, ready="#board tbody tr"):
+    """Open a page of the dashboard, and wait for a part of it."""
+    browser.get(page.address)
+    browser.get(f"http://127.0.0.1:{page.port}{path}")
+    assert eventually(lambda: value(browser, f"document.querySelectorAll('{ready}').length > 0"), 60)
+
+
+def text(browser, selector):
+    return value(browser, f"document.querySelector('{selector}')?.innerText ?? ''")
+
+
+def press(browser, key):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_five_questions_are_answered_above_the_fold(db, browser, page, made, screen, size, dark):
+    screen(size, dark)
+    opened(browser, page, f"/run/{made}", "#card-next")
+    report = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [made]))
+    best = report["configurations"][0]
+    assert "finished, 1 of 4 failed" in text(browser, "#card-state")
+    shown = text(browser, "#card-best")
+    assert (
+        f"configuration {best['mst_key']}" in shown
+        and "learning_rate" in shown
+        and report["measure"]["series"] in shown
+    )
+    assert float(text(browser, "#card-best .big").split()[0]) == pytest.approx(
+        best["last"][report["measure"]["series"]], rel=1e-3
+    )
+    assert "1 of 4, 1 cause" in text(browser, "#card-failed") and "1 × the loss became NaN" in text(
+        browser, "#card-failed"
+    )
+    assert len(text(browser, "#card-next .step")) > 20
+    for name in CARDS:
+        bottom = value(browser, f"document.getElementById('card-{name}').getBoundingClientRect().bottom")
+        assert bottom <= size[1], name
+    assert value(browser, "document.documentElement.scrollWidth") <= size[0]
+    assert browser.execute_script(CONTRAST) == []
+    amber = value(browser, "getComputedStyle(document.querySelector('#card-state .big')).color")
+    red = browser.execute_script(RED)
+    assert amber != red
+    assert problems(browser) == []
+
+
+def test_table_and_curves_are_side_by_side_where_there_is_room(browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}", "#curves-picture svg path")
+    boxes = {
+        name: value(browser, f"document.querySelector('{name}').getBoundingClientRect().toJSON()")
+        for name in ("#board", "#curves-picture svg")
+    }
+    assert boxes["#board"]["right"] <= boxes["#curves-picture svg"]["left"]
+    assert all(box["top"] < 600 for box in boxes.values())
+    screen((1000, 900, False))
+    opened(browser, page, f"/run/{made}", "#curves-picture svg path")
+    assert value(browser, "document.querySelector('#curves-picture svg').getBoundingClientRect().top") > value(
+        browser, "document.querySelector('#board').getBoundingClientRect().bottom"
+    )
+    assert browser.execute_script(INNER) == []  # the page scrolls, not boxes within it
+
+
+def test_all_that_is_used_is_large_enough_to_hit(browser, page, made, screen):
+    for size in (DESKTOP, PHONE):
+        screen(size)
+        for path, ready in ((f"/run/{made}", "#board tbody tr"), ("/", "#table tbody tr")):
+            opened(browser, page, path, ready)
+            assert browser.execute_script(SMALL) == []
+
+
+def test_a_table_is_one_tab_stop_and_arrows_move_within_it(browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}")
+    stops = "[...document.querySelectorAll('#board [tabindex], #board button')].filter(e => e.tabIndex >= 0).length"
+    assert value(browser, stops) == 1
+    browser.execute_script("document.querySelector('#board tbody tr').focus()")
+    here = "document.activeElement.dataset.focus"
+    first = value(browser, here)
+    press(browser, "ARROW_DOWN")
+    second = value(browser, here)
+    assert first.startswith("row") and second.startswith("row") and second != first and value(browser, stops) == 1
+    press(browser, "ENTER")
+    assert value(browser, "document.activeElement.getAttribute('aria-selected')") == "true"
+    press(browser, "ARROW_UP")
+    press(browser, "ARROW_UP")
+    assert value(browser, here) == "headrank"
+    press(browser, "ARROW_RIGHT")
+    assert value(browser, here) == "headmst_key"
+    press(browser, "ENTER")
+    assert eventually(lambda: "sort=mst_key" in browser.current_url, 30)
+    assert eventually(lambda: value(browser, here) == "headmst_key", 30)
+    press(browser, "END")
+    assert value(browser, "document.activeElement === document.querySelector('#board tbody tr:last-child')")
+    assert problems(browser) == []
+
+
+def test_tabs_by_keyboard_and_what_they_show(browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}")
+    visible = "[...document.querySelectorAll('[role=tabpanel]')].filter(p => p.checkVisibility()).map(p => p.id).join()"
+    assert value(browser, visible) == "tab-parameters"
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#slices-picture circle').length") >= 3, 30)
+    browser.execute_script("document.querySelector('[role=tab]').focus()")
+    press(browser, "ARROW_RIGHT")
+    assert value(browser, visible) == "tab-time" and "tab=time" in browser.current_url
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#sessions-picture rect').length") > 3, 30)
+    press(browser, "ARROW_RIGHT")
+    assert eventually(lambda: f"Run {made}" in text(browser, "#plan") and "Makespan" in text(browser, "#plan"), 30)
+    press(browser, "ARROW_RIGHT")
+    assert eventually(lambda: "flowers" in text(browser, "#data-facts"), 30)
+    press(browser, "ARROW_RIGHT")
+    assert "madlib_keras_fit_multiple_model" in text(browser, "#repeat")
+    opened(browser, page, f"/run/{made}?tab=setup")
+    assert value(browser, visible) == "tab-setup"  # the address has it
+    assert problems(browser) == []
+
+
+def test_statements_are_copied_and_run(db, browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}", "#card-next")
+    browser.execute_script(COPY_ALL)
+    assert eventually(lambda: len(value(browser, "window.copied")) >= 3, 30)
+    copied = value(browser, "window.copied")
+    predict = next(sql for sql in copied if "madlib_keras_predict" in sql)
+    assert re.fullmatch(
+        r"SELECT madlib\.madlib_keras_predict\('models', 'flowers', 'id', 'x', 'models_predicted', 'response', FALSE, \d\);",
+        predict,
+    ), predict
+    db.run(predict)
+    assert db.value("SELECT count(*) FROM models_predicted") == 60
+    db.run("DROP TABLE models_predicted")
+    clip = next(sql for sql in copied if "clipnorm" in sql)
+    db.run(clip)  # the failed configuration, with clipped gradients
+    assert db.value("SELECT count(*) FROM models_clipped_info") == 1
+    steps = json.loads(db.value("SELECT madlib.mop_report(%s, 'summary')", [made]))["next"]
+    for step in steps:
+        if step["kind"] in ("more", "wider", "keep"):
+            db.run(step["sql"])
+
+
+def test_all_failures_are_listed_by_cause(db, browser, page, made, screen):
+    screen(DESKTOP)
+    selection(db, "many", "arch", [(1, ADAM.format(rate / 1000), "batch_size=8") for rate in range(1, 17)])
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'many_models', 'many', 1, FALSE, NULL, 1)")
+    run = last_run(db)
+    db.run(
+        "UPDATE madlib.mop_configuration SET error = CASE WHEN mst_key > 6 THEN 'the loss became NaN' ELSE %s END "
+        "WHERE run_id = %s AND mst_key > 4",
+        [ATTACK, run],
+    )
+    opened(browser, page, f"/run/{run}", "#card-failed a")
+    assert "12 of 16, 2 causes" in text(browser, "#card-failed") and "finished, 12 of 16 failed" in text(
+        browser, "#card-state"
+    )
+    assert "learning_rate 0.007 or more, and no other has" in text(browser, "#card-failed")
+    assert value(browser, "document.querySelectorAll('#causes tbody tr').length") == 12
+    assert "10 × the loss became NaN" in text(browser, "#failures") and "2 × " + ATTACK in text(browser, "#failures")
+    assert not value(browser, "'attacked' in window") and problems(browser) == []
+
+
+def test_a_cancelled_run_is_no_red_error(db, browser, page, made, screen):
+    screen(DESKTOP)
+    db.run(
+        "UPDATE madlib.mop_run SET status = 'cancelled', error = 'canceling statement due to user request' WHERE run_id = %s",
+        [made],
+    )
+    try:
+        other = Served(db.uri())
+        opened(browser, other, f"/run/{made}", "#card-next")
+        assert (
+            "cancelled" in text(browser, "#card-state")
+            and value(browser, "document.querySelectorAll('.error:not(:empty)').length") == 0
+        )
+        assert "canceling statement" in text(browser, "#error") and f"mop_resume({made})" in value(
+            browser, "document.querySelector('#card-next .copy').title"
+        )
+        other.end()
+    finally:
+        db.run("UPDATE madlib.mop_run SET status = 'finished', error = NULL WHERE run_id = %s", [made])
+
+
+def test_no_such_run_has_nothing_to_press(browser, page, screen):
+    screen(DESKTOP)
+    browser.get(page.address)
+    browser.get(f"http://127.0.0.1:{page.port}/run/999999")
+    assert eventually(lambda: "there is no run 999999" in text(browser, "#connection"), 30)
+    assert (
+        value(
+            browser, "[...document.querySelectorAll('main button, main input')].filter(e => e.checkVisibility()).length"
+        )
+        == 0
+    )
+    browser.get_log("browser")
+
+
+def test_the_list_is_searched_sorted_and_filtered(db, browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, "/", "#table tbody tr")
+    rows = "[...document.querySelectorAll('#table tbody tr')].map(r => r.cells[1].textContent)"
+    count = len(value(browser, rows))
+    assert count >= 2
+    cell = "document.querySelector('[data-focus=\"row%s\"]').innerText" % made
+    assert eventually(lambda: "1 of 4 failed" in value(browser, cell) and "learning_rate" in value(browser, cell), 30)
+    assert value(browser, f"document.querySelectorAll('[data-focus=\"row{made}\"] svg').length") == 1
+    shown = value(browser, f"document.querySelector('[data-focus=\"row{made}\"] time').textContent")
+    began = db.value("SELECT extract(epoch FROM started_at)::float8 FROM madlib.mop_run WHERE run_id = %s", [made])
+    assert shown == browser.execute_script(
+        "return new Date(arguments[0] * 1000).toLocaleString([], { dateStyle: 'short', timeStyle: 'short' })", began
+    )
+    browser.find_element("id", "words").send_keys("many_mod")
+    assert eventually(lambda: "words=many_mod" in browser.current_url and len(value(browser, rows)) == 1, 30)
+    browser.find_element("id", "words").clear()
+    browser.find_element("id", "words").send_keys("no%_such")
+    assert eventually(lambda: "No run fits" in text(browser, "#caption"), 30)
+    opened(browser, page, "/?sort=run", "#table tbody tr")
+    assert value(browser, rows) == sorted(value(browser, rows), key=int)
+    opened(browser, page, "/?state=failed", "#caption")
+    assert eventually(lambda: "No run fits" in text(browser, "#caption"), 30)
+    assert page.call("/api/runs?sort=nonsense")[0] == 404 == page.call("/api/runs?state=nonsense")[0]
+    used = "#table [tabindex], #table a, #table button, #table input"
+    stops = f"[...document.querySelectorAll('{used}')].filter(e => e.tabIndex >= 0).length"
+    opened(browser, page, "/", "#table tbody tr")
+    assert value(browser, stops) == 1
+    assert problems(browser) == []
+
+
+def test_nobody_without_runs_is_left_alone(db, browser, page, screen):
+    screen(DESKTOP)
+    db.run("DROP ROLE IF EXISTS newcomer; CREATE ROLE newcomer LOGIN; GRANT mop_user TO newcomer")
+    other = Served(db.uri("newcomer"))
+    try:
+        opened(browser, other, "/", "#begin pre")
+        statements = value(browser, "[...document.querySelectorAll('#begin code')].map(e => e.textContent)")
+        assert len(statements) == 3 and all(sql.startswith("SELECT ") and "madlib" in sql for sql in statements)
+    finally:
+        other.end()
+        db.run("DROP OWNED BY newcomer; DROP ROLE newcomer")
+
+
+def test_the_clock_goes_on_and_what_is_old_says_so(db, browser, page, made, screen):
+    screen(DESKTOP)
+    selection(db, "long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02, 0.03)])
+    caller = db.another()
+    calling = Calling(
+        caller,
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long_models', 'long', 3000, FALSE, NULL, 1)",
+    )
+    other = Served(db.uri())
+    try:
+        running = "SELECT run_id FROM madlib.mop_runs WHERE status = 'running'"
+        assert eventually(lambda: db.value(running) is not None, 60)
+        opened(browser, other, f"/run/{db.value(running)}", "#card-state progress")
+        assert eventually(lambda: re.search(r"done at \d+:\d\d", text(browser, "#card-state")), 120)
+        assert eventually(lambda: "best so far" in text(browser, "#headline"), 120)
+        other.process.kill()  # nothing answers now
+        took = "document.querySelector('[data-tick=time]').textContent"
+        before = value(browser, took)
+        assert eventually(lambda: value(browser, took) != before, 10)
+        assert eventually(lambda: re.search(r"as of \d+ s ago", value(browser, took)), 30)
+        assert "trying again" in text(browser, "#connection")
+    finally:
+        other.end()
+        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+        calling.end()
+        caller.close()
+        browser.get_log("browser")
