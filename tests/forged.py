@@ -66,3 +66,42 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
         )
     client.run("SELECT madlib.mop_close_run(%s, 1, 'failed', 'by hand')", [run_id])
     return run_id
+
+
+# a run of many configurations on two segments, as the journal would have it: trained and evaluated after each iteration
+LARGE = """
+INSERT INTO madlib.mop_run (run_id, owner, status, function, source_table, model_output_table, seed, scheduler,
+    num_iterations, metrics_iterations, configurations, segments, started_at, finished_at, parameters, coordinator_pid)
+SELECT {run}, owner, 'finished', 'madlib_keras_fit_multiple_model', source_table, 'large', 7, 'randomized', {iterations},
+       '{{{iterations}}}', {count}, 2, now() - interval '5 hours', now(), parameters, 1
+FROM madlib.mop_run WHERE run_id = {like};
+INSERT INTO madlib.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error)
+SELECT {run}, k, 1, format('optimizer=''%s(learning_rate=%s)'', metrics=[''accuracy''], loss=''mse''',
+           (ARRAY['Adam', 'SGD', 'RMSprop'])[1 + k % 3], round((10 ^ (-4 + 4.0 * k / {count}))::numeric, 6)),
+       'batch_size=' || (8 << k % 4), '{{}}', CASE WHEN k % 50 = 0 THEN 'the loss became NaN' END
+FROM generate_series(1, {count}) k;
+INSERT INTO madlib.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, evaluated)
+SELECT {run}, (i - 1) * {count} + k, CASE WHEN i > 1 THEN (i - 2) * {count} + k END, i, md5('{run} ' || k || ' ' || i), k,
+       'c', true
+FROM generate_series(1, {count}) k, generate_series(1, {iterations}) i;
+INSERT INTO madlib.mop_request SELECT {run}, mst_key, iteration, stage FROM madlib.mop_stage WHERE run_id = {run};
+INSERT INTO madlib.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint)
+SELECT {run}, 'training', s, 1000, 10000, 'x' FROM generate_series(0, 1) s;
+INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, version, backend_pid,
+    kernel, rows, loss, started_at, finished_at, read_seconds, train_seconds, write_seconds)
+SELECT {run}, stage, iteration, s, kind, 'training', 1, 'finished', (iteration - 1) * 2 + s, 1000 + s, 'loop', 1000,
+       1.0 / iteration, begins + pass * interval '0.09 s', begins + (pass + 1) * interval '0.09 s', 0.01, 0.06, 0.01
+FROM (SELECT *, now() - interval '5 hours' + stage * interval '0.28 s' AS begins FROM madlib.mop_stage
+      WHERE run_id = {run}) q, generate_series(0, 1) s, (VALUES ('train', 0), ('evaluate', 1)) AS k(kind, pass);
+INSERT INTO madlib.mop_metric (run_id, stage, dataset, loss, metric, metrics, noted_at)
+SELECT {run}, stage, 'training', 1.0 / iteration + mst_key / 500.0, m, json_build_object('accuracy', m),
+       now() - interval '5 hours' + stage * interval '0.28 s'
+FROM (SELECT *, 1 - 1.0 / (iteration + abs(sin(mst_key)) * 30 + 1) AS m FROM madlib.mop_stage WHERE run_id = {run}) q;
+"""
+
+
+def large_run(client, run, count, iterations, like):
+    """Make a finished run of `count` configurations and `iterations`, one of 50 failed, with the number `run`; it has the owner
+    and the parameters of the run `like`."""
+    client.run(LARGE.format(run=run, count=count, iterations=iterations, like=like))
+    client.run("ANALYZE")

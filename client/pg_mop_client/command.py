@@ -343,5 +343,5 @@ def _print_end(look: Look, console: Console) -> None:
         console.print(Text("what next:", style="bold"))
     for step in steps:
         console.print(Text(f"  {printable(step['say'])}"))
-        for line in (step["sql"] or "").splitlines():
-            console.print(Text(f"    {printable(line)}"))
+        for line in (step["sql"] or "").splitlines():  # (a line that wraps could not be copied)
+            console.print(Text(f"    {printable(line)}"), soft_wrap=True)

@@ -320,7 +320,10 @@
     }
     function showBoard() {
         const board = $("board"), better = view.measure.goal === "max" ? "more" : "less", shown = shownColumns();
-        const places = view.columns.map((c, i) => i).filter(i => shown.includes(view.columns[i].name));
+        // (the measure comes first of what may be cut off)
+        const first = ["rank", "mst_key", view.measure.series], own = name => (first.indexOf(name) + 1 || first.length + 1);
+        const places = view.columns.map((c, i) => i).filter(i => shown.includes(view.columns[i].name))
+            .sort((a, b) => own(view.columns[a].name) - own(view.columns[b].name) || a - b);
         $("caption").textContent = `${view.shown} of ${view.all} configurations, by ${view.measure.series}, ${better} is better; values after the last iteration`;
         keepingFocus(() => {
             const head = places.map(i => view.columns[i]).map(column => {

@@ -48,14 +48,17 @@ window.pgMopReport = (function () {
         const own = el("path", { class: classes(key), style: style(key), d, ...more });
         return key === marked ? [el("path", { class: "halo", d, ...more }), own] : [own];
     }
-    // texts at the ends of lines, moved apart: [[y, key], ...]
-    function endLabels(svg, x, ends, low, high) {
-        const room = 12;
-        let before = low - room;
-        const placed = ends.sort((a, b) => a[0] - b[0]).map(([y, key]) => [before = Math.max(y, before + room), key]);
-        let after = high + room;
-        for (const own of placed.reverse()) own[0] = after = Math.min(own[0], after - room);
-        for (const [y, key] of placed)
+    // texts at the ends of lines, [[x, y, key], ...]: those that end at one place are moved apart
+    function endLabels(svg, ends, low, high) {
+        const room = 12, columns = new Map();
+        for (const [x, y, key] of ends) columns.set(Math.round(x / 30), [...columns.get(Math.round(x / 30)) || [], [x, y, key]]);
+        for (const own of columns.values()) {
+            let before = low - room, after = high + room;
+            own.sort((a, b) => a[1] - b[1]);
+            for (const end of own) end[1] = before = Math.max(end[1], before + room);
+            for (const end of own.reverse()) end[1] = after = Math.min(end[1], after - room);
+        }
+        for (const [x, y, key] of [...columns.values()].flat())
             svg.append(el("text", { x, y: y + 4, class: "end", style: `fill:${key === marked ? "var(--mark)" : colour(key)}` }, byKey.get(key)?.name || String(key)));
     }
     function tell(key) {
@@ -216,9 +219,9 @@ window.pgMopReport = (function () {
                 svg.append(...(own.length > 1 ? line(key, d)
                     : [el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
                                       fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" })]));
-                if (colour(key) || key === marked) ends.push([y(own[own.length - 1][1]), key]);
+                if (colour(key) || key === marked) ends.push([x(own[own.length - 1][0]) + 5, y(own[own.length - 1][1]), key]);
             }
-            endLabels(svg, right + 5, ends, 16, bottom);
+            endLabels(svg, ends, 16, bottom);
             return height;
         }, (key, say_) => {
             const keys = shown().filter(k => points(k).length).sort((a, b) => byKey.get(a).rank - byKey.get(b).rank);
