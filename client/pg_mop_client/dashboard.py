@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from pg_mop_client import viewing
+from pg_mop_client import details, viewing
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError, needed
 from pg_mop_client.guard import Guard
 from pg_mop_client.run import Run
-from pg_mop_client.snapshots import Snapshots, summary_of
+from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
 # page.js, slices.js, tables.js, strip.js, model.js and page.css are the reports': page and reports draw with the same code
@@ -37,6 +37,7 @@ FILES = {
     "model.js": "text/javascript",
     "strip.js": "text/javascript",
     "files.js": "text/javascript",
+    "drawer.js": "text/javascript",
     "lists.js": "text/javascript",
     "live.js": "text/javascript",
     "page.css": "text/css",
@@ -81,6 +82,7 @@ class Dashboard:
             Route("/api/run/{run:int}", self._answer(self.run)),
             Route("/api/run/{run:int}/plan", self._answer(self.plan)),
             Route("/api/run/{run:int}/data", self._answer(self.data)),
+            Route("/api/run/{run:int}/configuration", self._answer(self.configuration)),
             Route("/api/run/{run:int}/model.keras", self._answer(self.keras)),
             Route("/api/run/{run:int}/importance", self._answer(self.importance)),
             Route("/api/run/{run:int}/report.html", self._answer(self.report)),
@@ -144,6 +146,7 @@ class Dashboard:
             found["view"] = viewing.view(
                 data, self._chosen(data, request), _whole(request.query_params.get("page", "1"), "page")
             )
+            found["view"]["differences"] = viewing.differences([own for _, _, own in read])
         return found
 
     def compared_leaderboard(self, request: Request) -> Response:
@@ -173,26 +176,36 @@ class Dashboard:
         return {"text": self._execute(f"SELECT {self.sql}.mop_explain_run(:run)", run=run)}
 
     def data(self, request: Request) -> dict[str, Any]:
-        """The packed tables of a run, each with the row of its summary that tells how it was packed (None if it is gone)."""
+        """The packed tables of a run, each with the row of its summary that tells how it was packed (None if it is gone, or if
+        the run is another role's)."""
         run = self._seen(request)[0]
         with connected(self.engine) as connection:
-            row = connection.execute(
-                text(f"SELECT source_table, validation_table FROM {self.sql}.mop_runs WHERE run_id = :run"),
-                {"run": run},
-            ).one()
+            row = details.tables_of(connection, self.sql, run)
             tables = [
-                {"role": role, "name": name, "facts": summary_of(connection, name)}
-                for role, name in (("training rows", row[0]), ("validation rows", row[1]))
+                {"role": role, "name": name, "facts": details.summary_of(connection, name) if row.own else None}
+                for role, name in (("training rows", row.source_table), ("validation rows", row.validation_table))
                 if name is not None
             ]
         return {"tables": tables}
+
+    def configuration(self, request: Request) -> dict[str, Any]:
+        """One configuration of a run."""
+        run, (_, _, data) = request.path_params["run"], self.snapshots.run(request.path_params["run"])
+        key = _whole(request.query_params.get("mst_key"), "mst_key")
+        with connected(self.engine) as connection:
+            return details.configuration(connection, self.sql, run, key, data)
 
     def keras(self, request: Request) -> Response:
         """The model of a configuration as a .keras file."""
         run, _ = self._seen(request)
         key = _whole(request.query_params.get("mst_key"), "mst_key")
-        models = self._execute(f"SELECT model_output_table FROM {self.sql}.mop_runs WHERE run_id = :run", run=run)
-        content = self._execute(f"SELECT {self.sql}.mop_export_model(:models, :key)", models=models, key=key)
+        with connected(self.engine) as connection:
+            row = details.tables_of(connection, self.sql, run)
+        if not row.own:
+            raise ClientError(f"run {run} is another role's: that role exports its models")
+        content = self._execute(
+            f"SELECT {self.sql}.mop_export_model(:models, :key)", models=row.model_output_table, key=key
+        )
         return Response(
             bytes(content),
             media_type="application/zip",

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import connected, exists, plain, quote, quote_table, suffixed, without_jit
+from pg_mop_client.database import connected, plain, quote, without_jit
 from pg_mop_client.errors import ClientError, LostError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
@@ -32,7 +32,6 @@ ORDERS = {  # of the list of runs
     "seconds": "seconds",
     "owner": "owner",
 }
-MOST_FACT = 1000  # characters of a fact about a packed table
 RUN_STATES = ("running", "finished", "failed", "cancelled")
 MOST_MODELS = 500
 SHOWN_MEASURES = ("accuracy", "auc", "r2", "rmse")  # in the list of models
@@ -377,28 +376,6 @@ class Summaries:
                 while len(self._known) > MOST_SUMMARIES:
                     self._known.popitem(last=False)
             time.sleep(min(1.0, took * (1 / SUMMARY_SHARE - 1)))
-
-
-def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any] | None:
-    """The row of a packed table's summary, {column: value}; None if it is gone, or if the role may not read it."""
-    try:
-        name = suffixed(packed, "_summary")
-        if not exists(connection, name):
-            return None
-        row = connection.execute(
-            text(f"SELECT CAST(row_to_json(s) AS text) FROM {plain(quote_table(name))} s LIMIT 1")
-        ).scalar()
-    except LostError:
-        raise
-    except (ClientError, sqlalchemy.exc.ProgrammingError):
-        return None
-    return {
-        column: value
-        if not isinstance(value, (list, dict, str))
-        else (value if isinstance(value, str) else json.dumps(value))[:MOST_FACT]
-        for column, value in json.loads(row or "{}").items()
-        if value is not None
-    }
 
 
 def _progress(connection: sqlalchemy.Connection, schema: str, run_id: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 PER_PAGE = 20
 MOST_DRAWN = 500  # configurations in the pictures
 MOST_FAILED = 1000  # listed configurations that have failed
+MOST_TEXT = 300  # characters of an argument in a comparison
 MOST_WORDS = 200  # listed values of a parameter
 LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
@@ -278,6 +279,48 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "sampled": {"curves": ", ".join(cut)} if cut else {},
         "made_at": max(r["made_at"] for r in runs),
     }
+
+
+FACTS = (
+    "function",
+    "source_table",
+    "validation_table",
+    "num_iterations",
+    "configurations",
+    "segments",
+    "scheduler",
+    "sessions",
+)
+
+
+def differences(runs: list[Data]) -> list[list[Any]]:
+    """[name, value in each run, ...] of what differs between runs: facts, arguments, settings. First results and times."""
+
+    def best(run: Data) -> str | None:
+        own = run["summary"]["best"] if run["summary"] else None
+        return None if own is None else f"{own['value']:.6g} {own['series']}, configuration {own['mst_key']}"
+
+    found: list[list[Any]] = [
+        ["best", *(best(run) for run in runs)],
+        ["seconds", *(run["run"]["seconds"] for run in runs)],
+        ["failed", *(run["summary"]["failed"] if run["summary"] else None for run in runs)],
+    ]
+    sources: list[tuple[str, Callable[[Data], Mapping[str, Any]]]] = [
+        ("", lambda run: {name: run["run"].get(name) for name in FACTS}),
+        ("", lambda run: run["arguments"]),
+        ("pg_mop.", lambda run: run["settings"]),
+    ]
+    for prefix, of in sources:
+        for name in dict.fromkeys(name for run in runs for name in of(run)):
+            values = [of(run).get(name) for run in runs]
+            if len({repr(value) for value in values}) > 1 and f"{prefix}{name}" not in {row[0] for row in found}:
+                found.append([f"{prefix}{name}", *(_text(value) for value in values)])
+    return found
+
+
+def _text(value: Any) -> str | None:
+    """A value of an argument or a setting, shortened."""
+    return None if value is None else str(value)[:MOST_TEXT]
 
 
 def _short(c: Data) -> dict[str, Any]:

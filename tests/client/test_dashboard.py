@@ -47,13 +47,14 @@ class Served:
         self.port = int(port)
         self.shown = {"X-Mop-Token": self.token}
 
-    def call(self, path, method="GET", headers=None, body=None):
-        """(status, headers, text); `headers` None: with the token."""
+    def call(self, path, method="GET", headers=None, body=None, raw=False):
+        """(status, headers, text, or bytes if `raw`); `headers` None: with the token."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         given = self.shown if headers is None else headers
         connection.request(method, path, body, given)
         answer = connection.getresponse()
-        found = answer.status, dict(answer.getheaders()), answer.read().decode()
+        content = answer.read()
+        found = answer.status, dict(answer.getheaders()), content if raw else content.decode()
         connection.close()
         return found
 

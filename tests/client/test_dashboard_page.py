@@ -350,3 +350,57 @@ def test_the_clock_goes_on_and_what_is_old_says_so(db, browser, page, made, scre
         calling.end()
         caller.close()
         browser.get_log("browser")
+
+
+def test_one_configuration_is_shown_in_a_drawer(db, browser, page, made, screen):
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}")
+    browser.execute_script("document.querySelector('[data-focus=details1]').click()")
+    assert eventually(lambda: "Configuration 1" in text(browser, "#drawer"), 30)
+    shown = text(browser, "#drawer")
+    assert "learning_rate" in shown and "training accuracy" in shown and "The latest" in shown
+    assert value(browser, "document.querySelectorAll('#drawer svg path.curve').length") >= 2
+    assert "configuration=1" in browser.current_url and value(browser, "document.activeElement.id") == "drawer-close"
+    press(browser, "ESCAPE")
+    assert value(browser, "document.getElementById('drawer').hidden") and "configuration=" not in browser.current_url
+    assert value(browser, "document.activeElement.dataset.focus") == "details1"
+    opened(browser, page, f"/run/{made}?configuration=4", "#drawer h2")  # (the one that failed)
+    assert eventually(lambda: "the loss became NaN" in text(browser, "#drawer"), 30)
+    found = page.json(f"/api/run/{made}/configuration?mst_key=1")
+    assert found["sql"]["predict"].endswith("FALSE, 1);") and set(found["sql"]) == {
+        "train it for 10 more iterations",
+        "predict",
+        "export it as a .keras file",
+    }
+    for bad in ("99", "x", ""):
+        assert page.call(f"/api/run/{made}/configuration?mst_key={bad}")[0] == 404
+    opened(browser, page, f"/run/{made}?configuration=99", "#drawer .error")
+    assert "has no configuration 99" in text(browser, "#drawer")
+    assert problems(browser) == []
+
+
+def test_a_model_comes_as_a_keras_file(page, made):
+    best = page.json(f"/api/run/{made}")["view"]["summary"]["best"]["mst_key"]
+    status, headers, _ = page.call(f"/api/run/{made}/model.keras?mst_key={best}", raw=True)
+    assert status == 200 and f"run_{made}_{best}.keras" in headers["content-disposition"]
+    assert page.call("/api/run/999999/model.keras?mst_key=1")[0] == 404
+
+
+def test_a_comparison_shows_first_what_differs(db, browser, page, made, screen):
+    screen(DESKTOP)
+    db.run(
+        "SET pg_mop.seed = 9; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'again', 'mst', 2, FALSE)"
+    )
+    other = last_run(db)
+    opened(browser, page, f"/compare?run={made}&run={other}", "#differences tbody tr")
+    rows = value(
+        browser, "[...document.querySelectorAll('#differences tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert rows[0][1:] == [f"run {made}", f"run {other}"] and [row[0] for row in rows[1:4]] == [
+        "best",
+        "seconds",
+        "failed",
+    ]
+    assert ["num_iterations", "4", "2"] in rows and ["model_output_table", "models", "again"] in rows
+    assert "function" not in [row[0] for row in rows]
+    assert problems(browser) == []

@@ -126,6 +126,7 @@
         }), 150);
     }
     const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, state, $ });
+    const drawer = run ? window.pgMopDrawer({ asked, ask, where, message, pairs, plainTable, button, run, $ }) : null;
     const { save, seen, saves } = window.pgMopFiles(run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs", asked);
 
     // --- a named model -------------------------------------------------------------------------------------
@@ -231,7 +232,10 @@
             const how = view.sampled[name === "slices" ? "parallel" : name];
             $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
         }
-        if (compared) return;
+        if (compared) {
+            fill("differences", view.differences, rows => [plainTable(["", ...asked.getAll("run").map(id => `run ${id}`)], rows, "What differs between the runs")]);
+            return;
+        }
         failures($("causes"), view, view.failed);
         next($("steps"), view);
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
@@ -355,6 +359,10 @@
                     event.stopPropagation();
                     act("stop", { mst_key: key }, `Stop configuration ${key}? The others continue.`);
                 }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));
+            if (run && view.columns[i].name === "mst_key") cell.prepend(button("…", event => {
+                event.stopPropagation();
+                drawer.open(key);
+            }, { "aria-label": `details of configuration ${key}`, "data-focus": "details" + key, class: "more" }));
             row.append(cell);
         }
         row.addEventListener("click", () => mark(key));
@@ -427,6 +435,7 @@
         });
         $("weigh").addEventListener("click", weigh);
         if (!compared) tabs();
+        drawer?.first();
     }
 
     // --- actions -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The configurations of a run as its report has them: parameters, progress, results, seconds, and their ranks."""
 
+import functools
 import json
 import math
 import re
@@ -99,9 +100,10 @@ def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int
     """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
     {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
     rules, watches = {}, {}
+    parsed = functools.lru_cache(maxsize=None)(params.parse_fit_params)  # (configurations have many texts in common)
     for key, c in found.items():
         try:
-            fit = params.parse_fit_params(c["fit_params"])
+            fit = parsed(c["fit_params"])
         except params.ParameterError:  # the configuration has failed
             continue
         if kept_state(c["fit_params"], keep) == "best":

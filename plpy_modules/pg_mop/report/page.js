@@ -187,7 +187,7 @@ window.pgMopReport = (function () {
         const logarithmic = el("input", { type: "checkbox", id: "log" });
         logarithmic.checked = log;
         const controls = el("div", { class: "controls" }, el("label", { for: "series" }, "Curves of "), choose,
-                            logarithmic, el("label", { for: "log" }, "logarithmic"));
+                            el("label", { class: "box" }, logarithmic, "logarithmic"));
         const shown = () => Object.keys(data.curves).map(Number).filter(key => data.curves[key][series]);
         const points = key => data.curves[key][series].filter(p => p[1] !== null && (!log || p[1] > 0));
         let x, y;

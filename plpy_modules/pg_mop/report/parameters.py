@@ -1,6 +1,7 @@
 """Parameter strings of configurations as a flat {name: value}, for tables and axes."""
 
 import ast
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ def varied(configurations: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict
     return differ, {n: configurations[0]["parameters"][n] for n in names if n not in differ}
 
 
+@functools.lru_cache(maxsize=4096)  # (configurations have many texts in common)
 def _read(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in split(text).items() if text.strip() else ():

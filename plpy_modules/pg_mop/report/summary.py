@@ -11,7 +11,7 @@ from pg_mop.report.advice import Facts, next_steps, remedy
 from pg_mop.report.causes import causes
 from pg_mop.report.folds import HELD_OUT
 from pg_mop.report.numbers import rounded, thin
-from pg_mop.report.uses import uses
+from pg_mop.report.uses import WITHOUT, uses
 
 MOST_POINTS = 60  # of the best value over time
 MOST_RANKED = 1000  # best configurations in a summary
@@ -56,7 +56,8 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
             "value": best["last"][series],
             "iterations": best["iterations"],
             "parameters": {name: v for name in data["varied"] if (v := best["parameters"].get(name)) is not None},
-            **uses(db, run, best["mst_key"], data["schema"]),
+            # (the arguments are visible to the run's owner alone)
+            **(uses(db, run, best["mst_key"], data["schema"]) if data["arguments"] else WITHOUT),
         },
         "failed": failed,
         "of": len(configurations),

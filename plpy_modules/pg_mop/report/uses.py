@@ -15,10 +15,11 @@ WITHOUT = {"predict": None, "export": None}
 
 
 def uses(db: Database, run: Mapping[str, Any], mst_key: int, schema: str) -> dict[str, str | None]:
-    """{'predict', 'export'}: SQL for the model of a configuration; None where the caller does not see the run's output tables.
+    """{'predict', 'export'}: SQL for the model of a configuration of one's own run; None where its output tables are gone.
 
-    `schema`: the extension's, as SQL writes it. The rows to predict are those that were packed, where the summary of the packed
-    table tells which these were; else the statement has a name to replace.
+    `schema`: the extension's, as SQL writes it. The run must be the caller's own: reading a table that another role names
+    would execute that role's views with the caller's rights. The rows to predict are those that were packed, where the summary
+    of the packed table tells which these were; else the statement has a name to replace.
     """
     models = run["model_output_table"]
     if run["status"] != "finished" or _readable(db, models) is None:

@@ -1,0 +1,117 @@
+"""What the live page shows of a run on request: its packed tables, and one configuration."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import text
+
+from pg_mop_client.database import exists, plain, quote_table, suffixed
+from pg_mop_client.errors import ClientError, LostError
+
+MOST_FACT = 1000  # characters of a fact about a packed table
+MOST_UNITS = 200  # listed units of a configuration
+
+
+def tables_of(connection: sqlalchemy.Connection, schema: str, run_id: int) -> Any:
+    """The tables of a run, and whether it is the role's `own`: of another role's run no table may be read, since a view there
+    would execute that role's functions with the reader's rights. `schema` is quoted."""
+    return connection.execute(
+        text(
+            f"SELECT source_table, validation_table, model_output_table, owner = current_user AS own "
+            f"FROM {schema}.mop_runs WHERE run_id = :run"
+        ),
+        {"run": run_id},
+    ).one()
+
+
+def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any] | None:
+    """The row of a packed table's summary, {column: value}; None if it is gone, or if the role may not read it."""
+    try:
+        name = suffixed(packed, "_summary")
+        if not exists(connection, name):
+            return None
+        row = connection.execute(
+            text(f"SELECT CAST(row_to_json(s) AS text) FROM {plain(quote_table(name))} s LIMIT 1")
+        ).scalar()
+    except LostError:
+        raise
+    except (ClientError, sqlalchemy.exc.ProgrammingError):
+        return None
+    return {
+        column: value
+        if not isinstance(value, (list, dict, str))
+        else (value if isinstance(value, str) else json.dumps(value))[:MOST_FACT]
+        for column, value in json.loads(row or "{}").items()
+        if value is not None
+    }
+
+
+def configuration(
+    connection: sqlalchemy.Connection,
+    schema: str,
+    run_id: int,
+    key: int,
+    data: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One configuration of a run: its values, curves, latest units, and the statements that use it.
+
+    `schema` is quoted; `data`: mop_report's data of the run. Raises ClientError for a configuration that the run does not have.
+    """
+    own = next((c for c in data["configurations"] if c["mst_key"] == key), None)
+    if own is None:
+        raise ClientError(f"run {run_id} has no configuration {key}")
+    units = connection.execute(
+        text(
+            f"SELECT iteration, segment, kind, dataset, attempt, status, loss, kernel, "
+            f"CAST(extract(epoch FROM finished_at - started_at) AS float8) AS seconds, server, left(error, 300) AS error "
+            f"FROM {schema}.mop_units WHERE run_id = :run AND mst_key = :key "
+            f"ORDER BY started_at DESC NULLS FIRST, segment LIMIT {MOST_UNITS}"
+        ),
+        {"run": run_id, "key": key},
+    )
+    curves: dict[str, list[list[Any]]] = {}
+    for row in connection.execute(
+        text(
+            f"SELECT dataset || ' ' || name AS series, iteration, value FROM {schema}.mop_metrics "
+            f"WHERE run_id = :run AND mst_key = :key ORDER BY series, iteration"
+        ),
+        {"run": run_id, "key": key},
+    ):
+        curves.setdefault(row.series, []).append([row.iteration, row.value if math.isfinite(row.value) else None])
+    # (the configurations with which it shares its first iterations)
+    shared = sorted({other for node in data["stages"] if key in node["keys"] for other in node["keys"]} - {key})
+    return {
+        "mst_key": key,
+        "rank": own["rank"],
+        "status": own["status"],
+        "reason": own["reason"],
+        "iterations": own["iterations"],
+        "seconds": own["seconds"],
+        "last": own["last"],
+        "parameters": own["parameters"],
+        "strings": {name: own[name] for name in ("compile_params", "fit_params")},
+        "shares": shared,
+        "curves": curves,
+        "units": [dict(row) for row in units.mappings()],
+        "sql": statements(schema.replace("\\:", ":"), run_id, own, data),
+    }
+
+
+def statements(schema: str, run_id: int, own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:
+    """{what it does: SQL} for a configuration; `schema` is quoted."""
+    key, run, found = own["mst_key"], data["run"], {}
+    best = data["summary"]["best"] or {}
+    if run["status"] == "running" and own["status"] in ("running", "waiting"):
+        found["stop it"] = f"SELECT {schema}.mop_stop_trial({run_id}, {key});"
+    if run["status"] == "finished" and own["status"] != "failed" and best.get("predict"):
+        if run["function"] != "madlib_keras_fit":
+            found["train it for 10 more iterations"] = f"SELECT {schema}.mop_more({run_id}, {key}, 10);"
+        found["predict"] = re.sub(r"FALSE, \d+\);$", f"FALSE, {key});", best["predict"])
+        if best.get("export"):
+            found["export it as a .keras file"] = re.sub(r", \d+\);$", f", {key});", best["export"])
+    return found
