@@ -122,7 +122,7 @@ class Dashboard:
     def run(self, request: Request) -> dict[str, Any]:
         """The progress of a run, and its view, unless the caller already has the latest version (`have`)."""
         number, head, data = self.snapshots.run(request.path_params["run"])
-        found = {"number": str(number), "head": head}
+        found: dict[str, Any] = {"number": str(number), "head": head}
         if request.query_params.get("have") != str(number):
             chosen = self._chosen(data, request)
             keys = _keys(data, chosen)

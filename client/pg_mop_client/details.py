@@ -51,12 +51,7 @@ def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any]
 
 
 def configuration(
-    connection: sqlalchemy.Connection,
-    schema: str,
-    run_id: int,
-    key: int,
-    data: Mapping[str, Any],
-    report: Mapping[str, Any],
+    connection: sqlalchemy.Connection, schema: str, run_id: int, key: int, data: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One configuration of a run: its values, curves, latest units, and the statements that use it.
 

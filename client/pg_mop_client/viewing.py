@@ -167,7 +167,7 @@ def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
             if (own := [key for key in bar[4] if key in keys])
         ]
     places: dict[int, int] = {}  # of a node before -> now
-    stages = []
+    stages: list[dict[str, Any]] = []
     for at, node in enumerate(data["stages"]):
         if own := [key for key in node["keys"] if key in keys]:
             places[at] = len(stages)

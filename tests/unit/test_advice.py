@@ -119,7 +119,7 @@ def test_what_helps_against_a_loss_that_is_no_number_trains_the_failed_ones_clip
     (cause,) = causes.causes(given.configurations, given.varied)
     sql = remedy(given, cause)
     assert "load_model_selection_table('nets', 'models_clipped_mst', ARRAY[1]" in sql
-    assert "SGD(lr=3.0, clipnorm=1.0)" in sql and "SGD(lr=9.0, clipnorm=1.0)" in sql
+    assert "SGD(lr=0.3, clipnorm=1.0)" in sql and "SGD(lr=0.9, clipnorm=1.0)" in sql
     assert "model_output_table => 'models_clipped'" in sql and "num_iterations => 9" in sql
     assert remedy(facts(given.configurations, arch_table=None), cause) is None
 

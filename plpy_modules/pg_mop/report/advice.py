@@ -95,7 +95,7 @@ def _failures(facts: Facts) -> Iterator[Step]:
         if cause["kind"] == "diverged" and (sql := remedy(facts, cause)):
             yield {
                 "kind": "clip",
-                "say": f"The loss of {_some(cause['count'])} became NaN: with clipped gradients it may not.",
+                "say": f"The loss of {_some(cause['count'])} became NaN: train with clipped gradients and a tenth of the rate.",
                 "sql": sql,
             }
         elif cause["kind"] == "memory" and (sql := remedy(facts, cause)):
@@ -118,7 +118,9 @@ def remedy(facts: Facts, cause: Row) -> str | None:
     for c in failed:
         compile_params, fit_params = c["compile_params"], c["fit_params"] or ""
         if cause["kind"] == "diverged" and (changed := clipped(compile_params)) is not None:
-            rows.append((c["model_id"], changed, fit_params))
+            rate = c["parameters"].get("learning_rate")
+            slower = with_value(changed, "learning_rate", rate / 10) if _is_number(rate) else None
+            rows.append((c["model_id"], slower or changed, fit_params))
         size = c["parameters"].get("batch_size")
         halves = cause["kind"] == "memory" and isinstance(size, int) and size > 1
         if halves and (changed := with_value(fit_params, "batch_size", size // 2)) is not None:

@@ -12,7 +12,8 @@ MOST_KEYS = 50  # configurations that a cause names
 MOST_SHARED = 2  # parameters that a cause names: of more, none tells anything
 LEAST_TOLD = 0.5  # a parameter value that more of the other configurations have than this part tells nothing
 _NUMBER = re.compile(r"(?<![A-Za-z_])[-+]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_FOLD = re.compile(r"^fold \d+: ")
+# where it happened: of equal causes it differs
+_PLACE = re.compile(r"^(?:fold \d+: )?(?:mst_key \d+: )?(?:\w+ unit of iteration \d+ on segment \d+: )?")
 
 # (pattern of an error, kind, what helps)
 HELP = (
@@ -35,15 +36,17 @@ HELP = (
 
 
 def cause_of(error: str | None) -> str:
-    """The part of an error by which errors are compared: its first line, without the fold and with # for each number.
+    """The part of an error by which errors are compared: its first line, without the unit and with # for each number.
 
-    >>> cause_of("fold 2: the loss of segment 3 became NaN")
-    'the loss of segment # became NaN'
+    >>> cause_of("fold 2: train unit of iteration 1 on segment 3: the loss became NaN")
+    'the loss became NaN'
+    >>> cause_of("unknown layer 7")
+    'unknown layer #'
     >>> cause_of(None)
     'no error was noted'
     """
     lines = (error or "").strip().splitlines()
-    return _NUMBER.sub("#", _FOLD.sub("", lines[0].strip())) if lines else "no error was noted"
+    return _NUMBER.sub("#", _PLACE.sub("", lines[0].strip())) if lines else "no error was noted"
 
 
 def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[str, Any]]:
@@ -62,7 +65,7 @@ def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[st
         kind, text = next(((kind, text) for pattern, kind, text in HELP if pattern.search(name)), ("other", None))
         members = {c["mst_key"] for c in failed}
         others = [c for c in configurations if c["mst_key"] not in members]
-        first = _FOLD.sub("", (failed[0]["reason"] or "").strip()) or name
+        first = _PLACE.sub("", (failed[0]["reason"] or "").strip()) or name
         found.append(
             {
                 "error": first,
