@@ -2,7 +2,7 @@
 // One configuration of a run, in a drawer beside the page: values, curves of both data sets, statements, units. The address names it.
 window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, button, run, $ }) {
     const { el, show, scale, ticks } = window.pgMopReport, { copying, first } = window.pgMopStrip;
-    let before = null, shown = null;  // the element that had the focus; the configuration
+    let shown = null;  // the configuration
 
     // the curves of a metric, of training rows dashed
     function curves(name, own) {
@@ -45,7 +45,6 @@ window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, 
         close.focus();
     }
     async function open(key) {
-        if (shown === null) before = document.activeElement;
         shown = key;
         asked.set("configuration", key);
         history.replaceState(null, "", where());
@@ -60,13 +59,13 @@ window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, 
         }
     }
     function shut() {
-        const name = before?.dataset?.focus;
+        const name = "details" + shown;
         shown = null;
         asked.delete("configuration");
         history.replaceState(null, "", where());
         $("drawer").hidden = true;
         $("drawer").replaceChildren();
-        (before?.isConnected ? before : name !== undefined ? [...document.querySelectorAll("[data-focus]")].find(e => e.dataset.focus === name) : null)?.focus();
+        [...document.querySelectorAll("[data-focus]")].find(e => e.dataset.focus === name)?.focus();
     }
     $("drawer").addEventListener("keydown", event => { if (event.key === "Escape") shut(); });
     return { open, first: () => { if (asked.get("configuration")) open(asked.get("configuration")); } };

@@ -56,8 +56,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
             "value": best["last"][series],
             "iterations": best["iterations"],
             "parameters": {name: v for name in data["varied"] if (v := best["parameters"].get(name)) is not None},
-            # (the arguments are visible to the run's owner alone)
-            **(uses(db, run, best["mst_key"], data["schema"]) if data["arguments"] else WITHOUT),
+            **(uses(db, run, best["mst_key"], data["schema"]) if run["owner"] == db.current_user() else WITHOUT),
         },
         "failed": failed,
         "of": len(configurations),
