@@ -126,13 +126,14 @@ class Dashboard:
         if request.query_params.get("have") != str(number):
             chosen = self._chosen(data, request)
             keys = _keys(data, chosen)
-            pictures = None if keys is None else self.snapshots.some(request.path_params["run"], keys)
+            narrow = keys is not None and not head["pending"]
+            pictures = self.snapshots.some(request.path_params["run"], keys) if keys is not None and narrow else None
             pending = keys is not None and pictures is None  # until they are read, those of all configurations do
             if pending:
                 pictures = viewing.narrowed(data, chosen)
                 found["number"] = f"{number}-"
             found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
-            found["view"]["pending"] = pending
+            found["view"]["pending"] = pending or head["pending"]
         return found
 
     def compare(self, request: Request) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
 MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
+MANY_UNITS = 20_000  # of a run whose table is read first, and then the data of its pictures
 MOST_FILTERS = 4  # filters with data in memory, for each run
 SOON = 0.15  # seconds that a request waits for newer data; then it is answered with what is there
 RUNS_PER_PAGE = 20
@@ -55,6 +56,7 @@ class Snapshot:
         self.looked, self.took = time.monotonic(), 0.0  # seconds of the last report
         self.hurries_until, self.acted_at = 0.0, 0.0
         self.problem: Exception | None = None
+        self.whole = True  # the data of the pictures are there
 
 
 class Snapshots:
@@ -195,7 +197,8 @@ class Snapshots:
             reader.join(SOON)
         if snapshot.problem is not None:
             raise snapshot.problem
-        return snapshot.number, {**snapshot.head, "age": time.monotonic() - snapshot.looked}, snapshot.data
+        head = {**snapshot.head, "age": time.monotonic() - snapshot.looked, "pending": not snapshot.whole}
+        return snapshot.number, head, snapshot.data
 
     def _renew(self, run_id: int, snapshot: Snapshot) -> None:
         """In a thread of its own: look at a run, and release the snapshot's lock."""
@@ -253,11 +256,13 @@ class Snapshots:
                 self._runs.popitem(last=False)
             return snapshot
 
-    def _report(self, connection: sqlalchemy.Connection, run_id: int, keys: list[int] | None = None) -> dict[str, Any]:
+    def _report(
+        self, connection: sqlalchemy.Connection, run_id: int, keys: list[int] | None = None, form: str = "json"
+    ) -> dict[str, Any]:
         return json.loads(
             connection.execute(
-                text(f"SELECT {self.schema}.mop_report(:run, 'json', CAST(:keys AS integer[]))"),
-                {"run": run_id, "keys": keys},
+                text(f"SELECT {self.schema}.mop_report(:run, :form, CAST(:keys AS integer[]))"),
+                {"run": run_id, "keys": keys, "form": form},
             ).scalar_one()
         )
 
@@ -295,14 +300,17 @@ class Snapshots:
             seen = snapshot.state
             if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:
                 began = time.monotonic()
-                data = self._report(connection, run_id)
-                snapshot.took = time.monotonic() - began
+                first = not snapshot.data and (head["done"] or 0) > MANY_UNITS
+                data = self._report(connection, run_id, form="table" if first else "json")
+                snapshot.took, snapshot.whole = time.monotonic() - began, not first
                 # (the first query also loads the extension's Python into the session)
                 snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
                 # (the state from before the data: the next query sees later changes)
                 snapshot.data, snapshot.state, snapshot.number = data, state, snapshot.number + 1
             snapshot.head, snapshot.looked = head, looked
-            if snapshot.acted_at > began:  # somebody acted while this looked
+            if (
+                snapshot.acted_at > began or not snapshot.whole
+            ):  # somebody acted while this looked; the pictures are missing
                 snapshot.state = None
             else:
                 snapshot.looks_at = looks_at

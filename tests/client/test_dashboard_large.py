@@ -41,7 +41,9 @@ def timed(name, work):
 
 
 def test_counts_of_a_large_run_are_those_of_its_configurations(db, page):
-    sums = "SELECT sum(units_done)::bigint, sum(units_total)::bigint FROM madlib.mop_progress WHERE run_id = %s"
+    sums = (
+        "SELECT sum(units_done)::bigint AS d, sum(units_total)::bigint AS t FROM madlib.mop_progress WHERE run_id = %s"
+    )
     whole = tuple(db.run(sums, [RUN])[0].values())
     look = "SELECT units_done, units_total FROM madlib.mop_run_progress WHERE run_id = %s"
     assert tuple(timed("a look", lambda: db.run(look, [RUN]))[0].values()) == whole == (160_000, 160_000)
@@ -59,7 +61,8 @@ def test_a_large_run_is_loaded_filtered_and_sorted(browser, page):
     eventually(lambda: value(browser, "document.querySelectorAll('#table tbody tr').length") > 0, 30)
     address = f"http://127.0.0.1:{page.port}/run/{RUN}"
     assert timed("first load", lambda: (browser.get(address), rows())[1])
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture path').length") > 50, 30)
+    drawn = "document.querySelectorAll('#curves-picture path').length"
+    assert timed("curves after it", lambda: eventually(lambda: value(browser, drawn) > 50, HANGS))
     head = "document.querySelector('[data-focus=\"headlearning_rate\"]')"
     assert timed(
         "sort",

@@ -223,7 +223,7 @@ def test_a_report_is_for_those_who_may_see_the_run(db, run_id):
     assert "there is no run 999999" in str(db.error("SELECT madlib.mop_report(999999)"))
     assert "there is no run NULL" in str(db.error("SELECT madlib.mop_report(NULL)"))
     error = db.error("SELECT madlib.mop_report(%s, 'pdf')", [run_id])
-    assert "format must be one of html, json, summary, not 'pdf'" in str(error)
+    assert "format must be one of html, json, table, summary, not 'pdf'" in str(error)
     db.run("DROP ROLE IF EXISTS stranger, boss; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     stranger = db.another("stranger")
     error = stranger.error("SELECT madlib.mop_report(%s)", [run_id])

@@ -422,8 +422,8 @@ OF_RUNS = {
     "mop_explain": "Returns the plan and the expected time of a call that trains, as text or 'json', without training: "
     "SELECT mop_explain($$ SELECT ... $$);",
     "mop_explain_run": "Returns the expected and the actual time of a run, as text or 'json'.",
-    "mop_report": "Returns a report of a run as one HTML file, its data as 'json', or its 'summary' as JSON: state, best, "
-    "failures by cause, what next; of all configurations, or of some.",
+    "mop_report": "Returns a report of a run as one HTML file, its data as 'json' ('table': without pictures), or its "
+    "'summary' as JSON: state, best, failures by cause, what next; of all configurations, or of some.",
     "mop_simulate": "Simulates a past run, or units of given seconds, with other schedulers and numbers of sessions.",
     "mop_submit": "Starts a job, which runs SQL in a separate session without a client; returns the job's number at once.",
     "mop_cancel": "Cancels a job.",

@@ -9,7 +9,7 @@ from pg_mop.report.page import page
 from pg_mop.report.summary import shortened
 from pg_mop.run.earlier import SAME
 
-FORMATS = ("html", "json", "summary")
+FORMATS = ("html", "json", "table", "summary")  # table: the JSON without the data of the pictures
 
 
 @sql_function
@@ -23,7 +23,7 @@ def mop_report(db, run_id, format, mst_keys):
             f"format must be one of {', '.join(FORMATS)}, not {format!r}",
             hint=f"SELECT {db.extension}.mop_report({run_id}, '{FORMATS[0]}');",
         )
-    data = None if run_id is None else gather(db, run_id, SAME, mst_keys, pictures=format != "summary")
+    data = None if run_id is None else gather(db, run_id, SAME, mst_keys, pictures=format in ("html", "json"))
     if data is None:
         raise unseen_run(db, run_id)
     if format == "html":

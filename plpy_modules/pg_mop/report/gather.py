@@ -3,6 +3,7 @@
 Large runs are sampled: `sampled` has a sentence for each part of the report that does not show everything.
 """
 
+import copy
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,18 @@ MOST_PATHS = 120
 MOST_FAILURES = 100
 MOST_ATTEMPTS = 2  # at a finished unit, about: to expect how many bars the sessions have
 
+WITHOUT_PICTURES: dict[str, Any] = {
+    "series": [],
+    "curves": {},
+    "lanes": [],
+    "bars": [],
+    "merged_bars": False,
+    "stages": [],
+    "time": [],
+    "makespan": 0.0,
+    "failed_units": [],
+}
+
 Data = dict[str, Any]
 
 
@@ -33,7 +46,7 @@ def gather(
     """The report's data of a run; None where the role sees no run of that number.
 
     `repeated`: names of the settings that decide the result. `mst_keys`: the configurations to show, with their ranks
-    among all configurations; None: all. `pictures`: also the data of the pictures; else what a summary needs. Raises MopError
+    among all configurations; None: all. `pictures`: also the data of the pictures; else these are empty. Raises MopError
     for a configuration that the run does not have.
     """
     schema = db.extension
@@ -93,8 +106,6 @@ def gather(
     if pictures:
         add_sessions(db, run, data, mst_keys, MOST_ATTEMPTS * data["progress"]["done"])
     add_summary(db, data, tables, compile_seconds(db, run_id) if pictures else 0.0)
-    if not pictures:
-        return data
     if mst_keys is not None:
         chosen = set(mst_keys)
         if unknown := chosen - {c["mst_key"] for c in data["configurations"]}:
@@ -104,12 +115,16 @@ def gather(
                 hint=f"SELECT mst_key, status FROM {schema}.mop_trials WHERE run_id = {run_id};",
             )
         data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
-    _curves(db, schema, run_id, data)
-    _stages(data)
-    _failures(db, schema, run_id, data)
+    if pictures:
+        _curves(db, schema, run_id, data)
+        _stages(data)
+        _failures(db, schema, run_id, data)
+    else:
+        data.update(copy.deepcopy(WITHOUT_PICTURES))
     for configuration in data["configurations"]:
         for name in ("path", "metrics_iterations", "series", "metric"):
             del configuration[name]
+        configuration.pop("held_out", None)
     return data
 
 

@@ -4,7 +4,7 @@
 // markup.
 window.pgMopReport = (function () {
     const SVG = "http://www.w3.org/2000/svg";
-    const TOP = 8;
+    const TOP = 8, READS = "It is being read.";
     let data, rows = [], byKey = new Map(), places = new Map(), marked = null;
     const redraws = new Map();  // name of a picture -> functions that draw its parts
 
@@ -179,15 +179,18 @@ window.pgMopReport = (function () {
 
     // --- learning curves ---------------------------------------------------------------------------------
     function curves() {
-        if (!data.series.length) return nothing("curves", "There is no evaluation yet.");
+        if (!data.series.length) return nothing("curves", data.pending ? READS : "There is no evaluation yet.");
         let series = chosen.series = data.series.includes(chosen.series) ? chosen.series : data.series[0];
-        let log = chosen.log, where = null;
+        let log = chosen.log, wide = chosen.wide, where = null;
         const choose = el("select", { id: "series" }, ...data.series.map(name => el("option", { value: name }, name)));
         choose.value = series;
         const logarithmic = el("input", { type: "checkbox", id: "log" });
         logarithmic.checked = log;
+        const early = el("input", { type: "checkbox", id: "early" });  // (the first rungs of a search are close to each other)
+        early.checked = wide;
         const controls = el("div", { class: "controls" }, el("label", { for: "series" }, "Curves of "), choose,
-                            el("label", { class: "box" }, logarithmic, "logarithmic"));
+                            el("label", { class: "box" }, logarithmic, "logarithmic"),
+                            el("label", { class: "box" }, early, "early iterations wide"));
         const shown = () => Object.keys(data.curves).map(Number).filter(key => data.curves[key][series]);
         const points = key => data.curves[key][series].filter(p => p[1] !== null && (!log || p[1] > 0));
         let x, y;
@@ -203,13 +206,13 @@ window.pgMopReport = (function () {
             if (!all.length) { svg.append(el("text", { x: 20, y: 30 }, "nothing to show")); return 60; }
             const ys = all.map(p => p[1]), xs = all.map(p => p[0]);
             const low = Math.min(...ys), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
-            x = scale(first, last, left, right);
+            x = scale(first, last, left, right, wide && first > 0);
             y = scale(low, high, bottom, 12, log);
             for (const tick of ticks(low, high, 5, log)) {
                 svg.append(el("path", { class: "axis", d: `M${left} ${y(tick)}H${right}` }),
                            el("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick)));
             }
-            for (const tick of ticks(first, last, Math.min(10, width / 60)).filter(Number.isInteger))
+            for (const tick of ticks(first, last, Math.min(10, width / 60), wide && first > 0).filter(Number.isInteger))
                 svg.append(el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, show(tick)));
             svg.append(el("text", { x: right, y: height - 4, "text-anchor": "end" }, "iteration"));
             for (const key of ordered(shown())) {
@@ -250,6 +253,7 @@ window.pgMopReport = (function () {
         made.svg.addEventListener("click", event => { const best = nearest(event); if (best) mark(best[1]); });
         choose.addEventListener("change", () => { series = chosen.series = choose.value; where = null; made.redraw(); });
         logarithmic.addEventListener("change", () => { log = chosen.log = logarithmic.checked; made.redraw(); });
+        early.addEventListener("change", () => { wide = chosen.wide = early.checked; made.redraw(); });
         legend("curves", made.holder);
         made.holder.prepend(controls);
     }
@@ -339,7 +343,7 @@ window.pgMopReport = (function () {
         return `${Math.floor(value / 3600)}:${String(Math.round(value % 3600 / 60)).padStart(2, "0")} h`;
     }
     function sessions() {
-        if (!data.bars.length) return nothing("sessions", "No unit has ended yet.");
+        if (!data.bars.length) return nothing("sessions", data.pending ? READS : "No unit has ended yet.");
         const begin = () => Math.min(...data.bars.map(b => b[1])), end = () => Math.max(...data.bars.map(b => b[2]));
         let x;
         const high = 26, what = kind => kind === "train" ? "training units" : "evaluations";
@@ -402,7 +406,7 @@ window.pgMopReport = (function () {
 
     // --- the tree of stages ------------------------------------------------------------------------------
     function stages() {
-        if (!data.stages.length) return nothing("stages", "Nothing has been asked for yet.");
+        if (!data.stages.length) return nothing("stages", data.pending ? READS : "Nothing has been asked for yet.");
         const last = () => Math.max(...data.stages.map(n => n.last)), lines = () => Math.max(...data.stages.map(n => n.y)) + 1;
         let x, y;
         const made = picture("stages", () => `The tree of stages of ${lines()} paths over ${last()} iterations.`, (svg, width) => {
@@ -446,12 +450,12 @@ window.pgMopReport = (function () {
     }
 
     // A picture is made again only if its kind changes: from empty to filled, or with other curves to select.
-    const chosen = { series: null, log: false };
+    const chosen = { series: null, log: false, wide: false };
     const PICTURES = {
-        curves: [curves, () => JSON.stringify(data.series)],
+        curves: [curves, () => JSON.stringify([data.series, !data.series.length && !!data.pending])],
         parallel: [parallel, () => rows.filter(c => typeof c.last[data.measure.series] === "number").length < 2],
-        sessions: [sessions, () => [data.bars.length === 0, data.merged_bars].join()],
-        stages: [stages, () => data.stages.length === 0],
+        sessions: [sessions, () => [data.bars.length === 0, data.bars.length === 0 && !!data.pending, data.merged_bars].join()],
+        stages: [stages, () => [data.stages.length === 0, data.stages.length === 0 && !!data.pending].join()],
     };
     const kinds = {};
     function update(given) {
