@@ -16,9 +16,6 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from mop_udf.kernels.framework import framework
 
-MOST_ROW = (1 << 30) - 1  # limit of a row in bytes when it is written to a PostgreSQL table, such as the model table
-OTHERS = 1 << 20  # generous size of that row without weights and architecture
-
 # limit of a model's weights and optimizer variables (pg_mop.max_model_mb), set from the trainer's options
 limit_mb = None
 
@@ -41,10 +38,6 @@ def check(architecture: dict[str, Any], make_optimizer: Callable[[], Any] | None
     variables = _variables(text)
     weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
     _compare(weights, 0)  # first, since an optimizer for too large weights may itself fail
-    # users get float32 weights, even of a model with another dtype
-    stored = 4 * sum(math.prod(map(int, shape)) for shape, _, _ in variables)
-    if stored + len(text) + OTHERS > MOST_ROW:
-        raise TooLarge(f"the model has {stored:,} bytes of weights, more than a value of PostgreSQL may have (1 GB)")
     if make_optimizer is not None:
         _compare(weights, _optimizer_bytes(make_optimizer(), [v[:2] for v in variables if v[2]]))
 

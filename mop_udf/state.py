@@ -141,6 +141,12 @@ def weights_to_bytes(arrays: Iterable[np.ndarray]) -> bytes:
     return b"".join(np.ascontiguousarray(a, dtype="<f4").tobytes() for a in arrays)
 
 
+def weights_in_parts(arrays: Iterable[np.ndarray], size: int) -> Iterator[bytes]:
+    """The same bytes in parts of `size` bytes, the last one excepted; only one part is copied at a time."""
+    for part in parts((np.ascontiguousarray(a, dtype="<f4").reshape(-1).view(np.uint8) for a in arrays), size):
+        yield b"".join(part)
+
+
 def weights_from_bytes(data: Any, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
     """Concatenated float32 bytes -> arrays of `shapes`. Raises StateError with both counts where they differ."""
     wanted, given = sum(math.prod(s) for s in shapes), len(data) / 4

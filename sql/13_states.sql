@@ -132,6 +132,23 @@ BEGIN
 END
 $$;
 
+-- The same for one part of weights that are in parts; part 0 is the first.
+CREATE FUNCTION @extschema@.mop_put_weights_part(run bigint, of_stages integer[], number integer, weights bytea,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    target integer;
+BEGIN
+    PERFORM @extschema@.mop_own(run, token);
+    target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
+            || ' SELECT unnest($1), 0, $2, $3' USING of_stages, number, weights;
+    UPDATE @extschema@.mop_stage_state m SET state_table = target,
+        bytes = CASE WHEN number = 0 THEN 0 ELSE m.bytes END + octet_length(weights)
+    WHERE m.run_id = run AND m.stage = ANY (of_stages) AND m.version = 0;
+END
+$$;
+
 -- A worker session reads the model states of stages: all parts of a stage together, in their order. An untrained
 -- stage has its parent's state; a stage without any state has no row.
 CREATE FUNCTION @extschema@.mop_read_states(run bigint, of_stages integer[], at_versions integer[],

@@ -8,6 +8,15 @@ from pg_mop.api import files
 return files.mop_export_model(plpy, *args)
 $$;
 
+-- The same in parts: a file may have more than the 1 GB of one value.
+CREATE FUNCTION @extschema@.mop_export_parts(model_table varchar, mst_key double precision,
+    OUT part integer, OUT data bytea)
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import files
+return files.mop_export_parts(plpy, *args)
+$$;
+
 -- Users import the bytes of a .keras file into an architecture table with this; returns the model_id.
 CREATE FUNCTION @extschema@.mop_import_model(
     keras_model_arch_table varchar,

@@ -151,6 +151,11 @@ SETTINGS = {
     "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),
     "trainer_memory_mb": ("no limit", "Upper limit for the memory of a trainer."),
     "max_model_mb": ("the machine's memory", "Upper limit for the size of a model with its optimizer variables."),
+    "weights_value_mb": (
+        None,
+        "The largest weights of a trained model that `model_weights` has as one value. Larger ones are in parts, in the table "
+        "`<model table>_parts` ([large models](administration.md#large-models)). pg_dump needs at most `511`.",
+    ),
     "kernel": (
         None,
         "How a trainer computes a pass over a segment. `loop`: one compiled loop over the batches. `xla`: "
@@ -240,6 +245,7 @@ GROUPS = {
         "madlib_keras_predict",
         "madlib_keras_predict_byom",
         "mop_export_model",
+        "mop_export_parts",
         "mop_report",
         "mop_simulate",
     ],

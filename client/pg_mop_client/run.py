@@ -354,7 +354,11 @@ class Run:
 
     def export(self, mst_key: Any = None) -> bytes:
         """The bytes of a .keras file with a model, by default the best."""
-        return self.selection.mop_export_model(self._models_table(), self._mst_key(mst_key))
+        parts = self.selection.calls.execute(  # (a file may be larger than one value of PostgreSQL)
+            f"SELECT data FROM {self._schema}.mop_export_parts(:models, :mst_key) ORDER BY part",
+            {"models": self._models_table(), "mst_key": self._mst_key(mst_key)},
+        )
+        return b"".join(bytes(row.data) for row in parts)
 
     def to_keras(self, mst_key: Any = None) -> Any:
         """A live Keras model, by default of the best configuration. Raises ClientError without Keras."""

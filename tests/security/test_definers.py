@@ -127,6 +127,7 @@ ACTS = {
     "drop state tables": "madlib.mop_drop_state_tables({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)",
     "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
+    "put a part of weights": "madlib.mop_put_weights_part({run}, '{{1}}', 0, 'x')",
     "take": "madlib.mop_take_states({run}, 1, '{{1}}', '{{1}}', true)",
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",

@@ -337,27 +337,6 @@ def test_a_huge_model_fails_alone_in_a_run(db):
     assert db.value("SELECT max(attempt) FROM madlib.mop_unit") == 1, "it is not tried again"
 
 
-def test_a_model_that_no_value_can_hold_fails_before_it_trains_and_the_others_are_written(db):
-    make_data(db, segments=1)
-    load(db, "arch", dense(5), wide(16_600, 16_600))
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), ""), (2, "loss='mse', optimizer='SGD()'", "")])
-    run_id = fit(db, "flowers_packed", "models", "mst", 1)
-    errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
-    assert errors[1] is None and "1,102,837,612 bytes of weights, more than a value of PostgreSQL may" in errors[2]
-    assert db.value("SELECT count(*) FROM models") == 1
-    assert (
-        db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 2 AND rows > 0", [run_id]) == 0
-    )
-    db.run("DROP TABLE IF EXISTS one, one_summary")
-    assert (
-        "bytes of weights, more than a value"
-        in db.error(
-            "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 2, %s, NULL, 1)",
-            ["loss='mse', optimizer='SGD()'"],
-        ).diag.message_detail
-    )
-
-
 PICTURES = 1024  # whose evaluation at once needs 1.8 GB
 
 

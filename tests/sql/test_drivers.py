@@ -65,6 +65,7 @@ madlib_keras_predict('models', 'flowers', 'id', 'x', 'd_two', 'prob', FALSE, {1}
 madlib_keras_predict('models', 'flowers', 'id', 'x', 'd_three', mst_key => {1})
 madlib_keras_predict_byom('arch_w', {1}, 'flowers', 'id', 'x', 'd_four', {2}, FALSE, NULL, {1}, {1})
 mop_export_model('models', {1})
+mop_export_parts('models', {1})
 mop_more({run}, {1}, {1})
 mop_report({run}, 'json', ARRAY[{1}])
 mop_explain_run({run})

@@ -91,8 +91,8 @@ def _spec(db, table, function, model, use_gpus, application, copies, compile_par
                 "compile_params": compile_params,
                 "fit_params": "",
                 "model_arch": model.architecture_text,
-                "weights_sql": model.weights_sql,
-                "weights_md5": db.value(f"SELECT md5(w) FROM ({model.weights_sql}) AS model(w)"),
+                "weights_sql": model.source.sql,
+                "weights_md5": model.source.md5(db),
             }
         ],
         functions,

@@ -7,7 +7,7 @@ import itertools
 from pg_mop import search
 from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
-from pg_mop.api.output import write_models_summary
+from pg_mop.api.output import model_tables, write_models_summary
 from pg_mop.api.search import Method, SearchCall, errors_of_search
 from pg_mop.api.winner import winner
 from pg_mop.backend.errors import MopError
@@ -63,7 +63,7 @@ def train(db, arguments, earlier=None):
         method = MadlibMethod(a)
         call = SearchCall(db, FUNCTION, {**a, "metric": "loss"}, method.method(), method.read_space, earlier)
         method.check_frequency()
-    model, info, summary = db.output_table(a["model_output_table"], "_info", "_summary")
+    model, info, summary = model_tables(db, a["model_output_table"], "_info", "_summary")
     selection, selection_summary = db.output_table(a["model_selection_table"], "_summary")
     if selection in (model, info, summary) or selection_summary in (model, info, summary):
         raise MopError(

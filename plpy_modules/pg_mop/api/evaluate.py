@@ -147,7 +147,7 @@ def alone(db, session, packed, model, wanted, use_gpus):
                     "fit_params": None,
                 }
             ],
-            [(0, model.weights)],
+            ((0, piece) for piece in ([model.weights] if model.weights is not None else model.source.pieces(db))),
             [objects],
         )
         # one buffer at a time: it may be large (not by an aggregate: Greenplum runs no other query within it)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mop_udf.channel import PART_BYTES
 from pg_mop.api.architectures import append
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
@@ -14,6 +15,27 @@ MOST_BYTES = (1 << 30) - 5  # of a bytea value, which has a header of four bytes
 @with_trainer
 def mop_export_model(db, session, model_table, mst_key):
     """A trained model as the bytes of a .keras file; of a named model, the version `mst_key`, which takes raw columns."""
+    data = _exported(db, session, model_table, mst_key)
+    if len(data) >= MOST_BYTES:
+        raise MopError(
+            f"the file has {len(data):,} bytes, more than a value of PostgreSQL may have (1 GB)",
+            hint=f"SELECT * FROM {db.extension}.mop_export_parts(...) gives it in parts.",
+            sqlstate="54000",
+        )
+    return bytes(data)
+
+
+@with_trainer
+def mop_export_parts(db, session, model_table, mst_key):
+    """The same file in parts: an iterator of (number from 0 on, bytes)."""
+    data = memoryview(_exported(db, session, model_table, mst_key))
+    starts = range(0, len(data), PART_BYTES)
+    # (not a function that yields: PostgreSQL would call it after this call has given its trainer back)
+    return ((part, bytes(data[first : first + PART_BYTES])) for part, first in enumerate(starts))
+
+
+def _exported(db, session, model_table, mst_key):
+    """The .keras file (bytes-like). Raises MopError."""
     request: dict[str, Any] = {"op": "export"}
     table = db.input_table(model_table, "model table", rows=False)
     if is_named(db, table):
@@ -23,14 +45,10 @@ def mop_export_model(db, session, model_table, mst_key):
         if "raw" in request:
             named.lent_to(db, trainer)
         else:
-            StoredModel(db, model_table, mst_key).lend(trainer)
+            StoredModel(db, model_table, mst_key).lend(trainer, db)
         trainer.send(request)
         _, (data,) = trainer.receive()
-    if len(data) >= MOST_BYTES:
-        raise MopError(
-            f"the file has {len(data):,} bytes, more than a value of PostgreSQL may have (1 GB)", sqlstate="54000"
-        )
-    return bytes(data)
+    return data
 
 
 @with_trainer

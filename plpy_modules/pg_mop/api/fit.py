@@ -3,8 +3,8 @@
 from mop_udf import params
 from pg_mop import __version__
 from pg_mop.api.class_weights import ClassWeights
-from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
-from pg_mop.backend import object_table
+from pg_mop.api.output import PreviousModel, insert, model_tables, tell_of_large, write_summary
+from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.columns import madlib
@@ -78,7 +78,7 @@ def train(db, arguments, earlier=None):
         previous = PreviousModel(db, a["model"], inputs.options["lock_timeout"])
         output = previous.names
     else:
-        output = db.output_table(a["model"], "_summary")
+        output = model_tables(db, a["model"], "_summary")
     functions = None if a["object_table"] is None else object_table.check(db, a["object_table"])
     configurations = Configurations(
         inputs,
@@ -95,14 +95,13 @@ def train(db, arguments, earlier=None):
     table, summary = output
 
     def write(result):
-        from pg_mop.backend.arrays import state
-
-        weights = state.weights_to_bytes(weights_of(result))
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
         db.identify_by_all(table)
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
-        insert(db, table, {"model_weights": ("bytea", weights), "model_arch": ("json", c["model_arch"])})
-        tell_of_large(db, table, [len(weights)])
+        most, arch = inputs.options["weights_value_mb"], c["model_arch"]
+        value, size = weights.store(db, table, weights_of(result), most, len(arch.encode()))
+        insert(db, table, {"model_weights": ("bytea", value), "model_arch": ("json", arch)})
+        tell_of_large(db, table, [value])
         metrics = {
             "metrics_elapsed_time": None,
             "all_metrics": None,
@@ -129,7 +128,7 @@ def train(db, arguments, earlier=None):
             ("name", "text", a["name"]),
             ("description", "text", a["description"]),
             ("model_type", "text", "madlib_keras"),
-            ("model_size", "double precision", len(weights) / 1024),
+            ("model_size", "double precision", size / 1024),
             ("start_training_time", "timestamp", result.started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
@@ -173,8 +172,7 @@ def read_model(db, model_arch_table, model_id, previous):
     if model_id is None:
         raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
     row = db.one(
-        f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
-        f"FROM {arch} WHERE model_id = $1",
+        f"SELECT model_arch::text AS model_arch, {weights.digest_sql('model_weights')} FROM {arch} WHERE model_id = $1",
         ["integer"],
         [model_id],
     )
@@ -186,8 +184,9 @@ def read_model(db, model_arch_table, model_id, previous):
     c = {**row, "mst_key": 1, "model_id": model_id}
     if previous is not None:
         previous.fill(c)
-    elif c["weights_md5"] is not None:
-        c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(model_id)}"
+    else:
+        where, what = f"model_id = {int(model_id)}", f'model_id {model_id} of "{model_arch_table}"'
+        weights.complete(db, arch, where, c, what)
     return c
 
 

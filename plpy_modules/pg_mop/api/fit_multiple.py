@@ -4,9 +4,9 @@ from mop_udf import params
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.folds import FoldsOfRun, check_folds, fold_trials, without_folds
-from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
+from pg_mop.api.output import PreviousModels, insert, model_tables, tell_of_large, write_models_summary
 from pg_mop.api.winner import winner
-from pg_mop.backend import object_table
+from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function, sql_procedure
 from pg_mop.run.configurations import Configurations
@@ -68,7 +68,7 @@ def train(db, arguments, earlier=None):
         previous = PreviousModels(db, a["model_output_table"], inputs.options["lock_timeout"])
         output = previous.names
     else:
-        output = db.output_table(a["model_output_table"], "_info", "_summary")
+        output = model_tables(db, a["model_output_table"], "_info", "_summary")
     selection = (
         SelectionTable.of_run(db, earlier)
         if earlier is not None
@@ -178,7 +178,7 @@ class SelectionTable:
             f"SELECT s.mst_key::integer AS mst_key, s.model_id::integer AS model_id, "
             f"s.compile_params::text AS compile_params, s.fit_params::text AS fit_params, "
             f"a.model_arch::text AS model_arch, "
-            f"md5(nullif(a.model_weights, '')) AS weights_md5, a.model_id IS NOT NULL AS has_model "
+            f"{weights.digest_sql('a.model_weights')}, a.model_id IS NOT NULL AS has_model "
             f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key"
         )
         keys = [c["mst_key"] for c in configurations]
@@ -193,7 +193,7 @@ class SelectionTable:
         model_id, compile_params, fit_params = added
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
         row = self.db.one(
-            f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+            f"SELECT model_arch::text AS model_arch, {weights.digest_sql('model_weights')} "
             f"FROM {arch} WHERE model_id = $1",
             ["integer"],
             [model_id],
@@ -221,12 +221,14 @@ class SelectionTable:
         """Give a configuration its initial weights (docs/contract/fit_multiple.md, section 2.1).
 
         Returns the reason if it cannot start, else None."""
+        reference = c.pop("reference", None)
         if not c["has_model"]:
             return f'model_id {c["model_id"]} is not in architecture table "{self.arch_table_name}"'
         if previous is not None:
             return previous.fill(c)
-        if c["weights_md5"] is not None:
-            c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(c['model_id'])}"
+        where, what = f"model_id = {int(c['model_id'])}", f'model_id {c["model_id"]} of "{self.arch_table_name}"'
+        c["reference"] = reference
+        weights.complete(self.db, arch, where, c, what)
         return None
 
 
@@ -246,28 +248,29 @@ def write_models(result, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
-    sizes, outcome, folded = [], result.outcome(), FoldsOfRun.of(result)
+    most, values = result.spec.inputs.options["weights_value_mb"], []
+    outcome, folded = result.outcome(), FoldsOfRun.of(result)
     if folded is not None:
         outcome = folded.own(outcome)
         folded.add_columns(info)
     models = weights_of(result, [c for c in outcome if _is_trained(c)])
     for c in outcome:
-        weights, key = None, c["mst_key"]
+        size, key = None, c["mst_key"]
         if _is_trained(c):
-            weights = next(models)
-            sizes.append(len(weights))
+            value, size = weights.store(db, model, next(models), most, len(c["model_arch"].encode()))
+            values.append(value)
             db.execute(
                 f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)",
                 ["integer", "bytea", "text", "integer"],
-                [key, weights, c["model_arch"], c["segment"]],
+                [key, value, c["model_arch"], c["segment"]],
             )
         elif previous is not None:
             previous.keep(key, model)
-        columns = info_of(result, c, weights and len(weights))
+        columns = info_of(result, c, size)
         if folded is not None:
-            columns.update(folded.columns(key, c["iteration"] if weights else None))
+            columns.update(folded.columns(key, c["iteration"] if size else None))
         insert(db, info, columns)
-    tell_of_large(db, model, sizes)
+    tell_of_large(db, model, values)
 
 
 def _is_trained(outcome):
@@ -275,11 +278,11 @@ def _is_trained(outcome):
 
 
 def weights_of(result, outcomes):
-    """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
+    """The weights (lists of arrays) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.backend.arrays import state
 
     for its in result.states(outcomes):
-        yield state.weights_to_bytes(state.output_weights(its))
+        yield state.output_weights(its)
 
 
 def info_of(result, c, size):

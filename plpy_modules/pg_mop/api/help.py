@@ -247,6 +247,13 @@ SELECT length({schema}.mop_export_model('flower_models', 1));
 """,
         True,
     ),
+    "mop_export_parts": (
+        "Returns the same file as mop_export_model in parts of 8 MB: a file may be larger than the 1 GB of one value.",
+        """
+SELECT part, length(data) FROM {schema}.mop_export_parts('flower_models', 1);
+""",
+        True,
+    ),
     "mop_import_model": (
         "Appends the architecture and weights of a .keras file (bytes) to an architecture table; returns the model_id.",
         """
@@ -533,9 +540,9 @@ ARGUMENTS = {
     "model_arch": "JSON of Keras 2 or 3",
     "model_id": "id of an architecture",
     "model_id_list": "ids of architectures",
-    "model_output_table": "table to create, with <name>_info and <name>_summary",
+    "model_output_table": "table to create, with <name>_info and <name>_summary; with <name>_parts for very large models",
     "model_selection_table": "from generate_model_configs or load_model_selection_table",
-    "model_weights": "bytes of float32, in the order of get_weights()",
+    "model_weights": "bytes of float32, in the order of get_weights(); or what a model table has where they are in parts",
     "model_space": "table of mop_space, in place of model_arch_table: the search chooses among its members, too",
     "mst_key": "number of a configuration of a run, or of a model in a table of several; NULL: of the best model",
     "mutators": "JSON: a list of objects that match layers and change them (docs/spaces.md)",

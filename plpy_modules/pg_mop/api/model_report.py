@@ -9,6 +9,7 @@ from pg_mop import __version__
 from pg_mop.api import reports
 from pg_mop.api.named_models import step_prefix
 from pg_mop.api.session import with_trainer
+from pg_mop.backend import weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import finite_json
@@ -78,13 +79,19 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
         f"CASE WHEN octet_length(metrics::text) <= {MOST_JSON} THEN metrics::text END AS metrics, "
         f"CASE WHEN version = {version} AND octet_length(details::text) <= {MOST_JSON} THEN details::text END AS details, "
         f"left(details->>'net', {MOST_TEXT}) AS net, octet_length(model_weights) AS bytes, "
+        f"{weights.reference_sql('model_weights')} AS reference, "
         f"date_trunc('second', created)::text AS created, (SELECT count(*) FROM {table}) AS count FROM {table} "
         f"WHERE version = {version} OR version IN (SELECT version FROM {table} ORDER BY version DESC "
         f"LIMIT {model_data.MOST_VERSIONS}) ORDER BY version"
     )
     owner = db.value("SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
     return [
-        {**row, "owner": owner, **{name: row[name] and json.loads(row[name]) for name in ("metrics", "details")}}
+        {
+            **row,
+            "bytes": weights.size_of(row),
+            "owner": owner,
+            **{name: row[name] and json.loads(row[name]) for name in ("metrics", "details")},
+        }
         for row in rows
     ]
 

@@ -2,6 +2,7 @@
 
 from mop_udf import architecture, architecture_shapes, params
 from pg_mop.api.winner import winner
+from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import madlib
 from pg_mop.inference.model import Model, check_given
@@ -10,7 +11,16 @@ from pg_mop.inference.model import Model, check_given
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
 
 
-class StoredModel(Model):
+class TableModel(Model):
+    """A model in a row of a table, with its weights or, where they are in parts, with their source."""
+
+    def _read_weights(self, db, table, where, value, what):
+        """`where`: SQL for the model's row; `value`: its model_weights. Raises MopError."""
+        self.source = weights.find(db, table, where, value, what)
+        self.weights = value if self.source.reference is None else None
+
+
+class StoredModel(TableModel):
     """A model of a model table, of madlib_keras_fit (one row) or of madlib_keras_fit_multiple_model.
 
     Besides: `compile_params` (text), `compile` (parsed), `summary` (dict).
@@ -29,11 +39,11 @@ class StoredModel(Model):
             if mst_key is None:
                 mst_key = self._best(db, text, table)
             row, what = self._one_of_several(db, text, table, mst_key), f'model {mst_key} of "{text}"'
-            self.weights_sql = f"SELECT model_weights FROM {table} WHERE mst_key = {int(mst_key)}"
+            where = f"mst_key = {int(mst_key)}"
         elif mst_key is not None:
             raise MopError(f'model table "{text}" holds a single model: mst_key must not be given')
         else:
-            self.weights_sql = f"SELECT model_weights FROM {table}"
+            where = ""
             stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
             row, what = {**self.summary, **stored}, f'the model of "{text}"'
         missing = [c for c in (*madlib.REQUIRED, "model_arch_table") if c not in self.summary]
@@ -50,7 +60,8 @@ class StoredModel(Model):
         self.transform = madlib.read(db, summary, self.summary)
         names = [loss.partition("(")[0].lower().replace("_", "") for loss in params.losses(self.compile)]
         self.regression = self.transform.is_regression and not all(name in OF_CLASSES for name in names)
-        self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
+        self._read_weights(db, table, where, row["model_weights"], what)
+        self._read_architecture(row["arch_text"], self.weights, len(self.output_names), what)
 
     def check_names(self, inputs):
         """Raises MopError where the model's inputs have the names of these columns, in another order.
@@ -103,7 +114,7 @@ class StoredModel(Model):
         return row
 
 
-class OwnModel(Model):
+class OwnModel(TableModel):
     """The caller's own model, from an architecture table (docs/contract/fit_evaluate_predict.md, section 4)."""
 
     given_classes = True
@@ -146,8 +157,9 @@ class OwnModel(Model):
             raise MopError(f'model_id {model_id} is not in "{text}"', hint=f"SELECT model_id, name FROM {table};")
         if row["arch_text"] is None or row["model_weights"] is None:
             raise MopError(f'model_arch and model_weights of model_id {model_id} in "{text}" must not be NULL')
-        self.weights_sql = f"SELECT model_weights FROM {table} WHERE model_id = {int(model_id)}"
-        self._read_architecture(row["arch_text"], row["model_weights"], dependent_count, f"model_id {model_id}")
+        what = f"model_id {model_id}"
+        self._read_weights(db, table, f"model_id = {int(model_id)}", row["model_weights"], what)
+        self._read_architecture(row["arch_text"], self.weights, dependent_count, what)
         names = ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
         classes = [None] * dependent_count
         if class_values is not None:

@@ -2,10 +2,10 @@
 
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import info_of, weights_of, write_models
-from pg_mop.api.output import tell_of_large, write_models_summary
+from pg_mop.api.output import model_tables, tell_of_large, write_models_summary
 from pg_mop.api.search import write_trials
 from pg_mop.api.winner import best_of, winner
-from pg_mop.backend import object_table
+from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
@@ -48,13 +48,15 @@ def train(db, arguments, earlier=None):
 
     def write(result):
         c = result.outcome()[0]
-        weights = next(weights_of(result, [c]))
+        most = inputs.options["weights_value_mb"]
+        value, size = weights.store(db, model, next(weights_of(result, [c])), most, len(c["model_arch"].encode()))
         db.execute(
             f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
             ["bytea", "integer", "integer"],
-            [weights, c["segment"], key],
+            [value, c["segment"], key],
         )
-        columns = info_of(result, c, len(weights))
+        weights.prune(db, db.find_table(model))
+        columns = info_of(result, c, size)
         present = db.columns(path.info)
         if "metrics_iters" in present:  # of automl: its counter goes on
             counted = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
@@ -74,7 +76,7 @@ def train(db, arguments, earlier=None):
             db.execute(
                 f"UPDATE {path.summary} SET best_mst_key = $1", ["integer"], [None if best is None else best.mst_key]
             )
-        tell_of_large(db, model, [len(weights)])
+        tell_of_large(db, model, [value])
 
     execute(
         RunSpec(
@@ -117,7 +119,7 @@ def _repeat(db, a, earlier):
     ).replace(metrics_iterations=sorted(earlier.followed.evaluated[first["mst_key"]]))
     judged_by = inputs.read_metric(tables["metric"])
     suffixes = ("_info", "_summary", *(["_trials"] if tables["searched"] else []))
-    model, info, summary, *trials = db.output_table(a["output_table"], *suffixes)
+    model, info, summary, *trials = model_tables(db, a["output_table"], *suffixes)
 
     def write(result):
         write_models(result, model, info, None)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pg_mop.api.model_table import StoredModel
+from pg_mop.backend import weights
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -27,7 +28,7 @@ def mop_deploy(db, name, model_table, mst_key, description):
         Version(
             transform=with_shapes(model).to_json(),
             architecture=model.architecture_text,
-            weights_sql=model.weights_sql,
+            source=model.source,
             target=model.output_names[0],
             kind="regression" if model.regression else "classification",
             metrics=row,
@@ -58,12 +59,12 @@ def check_writable(db: Database, table: Table) -> None:
 
 
 class Version:
-    """The contents of a new version: `weights_sql` selects the weights; the others are values."""
+    """The contents of a new version: `source` has the weights; the others are values."""
 
     def __init__(
-        self, transform: Any, architecture: str, weights_sql: str, target: str, kind: str, **more: Any
+        self, transform: Any, architecture: str, source: weights.Source, target: str, kind: str, **more: Any
     ) -> None:
-        self.transform, self.architecture, self.weights_sql = transform, architecture, weights_sql
+        self.transform, self.architecture, self.source = transform, architecture, source
         self.target, self.kind = target, kind
         self.metrics, self.details = more.get("metrics"), more.get("details")
         self.description, self.statement = more.get("description"), more.get("statement")
@@ -110,11 +111,12 @@ def add_version(db: Database, name: str, version: Version, use: bool = True) -> 
     types = {"version": "integer", "in_use": "boolean"}
     kinds = [types.get(column, "text") for column in values]
     entries = ", ".join(f"${i}::{COLUMNS[column].split()[0]}" for i, column in enumerate(values, 1))
-    db.execute(
-        f"INSERT INTO {table} ({', '.join(values)}, model_weights) SELECT {entries}, ({version.weights_sql})",
-        kinds,
-        list(values.values()),
-    )
+    selected, given = version.source.sql, list(values.values())
+    if version.source.reference is not None:
+        selected = f"${len(values) + 1}"
+        given.append(weights.copy(db, version.source, table))
+        kinds.append("bytea")
+    db.execute(f"INSERT INTO {table} ({', '.join(values)}, model_weights) SELECT {entries}, ({selected})", kinds, given)
     return number
 
 
@@ -152,7 +154,8 @@ def mop_share(db, name, role):
             hint=f"GRANT SELECT ON {table} TO {quote_identifier(db.current_user())} WITH GRANT OPTION;",
             sqlstate="42501",
         )
-    db.execute(f"GRANT SELECT ON {table} TO {quoted}")
+    parts = weights.existing(db, str(table))
+    db.execute(f"GRANT SELECT ON {table}{f', {parts}' if parts else ''} TO {quoted}")
     if not db.value("SELECT has_schema_privilege($1, $2, 'USAGE')", ["text", "text"], [role, table.schema]):
         db.warning(
             f'role "{role}" may not use schema "{table.schema}" of the model',
@@ -178,14 +181,16 @@ def mop_list_models(db):
             visible = db.value("SELECT pg_catalog.pg_table_is_visible($1) AS v", ["pg_catalog.oid"], [table["oid"]])
         for row in db.execute(
             f"SELECT version, in_use, target, kind, metrics::text AS metrics, created::text AS created, description, "
-            f"octet_length(model_weights) AS bytes FROM {table['t']} ORDER BY version"
+            f"octet_length(model_weights) AS bytes, {weights.reference_sql('model_weights')} AS reference "
+            f"FROM {table['t']} ORDER BY version"
         ):
+            size = weights.size_of(row)
             found.append(
                 (
                     table["bare"] if visible else table["t"],
                     *(row[name] for name in ("version", "in_use", "target", "kind", "metrics", "created")),
                     table["owner"],
-                    row["bytes"],
+                    size,
                     row["description"],
                 )
             )

@@ -3,6 +3,7 @@
 import secrets
 
 from pg_mop import __version__
+from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
 from pg_mop.columns import madlib
@@ -22,14 +23,22 @@ def insert(db, table, columns):
 LARGE_BYTES = (1 << 29) - 2  # largest value with a text form, for text is limited to 1 GB
 
 
-def tell_of_large(db, table, sizes):
-    """Warn if weights of these `sizes` (bytes) in `table` (quoted) are too large for a dump."""
-    large = sum(size > LARGE_BYTES for size in sizes)
+def model_tables(db, text, *suffixes):
+    """The names (quoted) of the output tables of a training call, as `Database.output_table` gives them. Raises MopError."""
+    names = db.output_table(text, *suffixes)
+    weights.check_free(db, text)
+    return names
+
+
+def tell_of_large(db, table, values):
+    """Warn if values of `model_weights` in `table` (quoted) are too large for a dump."""
+    large = sum(len(value) > LARGE_BYTES for value in values)
     if large:
         db.warning(
             f"{large} of the models in {table} have more than 512 MB of weights",
             detail="PostgreSQL cannot write such a value as text: pg_dump fails at it, and so do most clients.",
-            hint=f"To leave them out: pg_dump --exclude-table-data={quote_literal(table)}",
+            hint="SET pg_mop.weights_value_mb = 511; before the call keeps such weights in parts. To leave them out: "
+            f"pg_dump --exclude-table-data={quote_literal(table)}",
         )
 
 
@@ -100,11 +109,20 @@ class Previous:
             missing = [c for c in columns if c not in db.columns(table)]
             if missing:
                 raise MopError(f'{what} {table} has no column "{missing[0]}"', hint=hint)
-            if not db.value("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]):
-                raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
+            self._check_owner(table)
             self.tables.append(table)
         self.names = [str(table) for table in self.tables]
+        self.parts = weights.existing(db, self.names[0])
+        if self.parts is not None:
+            self._check_owner(self.parts)
+            self.tables.append(self.parts)
         self._try_to_replace(lock_timeout)
+
+    def _check_owner(self, table):
+        if not self.db.value(
+            "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]
+        ):
+            raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
 
     def _try_to_replace(self, lock_timeout):
         """Replace the tables and roll back, to find obstacles before the training."""
@@ -153,8 +171,9 @@ class PreviousModels(Previous):
         self.rows = {
             row["mst_key"]: row
             for row in db.execute(
-                f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(nullif(m.model_weights, '')) "
-                f"AS weights_md5 FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)"
+                f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, "
+                f"{weights.digest_sql('m.model_weights')} "
+                f"FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)"
             )
         }
 
@@ -166,6 +185,15 @@ class PreviousModels(Previous):
             ["integer"],
             [mst_key],
         )
+        row = self.db.one(
+            f"SELECT {weights.reference_sql('model_weights')} AS value FROM {self.aside[0]} WHERE mst_key = $1",
+            ["integer"],
+            [mst_key],
+        )
+        if row is not None and (reference := weights.Reference.read(row["value"])) is not None:
+            sql = f"SELECT data, part FROM {self.aside[-1]} WHERE digest = '{reference.digest}'"
+            what = f'model {mst_key} of "{self.text}"'
+            weights.copy(self.db, weights.Source(sql, what, reference, str(self.parts)), model)
 
     def fill(self, c):
         """Put the earlier run's weights and architecture into configuration `c`. Returns the reason for a failure, or None.
@@ -180,8 +208,10 @@ class PreviousModels(Previous):
                 f'its model_id is {c["model_id"]}, but {before["model_id"]} in "{self.text}": '
                 f"a warm start needs the same architecture"
             )
-        c["model_arch"], c["weights_md5"] = before["model_arch"], before["weights_md5"]
-        c["weights_sql"] = f"SELECT model_weights FROM {self.tables[0]} WHERE mst_key = {int(c['mst_key'])}"
+        key = int(c["mst_key"])
+        row = dict(before)
+        weights.complete(self.db, self.tables[0], f"mst_key = {key}", row, f'model {key} of "{self.text}"')
+        c.update({name: row[name] for name in ("model_arch", "weights_md5", "weights_sql")})
         return None
 
 
@@ -195,7 +225,7 @@ class PreviousModel(Previous):
         model = self.tables[0]
         if "mst_key" in self.db.columns(model):
             raise MopError(f'model table "{self.text}" holds several models, of madlib_keras_fit_multiple_model')
-        c["weights_md5"] = self.db.value(f"SELECT md5(nullif(model_weights, '')) FROM {model}")
+        c.update(self.db.one(f"SELECT {weights.digest_sql('model_weights')} FROM {model}"))
         if c["weights_md5"] is None:
             raise MopError(f'model table "{self.text}" has no weights to continue from')
-        c["weights_sql"] = f"SELECT model_weights FROM {model}"
+        weights.complete(self.db, model, "", c, f'the model of "{self.text}"')

@@ -79,7 +79,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         done = db.has_segments and _on_segments(db, test, model, choice, output, use_gpus)
     if not done:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
-            model.lend(trainer)
+            model.lend(trainer, db)
             reader = Reader(db, test.table, test.identifier, test.inputs, model)
             for rows in predictions(Predictor(trainer, model, choice), reader):
                 output.add(rows)

@@ -13,7 +13,7 @@ from pg_mop import search
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
-from pg_mop.api.output import insert, write_models_summary
+from pg_mop.api.output import insert, model_tables, write_models_summary
 from pg_mop.api.search_models import open_models
 from pg_mop.api.winner import best_of
 from pg_mop.backend import object_table
@@ -70,7 +70,7 @@ def train(db, arguments, earlier=None):
     a = without_folds(arguments)
     with errors_of_search():
         call = SearchCall(db, FUNCTION, a, Method.read(a), read_space, earlier)
-    model, info, summary, trials = db.output_table(a["model_output_table"], "_info", "_summary", "_trials")
+    model, info, summary, trials = model_tables(db, a["model_output_table"], "_info", "_summary", "_trials")
 
     def write(result):
         write_models(result, model, info, None)

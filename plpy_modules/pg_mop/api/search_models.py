@@ -3,6 +3,7 @@
 import hashlib
 
 from pg_mop.api import architectures, spaces
+from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
 from pg_mop.search.models import ModelChoices
 
@@ -32,9 +33,11 @@ class Architectures:
             row["model_id"]: row
             for row in db.execute(
                 f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
-                f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.table} ORDER BY 1"
+                f"{weights.digest_sql('model_weights')} FROM {self.table} ORDER BY 1"
             )
         }
+        for key, row in self.rows.items():
+            weights.complete(db, self.table, f"model_id = {key}", row, f'model_id {key} of "{text}"')
         if earlier is not None:
             before = earlier.tables["architectures"]
             self.rows = {key: row for key, row in self.rows.items() if str(key) in before}
@@ -74,11 +77,10 @@ class Architectures:
             "fit_params": fit_params,
             "model_arch": row and row["model_arch"],
             "weights_md5": row and row["weights_md5"],
+            **({"weights_sql": row["weights_sql"]} if row and "weights_sql" in row else {}),
         }
         if row is None:
             c.update(problem=f'model_id {model_id} is not in "{self.text}"', model_arch="{}")
-        elif c["weights_md5"] is not None:
-            c["weights_sql"] = f"SELECT model_weights FROM {self.table} WHERE model_id = {int(model_id)}"
         return c
 
     def remember(self, model_id, member):

@@ -14,7 +14,7 @@ from pg_mop.api.named_models import Version, add_version, check_writable, step_p
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.api.table_nets import layer_names
-from pg_mop.backend import object_table, settings
+from pg_mop.backend import object_table, settings, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
@@ -343,6 +343,12 @@ class Training:
                 True,
             )
         self.made.append(("TABLE", n["nets"]))
+        if (
+            self.present is not None
+            and (parts := weights.existing(self.db, str(table_of(self.db, self.name)))) is not None
+        ):
+            self._say(steps, f"CREATE TABLE {self._ref(n['nets'], weights.SUFFIX)} AS TABLE {parts};", True)
+            self.made.append(("TABLE", self.db.suffixed(n["nets"], weights.SUFFIX)))
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
@@ -379,6 +385,8 @@ class Training:
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
         self._say(steps, call, quiet=True)
         self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in OF_SEARCH]
+        if self.db.find_table(self.db.suffixed(n["search"], weights.SUFFIX)) is not None:
+            self.made.append(("TABLE", self.db.suffixed(n["search"], weights.SUFFIX)))
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
         """The means and deviations over the folds of the chosen trial."""
@@ -429,8 +437,8 @@ class Training:
         return [
             *(("VIEW", n[part]) for part in ("train", "valid", "test")),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
-            ("TABLE", n["nets"]),
-            *(("TABLE", suffixed(n["search"], end)) for end in OF_SEARCH),
+            *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
+            *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
         ]
 
     def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
@@ -477,7 +485,7 @@ class Training:
             Version(
                 transform=with_shapes(model).to_json(),
                 architecture=model.architecture_text,
-                weights_sql=model.weights_sql,
+                source=model.source,
                 target=model.output_names[0],
                 kind=kind,
                 compile_params=model.compile_params,

@@ -239,6 +239,7 @@ KNOWN = {
     "deadline": (_time, None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
+    "weights_value_mb": (_integer(1, 1023), "1023"),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
+from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.plan.reuse import Known
@@ -163,10 +164,16 @@ class Stages(CatalogSession):
             row = configurations[stage.mst_key]
             groups.setdefault((row["weights_sql"], row["weights_md5"]), (row, []))[1].append(stage.number)
         for (source, digest), (row, numbers) in groups.items():
-            weights = f"SELECT w FROM ({source.replace('%', '%%')}) AS source(w) WHERE md5(w) = %s"
+            source = source.replace("%", "%%")
             try:
-                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, ({weights}))", (run_id, numbers, digest))
-                visible = True
+                if digest.startswith(weights.IN_PARTS):
+                    visible = self._insert_parts(cursor, run_id, numbers, source, digest)
+                else:
+                    whole = f"SELECT w FROM ({source}) AS source(w) WHERE md5(w) = %s"
+                    cursor.execute(
+                        f"SELECT {self.schema}.mop_put_weights(%s, %s, ({whole}))", (run_id, numbers, digest)
+                    )
+                    visible = True
             except (
                 psycopg2.errors.NotNullViolation,
                 psycopg2.errors.UndefinedTable,
@@ -185,6 +192,22 @@ class Stages(CatalogSession):
                     hint="COMMIT the transaction that wrote them, then call again.",
                     sqlstate="55000",
                 )
+
+    def _insert_parts(self, cursor: Any, run_id: int, stages: list[int], source: str, digest: str) -> bool:
+        """The same for weights in parts (backend/weights.py). False where this session sees other parts."""
+        cursor.execute("SET LOCAL statement_timeout = 0")
+        cursor.execute(f"SELECT n AS part, md5(w) AS digest FROM ({source}) AS source(w, n) ORDER BY 1")
+        found = [(part["part"], part["digest"]) for part in cursor.fetchall()]
+        if weights.IN_PARTS + weights.digest_of([of_part for _, of_part in found]) != digest:
+            return False
+        for place, (part, of_part) in enumerate(found):
+            # (a part whose contents have just changed is NULL, which is an error)
+            one = f"SELECT w FROM ({source}) AS source(w, n) WHERE n = %s AND md5(w) = %s"
+            cursor.execute(
+                f"SELECT {self.schema}.mop_put_weights_part(%s, %s, %s, ({one}))",
+                (run_id, stages, place, part, of_part),
+            )
+        return True
 
     # --- stages that earlier runs have trained ----------------------------------------------------
     def known_stages(

@@ -46,6 +46,8 @@ def insert(
     Returns a MopError where the statement cannot run on the segments: then nothing is written. Raises other errors.
     `places`: the values of mop_host_segment, one on each segment; `options`: of the trainers on the segments.
     """
+    if model.source.reference is not None:
+        return MopError(f"the weights of {model.what} are in parts", sqlstate=WRONG_PLAN)
     request = {
         "architecture": model.architecture_text,
         "model": model.to_json(),
@@ -59,7 +61,7 @@ def insert(
     source = (
         f"(SELECT (q.p).* FROM (SELECT {db.extension}.mop_at_predict(r.step, r.told, r.weights, r.id, r.inputs) AS p "
         f"FROM ("
-        f"SELECT {MODEL} AS step, $1 AS told, ({model.weights_sql}) AS weights, NULL::text AS id, "
+        f"SELECT {MODEL} AS step, $1 AS told, ({model.source.sql}) AS weights, NULL::text AS id, "
         f"NULL::bytea[] AS inputs {on_each} "
         f"UNION ALL SELECT {ROW}, NULL, NULL, {identifier}, "
         f"ARRAY[{', '.join(model.wires_sql(test.inputs))}] FROM {test.table} "

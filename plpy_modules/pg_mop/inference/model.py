@@ -8,13 +8,15 @@ from typing import Any
 from mop_udf import architecture, architecture_shapes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.weights import Source
 from pg_mop.columns import Column, Transform, transform_from_json
 
 
 class Model:
     """A checked model: its architecture, its weights and the transform of the rows that it was trained on.
 
-    `what`: its name in errors; `architecture_text` and `weights` (float32 bytes); `weights_sql`, which selects them;
+    `what`: its name in errors; `architecture_text` and `weights` (float32 bytes; None where they are read when they are
+    needed, from their `source`);
     `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in); `steps`: the dimensions
     before the width of each output, empty for a vector (`lend` fills them in).
 
@@ -27,7 +29,7 @@ class Model:
     outputs: list[Any]
     steps: list[list[int]]
     weights: bytes | None
-    weights_sql: str
+    source: Source
     regression = given_classes = False
 
     @classmethod
@@ -63,12 +65,14 @@ class Model:
         """SQL: the columns `names` of another table as `encode_for_prediction` of the input columns takes them."""
         return [column.wire_sql(quote_identifier(column.name)) for column in self.input_columns(names)]
 
-    def lend(self, trainer: Any) -> None:
-        """Have a trainer hold the model, to predict with it or to export it.
+    def lend(self, trainer: Any, db: Any = None) -> None:
+        """Have a trainer hold the model, to predict with it or to export it. `db`: reads weights that were not read yet.
 
         Raises MopError where the outputs are not vectors, or not as many as the model's description says.
         """
-        trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
+        weights = self.weights if self.weights is not None else self.source.read(db)
+        trainer.send({"op": "model", "architecture": self.architecture_text}, weights)
+        del weights
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
             if not architecture_shapes.is_known(shape):

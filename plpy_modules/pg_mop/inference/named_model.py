@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pg_mop.backend import weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
@@ -117,14 +118,14 @@ class NamedModel(Model):
     def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
         self.name, self.table, self.version, self.key = name, table, version, key
         row = db.one(
-            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target FROM {table} "
-            f"WHERE version = {version}"
+            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target, "
+            f"{weights.reference_sql('model_weights')} AS reference FROM {table} WHERE version = {version}"
         )
         assert row is not None
         self.kind, self.target = row["kind"], row["target"]
         self.regression = self.kind == "regression"
-        self.weights_sql = f"SELECT model_weights FROM {table} WHERE version = {version}"
         what = f'version {version} of model "{name}"'
+        self.source = weights.find(db, table, f"version = {version}", row["reference"], what)
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
@@ -158,11 +159,7 @@ class NamedModel(Model):
             if column.needs_trainer:
                 column.decoded_by(trainer)
         if trainer.lent is not self:
-            self.weights = db.value(self.weights_sql)
-            try:
-                self.lend(trainer)
-            finally:
-                self.weights = None
+            self.lend(trainer, db)
             if any(self.steps):
                 raise MopError(
                     f'model "{self.name}" has an output of several steps, which a named model cannot answer with',
@@ -430,7 +427,11 @@ def table_of(db: Database, name: str | None) -> Table:
         raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
     table = db.input_table(name, "model", hint=f"SELECT * FROM {db.extension}.mop_models;", rows=False)
     found = db.one(
-        f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe FROM pg_class c WHERE c.oid = $1", ["oid"], [table.oid]
+        f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe, NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = $2 "
+        f"AND c.relnamespace = own.relnamespace AND c.relkind = 'r' AND NOT {IS_SAFE}) AS has_safe_parts "
+        f"FROM pg_class c JOIN pg_class own ON own.oid = c.oid WHERE c.oid = $1",
+        ["oid", "text"],
+        [table.oid, table.name + weights.SUFFIX],
     )
     assert found is not None
     if not found["is_model"]:
@@ -442,13 +443,19 @@ def table_of(db: Database, name: str | None) -> Table:
             hint=f"SELECT {db.extension}.mop_deploy('name', {quote_literal(name)}, mst_key); makes a model of a trained one.",
         )
     if not found["is_safe"]:
-        raise MopError(
-            f'model "{name}" of another role has policies, constraints, children, or indexes or statistics of expressions',
-            detail="Their functions would run with your rights.",
-            hint=f"CREATE TABLE my_model AS SELECT * FROM {table}; copies it, if you trust its owner.",
-            sqlstate="42501",
-        )
+        raise _unsafe(f'model "{name}"', table)
+    if not found["has_safe_parts"]:
+        raise _unsafe(f'the table of the weights of model "{name}"', table)
     return table
+
+
+def _unsafe(what: str, table: Table) -> MopError:
+    return MopError(
+        f"{what} of another role has policies, constraints, children, or indexes or statistics of expressions",
+        detail="Their functions would run with your rights.",
+        hint=f"CREATE TABLE my_model AS SELECT * FROM {table}; copies it, if you trust its owner.",
+        sqlstate="42501",
+    )
 
 
 def _row_type(sql_type: str) -> str:
