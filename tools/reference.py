@@ -182,7 +182,8 @@ SETTINGS = {
     ),
     "reuse": (
         None,
-        "`on`: a run takes over stages that an earlier run of the role has trained. `off`: it trains them again.",
+        "`on`: a run takes over stages that another run of the role has trained, or is about to train "
+        "([runs at the same time](search.md#runs-at-the-same-time)). `off`: it trains them itself.",
     ),
     "checkpoint_mb": (None, "Disk space, for each role, for states of ended runs that later runs may start from."),
     "same_start": (

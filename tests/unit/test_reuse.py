@@ -1,6 +1,6 @@
 """What of a plan an earlier run has trained: plan/reuse.py."""
 
-from pg_mop.plan.reuse import Known, adoptable
+from pg_mop.plan.reuse import Beside, Known, adoptable, awaited
 from pg_mop.plan.stages import Plan
 from pg_mop.run import metrics
 
@@ -109,3 +109,52 @@ def test_an_iteration_that_was_evaluated_here_and_elsewhere_is_told():
         "mst_key={}: ".format,
     )
     assert text.startswith("iteration 2 of 3: trained in 0.000 s, evaluated in 0.250 s\n  mst_key=1: ")
+
+
+# --- runs at the same time --------------------------------------------------------------------------------------------
+
+
+def beside(stages, run, trained=(), evaluated=True, ends=None):
+    """{identity: [Beside]} of a run that wants these stages; `ends`: numbers of the last ones of its paths."""
+    ends = {stages[-1].number} if ends is None else ends
+    return {s.identity: [Beside(run, s.number in ends, evaluated, s.number in trained)] for s in stages}
+
+
+def test_a_path_that_another_run_is_about_to_train_is_waited_for():
+    _, stages = chain(1, 2, 3, 4)
+    assert awaited(stages, beside(stages, 7, trained={1})) == {1: 7, 2: 7, 3: 7, 4: 7}
+    assert awaited(stages, beside(stages[:2], 7)) == {1: 7, 2: 7}, "the rest goes on from there"
+    assert awaited(stages, {}) == {}
+    assert awaited(stages, beside(stages, 7), skipped={2}) == {}
+    assert awaited(stages, both(beside(stages, 8), beside(stages[:1], 7))) == {1: 7, 2: 8, 3: 8, 4: 8}
+
+
+def test_a_state_that_moves_on_is_not_waited_for():
+    _, stages = chain(1, 2, 3)
+    _, longer = chain(1, 2, 3, 4)
+    assert awaited(stages, beside(longer, 7)) == {}, "it ends nowhere on this path"
+    assert awaited(stages, beside(longer, 7, ends={2, 4})) == {1: 7, 2: 7}
+
+
+def test_what_is_trained_already_is_not_waited_for():
+    """It has been taken over, or cannot be."""
+    _, stages = chain(1, 2)
+    assert awaited(stages, beside(stages, 7, trained={1, 2})) == {}
+    plan = Plan()
+    stages = plan.ask(1, "root", lambda i: (str(i),), 1)
+    stages += plan.ask(2, "root", lambda i: (str(i) if i == 1 else "x",), 2)
+    assert awaited(stages, beside(stages, 7, trained={1}, ends={1, 2})) == {1: 7, 2: 7}
+
+
+def test_metrics_that_the_other_run_does_not_measure_are_not_waited_for():
+    plan = Plan()
+    stages = plan.ask(1, "root", lambda i: (str(i),), 3, evaluated=(2, 3))
+    assert awaited(stages, beside(stages, 7, evaluated=False)) == {}
+    assert len(awaited(stages, beside(stages, 7))) == 3
+
+
+def test_what_the_run_has_begun_is_not_waited_for():
+    _, stages = chain(1, 2, 3)
+    assert awaited(stages[1:], beside(stages, 7)) == {}, "the run trains the first one itself"
+    stages[0].origin = 7, 1
+    assert awaited(stages[1:], beside(stages, 7)) == {2: 7, 3: 7}

@@ -675,3 +675,45 @@ def test_carrying_and_the_coordinators_work_take_time():
     free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
     assert span(bytes=0) == pytest.approx(free)
     assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3
+
+
+# --- stages that another run trains -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_stages_that_are_held_are_trained_by_nobody_and_the_others_are(name):
+    board = board_of(3, 2, 2)
+    scheduler = SCHEDULERS[name](board, 7)
+    held = [stage for stage in board.plan.stages.values() if stage.trials == {2}]
+    board.hold(held)
+    with pytest.raises(RuntimeError):  # (a simulator does not wait for other runs)
+        simulate(board, scheduler, lambda unit: 1.0)
+    assert {min(stage.trials) for stage in board.left.values()} == {2} and not board.done
+    board.let_go(held)
+    simulate(board, scheduler, lambda unit: 1.0)
+    assert board.done and not board.held and all(stage.trained for stage in held)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("scored", (True, False))
+def test_stages_that_are_taken_over_are_not_trained(name, scored):
+    board = board_of(3, 2, 3, metrics=(1, 2, 3))
+    scheduler = SCHEDULERS[name](board, 7)
+    path = board.plan.path(2)
+    board.hold(path)
+    for stage in path[:2]:
+        stage.trained, stage.scored, stage.origin = True, scored or stage is path[0], (1, stage.number)
+    assert board.take_over(path[:2]) == (path[:2] if scored else path[:1])
+    assert board.held == {path[2].number}
+    board.let_go(path[2:])
+    visits = simulate(board, scheduler, lambda unit: 1.0)
+    units = [(v.unit.iteration, v.unit.kind) for v in visits if v.unit.stage in {stage.number for stage in path}]
+    assert sorted(units) == [(2, "evaluate")] * 2 * (not scored) + [(3, "evaluate")] * 2 + [(3, "train")] * 2
+    assert board.done and board.passes_left(None, 0) == 0
+
+
+def test_a_trial_that_is_withdrawn_waits_for_nobody():
+    board = board_of(2, 2, 3)
+    board.hold(board.plan.path(2))
+    board.withdraw(2)
+    assert not board.held and {min(stage.trials) for stage in board.left.values()} == {1}

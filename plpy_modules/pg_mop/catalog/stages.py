@@ -11,7 +11,7 @@ import psycopg2
 from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.session import CatalogSession, Row
-from pg_mop.plan.reuse import Known
+from pg_mop.plan.reuse import Beside, Known
 
 if TYPE_CHECKING:
     from pg_mop.plan.stages import Stage
@@ -213,7 +213,8 @@ class Stages(CatalogSession):
     def known_stages(
         self, run_id: int, identities: Collection[str], fingerprints: Mapping[tuple[str, int], str]
     ) -> dict[str, list[Known]]:
-        """{identity: [Known, ...]} of the stages that earlier runs of the role have trained completely.
+        """{identity: [Known, ...]} of the stages that other runs of the role have trained completely. Of a run that goes on, or
+        that was interrupted, these include the states that it has on this server now.
 
         `fingerprints`: {(dataset, segment): fingerprint} of the present run. Metrics count as known if they cover all its
         datasets with the same rows.
@@ -226,7 +227,8 @@ class Stages(CatalogSession):
             f"""
             WITH found AS (
                 SELECT s.identity, s.run_id, s.stage,
-                       c.stage IS NOT NULL AND m.state_table IS NOT NULL AS state,
+                       m.state_table IS NOT NULL AND (c.stage IS NOT NULL
+                           OR r.status <> 'finished' AND r.function <> 'remote_run' AND m.made_on IS NOT NULL) AS state,
                        coalesce(s.source_run, s.run_id) AS origin_run,
                        coalesce(s.source_stage, s.stage) AS origin_stage,
                        coalesce(p.source_run, p.run_id) AS parent_run,
@@ -278,6 +280,45 @@ class Stages(CatalogSession):
                 )
             )
         return known
+
+    def runs_beside(self, run_id: int) -> list[int]:
+        """The runs of the role that began before a run, and go on."""
+        rows = self.execute(
+            f"""
+            SELECT r.run_id FROM {self.prefix}run r JOIN {self.schema}.mop_seen_run s USING (run_id)
+            WHERE r.owner = {self._role} AND r.status = 'running' AND r.run_id < %s AND s.alive
+              AND r.function <> 'remote_run'
+            """,
+            (run_id,),
+        )
+        return sorted(row["run_id"] for row in rows)
+
+    def stages_beside(self, runs: Sequence[int], identities: Collection[str]) -> dict[str, list[Beside]]:
+        """{identity: [Beside, ...]} of the stages that these runs want, and that have not failed."""
+        rows = self.execute(
+            f"""
+            SELECT DISTINCT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends,
+                   m.version = s.iteration * (r.segments - coalesce(array_length(c.held_out, 1), 0)) AS trained
+            FROM {self.prefix}stage s
+            JOIN {self.prefix}run r USING (run_id)
+            JOIN {self.prefix}request q ON (q.run_id, q.stage) = (s.run_id, s.stage)
+            JOIN {self.prefix}configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
+            JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
+            LEFT JOIN (
+                SELECT n.run_id, n.parent FROM {self.prefix}stage n
+                JOIN {self.prefix}request w ON (w.run_id, w.stage) = (n.run_id, n.stage)
+                WHERE n.run_id = ANY (%s)
+            ) p ON (p.run_id, p.parent) = (s.run_id, s.stage)
+            WHERE s.run_id = ANY (%s) AND s.identity = ANY (%s) AND c.error IS NULL
+            """,
+            (list(runs), list(runs), list(identities)),
+        )
+        found: dict[str, list[Beside]] = {}
+        for row in rows:
+            found.setdefault(row["identity"], []).append(
+                Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"])
+            )
+        return found
 
     def adopt(self, run_id: int, stages: Iterable[tuple[Stage, Known, bool]]) -> bool:
         """Take over stages that earlier runs have trained; `stages`: as plan.reuse.adoptable returns them.

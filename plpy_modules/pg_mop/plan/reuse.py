@@ -1,4 +1,4 @@
-"""Which stages a run takes over from earlier runs instead of training them. Pure Python."""
+"""Which stages a run takes over from earlier runs instead of training them, or waits for. Pure Python."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +16,15 @@ class Known(NamedTuple):
     scored: bool  # all metrics that the present run wants are known
     origin: Origin  # where the stage was trained
     before: Origin | None  # where its parent was trained; None for a root
+
+
+class Beside(NamedTuple):
+    """A stage that a run beside this one wants, which began earlier."""
+
+    run: int
+    ends: bool  # a path of that run ends with it: its state stays
+    evaluated: bool  # that run wants its metrics
+    trained: bool  # on all segments
 
 
 def adoptable(
@@ -54,6 +63,39 @@ def adoptable(
         if not lacking:
             return [(n, taken[n.number], n.number in needed) for n in stages if n.number in taken]
         refused |= lacking
+
+
+def awaited(
+    stages: Sequence[Stage], beside: Mapping[Identity, Sequence[Beside]], skipped: Collection[StageNumber] = ()
+) -> dict[StageNumber, int]:
+    """The stages that a run had better wait for, since another one is about to train them: {stage number: that run}.
+
+    `stages`: of a plan, parents first, none of which has begun. `beside`: stages of other runs by identity. `skipped`: numbers
+    of the stages that are not to wait.
+
+    A stage is waited for if the other run wants it and all stages before it, with all metrics that this run wants, and a path
+    of that run ends with it or with a stage below it, whose state this run can then take over. A path whose last stage is
+    trained already is not waited for: it has been taken over, or cannot be.
+    """
+    found: dict[StageNumber, int] = {}
+    numbers = {stage.number for stage in stages}
+    for run in sorted({one.run for ones in beside.values() for one in ones}):
+        theirs = {name: one for name, ones in beside.items() for one in ones if one.run == run}
+        common: set[StageNumber] = set()
+        for stage in stages:
+            one, parent = theirs.get(stage.identity), stage.parent
+            if one is None or stage.number in skipped or stage.evaluated and not one.evaluated:
+                continue
+            if parent is None or parent.number in common or parent.number not in numbers and parent.origin is not None:
+                common.add(stage.number)
+        worth: set[StageNumber] = set()
+        for stage in reversed(stages):
+            if stage.number in common:
+                one = theirs[stage.identity]
+                if one.ends and not one.trained or any(child.number in worth for child in stage.children):
+                    worth.add(stage.number)
+                    found.setdefault(stage.number, run)
+    return found
 
 
 def _best_by_parent(

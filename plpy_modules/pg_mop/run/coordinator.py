@@ -674,6 +674,7 @@ class Coordinator:
             self.remote_runs.away(),
             self._turns(),
             self.threads,
+            self.adoption,
         )
         return self.executor
 

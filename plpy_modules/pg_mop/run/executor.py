@@ -15,6 +15,7 @@ from pg_mop.catalog import Catalog
 from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, WorkerSession, message_of, wait
 from pg_mop.connections.targets import Target
 from pg_mop.plan.stages import Plan, Stage
+from pg_mop.run.adoption import Adoption
 from pg_mop.run.attempt import Action, Attempt, Copied, CopyFailed, Event, Finished, Policy, State, decide
 from pg_mop.run.context import RunContext
 from pg_mop.run.copies import StateCopies
@@ -23,6 +24,7 @@ from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.recovery import Recovery
 from pg_mop.run.request_handler import RequestHandler
 from pg_mop.run.requests import Steps
+from pg_mop.run.runs_beside import RunsBeside
 from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.states import States
@@ -71,6 +73,7 @@ class Executor:
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
     the coordinator's server. `threads`: of their trainers.
+    `adoption`: of a run that may wait for stages that other runs train (run/runs_beside.py).
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Executor:
         scheduler: Any,
         unit_specs: Any,
         controller: Controller,
-        adopt: Callable[[list[Stage]], list[Stage]],
+        adopt: Callable[..., list[Stage]],
         extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
         options: dict[str, Any],
         attempts: dict[Unit, int],
@@ -94,6 +97,7 @@ class Executor:
         away: dict[str, tuple[Target, str]],
         turns: Turns,
         threads: Threads,
+        adoption: Adoption | None = None,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -122,6 +126,10 @@ class Executor:
         self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
         self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
+        self.beside = None
+        if adoption is not None:
+            self.beside = RunsBeside(self.run, adoption, self.needed, self.requests.take_over)
+            self.requests.beside = self.beside
         self.looked = self.counted = time.monotonic()
         self.noted = replace(self.run.counts)  # the counts that mop_monitoring has
         self.trained = 0  # units
@@ -139,13 +147,15 @@ class Executor:
             self.transfers.bring_home([stages[number] for number in run.states.stages()])
         if len(stages) >= GROWTH[0]:
             self._tell_planner()
+        if self.beside is not None:
+            self.beside.hold(stages.values())
         self.requests.perform(self.controller.begin())
         self.needed.release(stages[number] for number in run.states.stages())  # of an earlier coordinator
         self._dispatch()
         while self._is_wanted():
             busy = [s.relay or s for s in run.sessions.by_worker.values() if s.work] + self.copies.busy
             resting = run.attempts_in(State.RESTING, State.UNKNOWN) or self.workers.away or self.copies.resting
-            if not (busy or resting or self.turns.waits):
+            if not (busy or resting or self.turns.waits or run.board.held):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             answers = wait(busy, run.sessions.check_interrupts, self.turns.patience or CHECK_SECONDS)
             if ended := self._ended(answers):
@@ -494,13 +504,19 @@ class Executor:
         self.workers.check_servers()
         if ended := self.recovery.find_out():
             self.requests.perform(self.controller.ended(ended))
+        taken = False
+        if self.beside is not None:
+            ended, taken = self.beside.look()
+            if ended:
+                self.requests.perform(self.controller.ended(ended))
         self.copies.look()
         self.failover.look()
         self.transfers.hurry()
         requests = run.catalog.control_requests(run.run_id)
-        changed = bool(self.requests.perform(self.controller.control_requests(requests)) or requests) or before != (
-            set(run.servers),
-            len(run.attempts_in(State.UNKNOWN)),
+        changed = (
+            taken
+            or bool(self.requests.perform(self.controller.control_requests(requests)) or requests)
+            or before != (set(run.servers), len(run.attempts_in(State.UNKNOWN)))
         )
         self._note_counts()
         wanted = run.catalog.wanted_sessions(run.run_id)

@@ -12,17 +12,20 @@ from pg_mop.run.context import RunContext
 from pg_mop.run.failover import Failover
 from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.requests import Ask, GiveUp, HasState, Pin, Register, Request, Steps, Withdraw, perform
+from pg_mop.run.runs_beside import RunsBeside
 
 
 class RequestHandler:
-    """Extends, shortens and fails the paths of a run's configurations."""
+    """Extends, shortens and fails the paths of a run's configurations. `beside`: of a run that may wait for others."""
+
+    beside: RunsBeside | None = None
 
     def __init__(
         self,
         run: RunContext,
         needed: NeededStates,
         failover: Failover,
-        adopt: Callable[[list[Stage]], list[Stage]],
+        adopt: Callable[..., list[Stage]],
         extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
     ) -> None:
         """`adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these
@@ -67,16 +70,22 @@ class RequestHandler:
             except (psycopg2.Error, MopError) as error:
                 if server.home or not self.failover.do_without(name, message_of(error)):
                     raise
-        for stage in self.adopt(
+        self.take_over(
             [stage for stage in stages if not run.board.is_running(stage.number) and not self.needed.has_trained(stage)]
-        ):
-            self.needed.versions[stage.number] = run.version(stage) + run.board.visits(stage)
-            run.states.adopted(stage.number)
+        )
         begun = [stage for stage in stages if stage.number not in self.needed.versions]
         for stage in run.catalog.start(run.run_id, begun, {c["mst_key"]: c for c in configurations}):
             run.states.adopted(stage.number)
         self.needed.wait_for(stages)
+        if self.beside is not None:
+            self.beside.hold(stages)
         run.board.add(stages)
+
+    def take_over(self, stages: list[Stage], *found: Any) -> None:
+        """Take over those of the stages that other runs have trained; `found`: see Adoption.adopt."""
+        for stage in self.adopt(stages, *found):
+            self.needed.versions[stage.number] = self.run.version(stage) + self.run.board.visits(stage)
+            self.run.states.adopted(stage.number)
 
     def _shareable(self, stages: list[Stage], evaluated: Collection[int], keeps: bool = False) -> int:
         """Returns how many of `stages` a path may share: all, if the states and metrics that the path needs exist; else

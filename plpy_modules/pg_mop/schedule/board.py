@@ -60,6 +60,7 @@ class Board(Assignment):
         self.left: dict[StageNumber, Stage] = {}  # wanted and not ended
         self.idle: set[StageNumber] = set()  # stages that may be trained and are not
         self.training: set[StageNumber] = set()  # stages that are being trained
+        self.held: set[StageNumber] = set()  # stages that wait for another run, see `hold`
         self._due: dict[DatasetSegment, dict[StageNumber, None]] = {key: {} for key in self.datasets}
         self._passes = PassCounter(self.segments)
         self.add(sorted(plan.stages.values(), key=lambda stage: stage.number))
@@ -139,6 +140,37 @@ class Board(Assignment):
             stage = self.plan.stages[number]
             if number in self.left and stage.trained:
                 self._close(stage)
+                self._trained(stage, ended)
+        for watcher in self._watchers:
+            watcher.changed()
+        return ended
+
+    # --- stages that another run trains ---------------------------------------------------------------------------
+    def hold(self, stages: Iterable[Stage]) -> None:
+        """Do not train these stages, which have not begun, until they are let go of or taken over."""
+        for stage in stages:
+            self.held.add(stage.number)
+            self._close(stage)
+        for watcher in self._watchers:
+            watcher.changed()
+
+    def let_go(self, stages: Iterable[Stage]) -> None:
+        """Train stages that were held."""
+        for stage in stages:
+            self.held.discard(stage.number)
+            if stage.number in self.left and (stage.parent is None or stage.parent.ended):
+                self._open(stage)
+
+    def take_over(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Take stages that were held, parents first, and that another run has trained: they are marked as trained. Returns
+        those that have ended by that."""
+        ended: list[Stage] = []
+        for stage in stages:
+            self.held.discard(stage.number)
+            self._passes.remove(stage, self._visits(stage))
+            self._works.pop(stage.number, None)
+        for stage in stages:
+            if stage.number in self.left:
                 self._trained(stage, ended)
         for watcher in self._watchers:
             watcher.changed()
@@ -428,6 +460,8 @@ class Board(Assignment):
 
     def _open(self, stage: Stage) -> None:
         """Allow the stage's units: training or, once it is trained, evaluation."""
+        if stage.number in self.held:
+            return
         work = self._work(stage)
         if stage.trained:
             self._open_evaluation(work)
@@ -479,6 +513,7 @@ class Board(Assignment):
         """No trial wants the stage any more."""
         self._close(stage)
         self.left.pop(stage.number, None)
+        self.held.discard(stage.number)
         self._passes.remove(stage, self._unfinished(stage))
         for watcher in self._watchers:
             watcher.changed()

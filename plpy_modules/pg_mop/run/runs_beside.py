@@ -1,0 +1,102 @@
+"""Runs of one role at the same time: a stage that two of them want is trained once.
+
+A run waits for the stages that a run which began earlier is about to train, and takes them over once that run has come to the
+end of the path. So a run never waits for one that waits for it. It trains the stages itself as soon as the other run ends,
+gives them up, or has a result that cannot be taken over. (TreeML's studies that share, thesis 2021, section 6.2.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from pg_mop.plan import reuse
+from pg_mop.plan.stages import Stage
+from pg_mop.run.adoption import Adoption
+from pg_mop.run.context import RunContext
+
+if TYPE_CHECKING:
+    from pg_mop.run.needed_states import NeededStates
+
+MOST_TRIES = 10  # to take over the same stages: the other run may be changing their rows each time
+
+
+class RunsBeside:
+    """Holds the stages of a run that others are about to train.
+
+    `take_over(stages, found)`: takes over what Adoption.find has found.
+    """
+
+    def __init__(
+        self, run: RunContext, adoption: Adoption, needed: NeededStates, take_over: Callable[..., None]
+    ) -> None:
+        self.run, self.adoption, self.needed, self.take_over = run, adoption, needed, take_over
+        self.older = run.catalog.runs_beside(run.run_id) if adoption.allowed else []
+        self.told: set[int] = set()  # runs that the user knows of
+        self.tries = 0
+
+    @property
+    def waits(self) -> bool:
+        """True while stages are held."""
+        return bool(self.run.board.held)
+
+    def hold(self, stages: Iterable[Stage]) -> None:
+        """Hold those of the stages that another run is about to train. (They are on the board, or about to come onto it.)"""
+        fresh = [stage for stage in stages if self._is_fresh(stage)] if self.older else []
+        if not fresh:
+            return
+        self._narrow()
+        held = self._awaited(fresh)
+        if held:
+            self._tell(held)
+            self.run.board.hold([stage for stage in fresh if stage.number in held])
+
+    def look(self) -> tuple[list[Stage], bool]:
+        """Take over what other runs have trained by now, and let go of what they will not train: (the stages that have ended by
+        that, whether anything has changed)."""
+        board, plan = self.run.board, self.run.plan
+        held = [plan.stages[number] for number in sorted(board.held)]
+        if not held:
+            return [], False
+        self._narrow()
+        awaited = self._awaited(held)  # as it is before the states are looked for
+        found = self.adoption.find(held)
+        if found:
+            self.take_over(held, found)
+        taken = [stage for stage in held if stage.trained]
+        ended = board.take_over(taken) if taken else []
+        self.needed.need_no_parent(taken)
+        self.tries = self.tries + 1 if found and not taken else 0
+        if found and not taken and self.tries < MOST_TRIES:
+            return [], False
+        gone = [stage for stage in held if not stage.trained and stage.number not in awaited]
+        board.let_go(gone)
+        return ended, bool(taken or gone)
+
+    def _is_fresh(self, stage: Stage) -> bool:
+        board = self.run.board
+        begun = stage.trained or board.has_begun(stage.number) or board.is_running(stage.number)
+        return bool(stage.trials) and not stage.failed and not begun
+
+    def _narrow(self) -> None:
+        """Forget the runs that have ended."""
+        self.older = self.run.catalog.runs_beside(self.run.run_id)
+
+    def _awaited(self, stages: list[Stage]) -> dict[int, int]:
+        """{stage number: run} of those of the stages that other runs are about to train."""
+        if not self.older:
+            return {}
+        beside = self.run.catalog.stages_beside(self.older, [stage.identity for stage in stages])
+        # (where a path may end before its last stage, any of its states may be needed, and the other run keeps one)
+        early = {c["mst_key"] for c in self.adoption.spec.configurations if self.adoption.spec.may_end_early(c)}
+        skipped = {stage.number for stage in stages if stage.trials & early}
+        return reuse.awaited(stages, beside, skipped) if beside else {}
+
+    def _tell(self, held: dict[int, int]) -> None:
+        for run in sorted(set(held.values()) - self.told):
+            count = sum(of == run for of in held.values())
+            what = f"{count} stages that run {run} trains are" if count != 1 else f"a stage that run {run} trains is"
+            self.run.db.info(
+                f"{what} not trained twice: this run waits and takes the result over (SET pg_mop.reuse = off; trains here)"
+            )
+            self.told.add(run)

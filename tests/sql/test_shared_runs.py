@@ -1,0 +1,244 @@
+"""Two runs of a role at the same time train what they have in common once."""
+
+import json
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, NAN, dense, load, make_data, selection
+
+SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
+ITERATIONS = 6
+SLOW = "batch_size=1, epochs=8"
+SPACE = json.dumps({
+    "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "batch_size": [1], "epochs": [6],
+    "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.001, 0.1, "log"]}],
+})  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, rows=300, segments=2)
+    load(db, "arch", dense())
+    fits = [(1, ADAM.format(rate), SLOW) for rate in (0.01, 0.02, 0.03, 0.04)]
+    selection(db, "two", "arch", fits[:2])
+    selection(db, "three", "arch", fits[:3])
+    selection(db, "rest", "arch", fits[3:])
+    selection(db, "bad", "arch", [fits[0], (1, NAN, SLOW)])
+
+
+@pytest.fixture
+def clients(db):
+    """Two sessions, of the runs that begin first and second. Nothing is left of earlier tests that could be taken over."""
+    db.run("SELECT madlib.mop_drop_checkpoints()")
+    for name in ("a", "b"):
+        db.run(f"DROP TABLE IF EXISTS {name}, {name}_info, {name}_summary")
+    pair = [db.another(), db.another()]
+    for client in pair:
+        client.run(SETTINGS)
+    yield pair
+    for client in pair:
+        client.close()
+
+
+def call(output, selection_table, iterations=ITERATIONS, every=1):
+    return (
+        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{output}', '{selection_table}', {iterations}, "
+        f"FALSE, NULL, {every})"
+    )
+
+
+def run_of(db, output):
+    """The number of the run that makes a table, once it trains."""
+    found = []
+
+    def begun():
+        found[:] = [
+            row["run_id"]
+            for row in db.run(
+                "SELECT max(r.run_id) AS run_id FROM madlib.mop_runs r JOIN madlib.mop_units u USING (run_id) "
+                "WHERE r.model_output_table = %s AND r.status = 'running' AND u.status = 'finished'", [output])
+        ]  # fmt: skip
+        return found[0] is not None
+
+    assert eventually(begun, 60), f"no run makes {output}"
+    return found[0]
+
+
+def last(db, output):
+    return db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [output])
+
+
+def trained(db, run_id):
+    """{mst_key: training units that the run has done for it}, of those shared among configurations the first one's."""
+    rows = db.run(
+        "SELECT mst_key, count(*) AS units FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
+        "AND status = 'finished' AND NOT shared GROUP BY 1",
+        [run_id],
+    )
+    return {row["mst_key"]: row["units"] for row in rows}
+
+
+def same(db, one, other, keys):
+    """How many of these configurations have equal weights in both tables, by compile and fit parameters."""
+    return db.value(
+        f"SELECT count(*) FROM {one} x JOIN {other} y USING (compile_params, fit_params) "
+        "WHERE x.model_weights = y.model_weights AND x.mst_key = ANY (%s)", [list(keys)])  # fmt: skip
+
+
+def metrics(db, run_id):
+    return db.run(
+        "SELECT mst_key, iteration, dataset, name, value FROM madlib.mop_metrics WHERE run_id = %s ORDER BY 1, 2, 3, 4",
+        [run_id],
+    )
+
+
+@pytest.mark.slice
+def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
+    first = Calling(clients[0], call("a", "two"))
+    one = run_of(db, "a")
+    second = Calling(clients[1], call("b", "three"))
+    assert first.end() is None and second.end() is None
+    two = last(db, "b")
+    assert trained(db, one) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
+    assert trained(db, two) == {3: 2 * ITERATIONS}, "it trained others beside, or in vain"
+    assert same(db, "a", "b", (1, 2)) == 2
+    assert [row for row in metrics(db, two) if row["mst_key"] < 3] == metrics(db, one)
+    said = "\n".join(clients[1].connection.notices)
+    assert f"{2 * ITERATIONS} stages that run {one} trains are not trained twice" in said
+    db.run("SELECT madlib.mop_replay(%s, 'c')", [two])
+    assert db.value("SELECT count(*) FROM b JOIN c USING (mst_key) WHERE b.model_weights = c.model_weights") == 3
+    db.run("DROP TABLE c, c_info, c_summary")
+
+
+def test_more_iterations_go_on_from_where_the_first_run_ends(db, clients):
+    first = Calling(clients[0], call("a", "two"))
+    run_of(db, "a")
+    second = Calling(clients[1], call("b", "two", ITERATIONS + 2))
+    assert first.end() is None and second.end() is None
+    assert trained(db, last(db, "b")) == {1: 4, 2: 4}
+
+
+def test_fewer_iterations_do_not_wait_for_a_state_that_moves_on(db, clients):
+    first = Calling(clients[0], call("a", "two", 400))
+    run_of(db, "a")
+    clients[1].run(call("b", "two", 2))
+    assert trained(db, last(db, "b")) == {1: 4, 2: 4}
+    db.run("SELECT pg_cancel_backend(%s)", [clients[0].connection.info.backend_pid])
+    assert first.end().pgcode == "57014"
+
+
+def test_metrics_that_the_first_run_does_not_measure(db, clients):
+    first = Calling(clients[0], call("a", "two", every="NULL"))
+    run_of(db, "a")
+    second = Calling(clients[1], call("b", "two", every=2))
+    assert first.end() is None and second.end() is None
+    assert trained(db, last(db, "b")) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
+    assert {row["iteration"] for row in metrics(db, last(db, "b"))} == {2, 4, 6}
+
+
+@pytest.mark.parametrize("end", ("pg_cancel_backend", "pg_terminate_backend"))
+def test_a_run_that_dies_leaves_its_work_to_the_other(db, clients, end):
+    iterations = 60
+    first = Calling(clients[0], call("a", "two", iterations))
+    one = run_of(db, "a")
+    second = Calling(clients[1], call("b", "two", iterations))
+    assert eventually(lambda: last(db, "b") is not None, 60)
+    before = sum(trained(db, one).values())
+    assert eventually(lambda: sum(trained(db, one).values()) > before + 8, 60)
+    assert not trained(db, last(db, "b")), "it waits"
+    db.run(f"SELECT {end}(%s)", [clients[0].connection.info.backend_pid])
+    assert first.end() is not None
+    assert second.end() is None
+    two = last(db, "b")
+    assert trained(db, two) == {1: 2 * iterations, 2: 2 * iterations}
+    assert db.value("SELECT count(*) FROM b WHERE model_weights IS NOT NULL") == 2
+    if end == "pg_cancel_backend":  # the first run is whole, too
+        clients[0].run(f"SELECT madlib.mop_resume({one})")
+        assert trained(db, one) == {1: 2 * iterations, 2: 2 * iterations}
+    else:
+        db.run("SELECT madlib.mop_drop_run(%s)", [one])
+
+
+def test_the_second_run_that_dies_leaves_the_first_whole(db, clients):
+    first = Calling(clients[0], call("a", "two", 40))
+    one = run_of(db, "a")
+    second = Calling(clients[1], call("b", "two", 40))
+    assert eventually(lambda: last(db, "b") is not None, 60)
+    two = last(db, "b")
+    db.run("SELECT pg_cancel_backend(%s)", [clients[1].connection.info.backend_pid])
+    assert second.end(10).pgcode == "57014", "a run that waits hears a cancel"
+    assert first.end() is None and trained(db, one) == {1: 80, 2: 80}
+    clients[1].run(f"SELECT madlib.mop_resume({two})")
+    assert same(db, "a", "b", (1, 2)) == 2 and not trained(db, two)
+
+
+def test_a_configuration_that_fails_in_the_first_run_fails_in_the_second(db, clients):
+    first = Calling(clients[0], call("a", "bad"))
+    run_of(db, "a")
+    second = Calling(clients[1], call("b", "bad"))
+    assert first.end() is None and second.end() is None
+    failed = db.run(
+        "SELECT mst_key, left(error, 20) AS error FROM madlib.mop_failures WHERE run_id = %s", [last(db, "b")]
+    )
+    assert [row["mst_key"] for row in failed] == [2]
+    assert same(db, "a", "b", (1,)) == 1
+
+
+@pytest.mark.parametrize("setting", ("reuse = off", "seed = 6"))
+def test_runs_that_share_nothing_do_not_wait(db, clients, setting):
+    first = Calling(clients[0], call("a", "two", 400))
+    run_of(db, "a")
+    clients[1].run(f"SET pg_mop.{setting}")
+    clients[1].run(call("b", "two", 2))
+    assert trained(db, last(db, "b")) == {1: 4, 2: 4}
+    db.run("SELECT pg_cancel_backend(%s)", [clients[0].connection.info.backend_pid])
+    assert first.end().pgcode == "57014"
+
+
+def test_another_role_waits_for_nothing(db, clients):
+    db.run(
+        "DROP ROLE IF EXISTS sharer; CREATE ROLE sharer LOGIN; GRANT mop_user TO sharer; GRANT SELECT ON ALL TABLES IN SCHEMA "
+        "public TO sharer; CREATE SCHEMA sharer AUTHORIZATION sharer"
+    )
+    other = db.another("sharer")
+    try:
+        other.run(f"SET search_path = sharer, public; {SETTINGS}")
+        first = Calling(clients[0], call("a", "two", 400))
+        run_of(db, "a")
+        other.run(call("b", "two", 2).replace("'b'", "'theirs'"))
+        assert trained(db, last(db, "theirs")) == {1: 4, 2: 4}
+        assert not any("run" in notice and "trains" in notice for notice in other.connection.notices)
+        db.run("SELECT pg_cancel_backend(%s)", [clients[0].connection.info.backend_pid])
+        assert first.end().pgcode == "57014"
+    finally:
+        other.close()
+        db.run("DROP OWNED BY sharer CASCADE; DROP ROLE sharer")
+
+
+def test_three_runs(db, clients):
+    third = db.another()
+    third.run(SETTINGS)
+    db.run("DROP TABLE IF EXISTS c, c_info, c_summary")
+    calls = [Calling(clients[0], call("a", "two"))]
+    one = run_of(db, "a")
+    calls.append(Calling(clients[1], call("b", "three")))
+    assert eventually(lambda: last(db, "b") is not None, 60)
+    calls.append(Calling(third, call("c", "three")))
+    assert [one_call.end() for one_call in calls] == [None] * 3
+    done = [trained(db, run) for run in (one, last(db, "b"), last(db, "c"))]
+    assert done == [{1: 2 * ITERATIONS, 2: 2 * ITERATIONS}, {3: 2 * ITERATIONS}, {}]
+    assert same(db, "b", "c", (1, 2, 3)) == 3
+    third.close()
+
+
+def test_two_searches(db, clients):
+    """The second one has the same trials: it trains at most a part of them."""
+    search = "SELECT madlib.mop_search('flowers_packed', '{}', 'arch', %s, 'random', 'trials=6, iterations=4', 'loss')"
+    first = Calling(clients[0], search.format("a") % f"$s${SPACE}$s$")
+    run_of(db, "a")
+    second = Calling(clients[1], search.format("b") % f"$s${SPACE}$s$")
+    assert first.end() is None and second.end() is None
+    one, two = (sum(trained(db, last(db, name)).values()) for name in ("a", "b"))
+    assert one == 6 * 4 * 2 and two < one
+    assert db.value("SELECT count(*) FROM b") == 6
