@@ -80,10 +80,12 @@ def trained(db, run_id):
 
 
 def same(db, one, other, keys):
-    """How many of these configurations have equal weights in both tables, by compile and fit parameters."""
+    """How many of these configurations have equal weights in both tables."""
     return db.value(
-        f"SELECT count(*) FROM {one} x JOIN {other} y USING (compile_params, fit_params) "
-        "WHERE x.model_weights = y.model_weights AND x.mst_key = ANY (%s)", [list(keys)])  # fmt: skip
+        f"SELECT count(*) FROM {one} x JOIN {other} y USING (mst_key) WHERE x.model_weights = y.model_weights "
+        "AND mst_key = ANY (%s)",
+        [list(keys)],
+    )
 
 
 def metrics(db, run_id):

@@ -149,8 +149,21 @@ def test_without_history_a_net_is_guessed_by_its_operations():
     assert others.spread([stage])[1] < plain.spread([stage])[1], "a measured machine is a better guess"
 
 
+def test_a_guess_is_for_the_machine_at_hand():
+    planner = planned(workload(), [configuration(1)])
+    stage, own = planner.plan.path(1)[0], arithmetic(DENSE)
+    usual = Estimates(planner, lambda key: own)
+    slow = Estimates(planner, lambda key: own, machine=(estimating.RATE / 3, 3.0))
+    assert slow.net(stage).source == usual.net(stage).source == estimating.GUESS
+    assert slow.net(stage).batch == pytest.approx(3 * usual.net(stage).batch)
+    fixed = FixedCosts(start=1.0, around=0.01)
+    assert fixed.on_machine(2.0) == FixedCosts(
+        start=1.0, around=0.01, unit=2 * fixed.unit, ready=2 * fixed.ready, compile=2 * fixed.compile
+    )
+
+
 def test_the_rate_is_a_median_which_one_odd_net_does_not_move():
-    assert rate_of([(1e8, 0.0101), (2e8, 0.0201), (1e8, 1.0), (1e3, 0.001)]) == (pytest.approx(1e10), 3)
+    assert rate_of([(1e8, 0.01005), (2e8, 0.02005), (1e8, 1.0), (1e3, 0.001)]) == (pytest.approx(1e10), 3)
     assert rate_of([]) == (estimating.RATE, 0)
 
 

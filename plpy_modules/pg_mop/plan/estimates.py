@@ -1,7 +1,7 @@
 """How long units take, by net: measured by earlier runs, else guessed from arithmetic. Pure Python.
 
 A guess is linear in the operations of a mini-batch: seconds = BASE + operations / rate. The rate is that of the nets that
-earlier runs of the role have measured on this machine, and without any, that of an ordinary processor core.
+earlier runs of the role have measured on this machine, and without any, that of this machine's cores or of ordinary ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_mop.plan.arithmetic import Arithmetic
@@ -25,11 +25,12 @@ HISTORY, MEASURED, OTHERS, GUESS = (
     "arithmetic",
 )  # where the seconds of a net come from
 BACKWARD = 3.0  # operations of a training step, in forward passes
-RATE = 2.5e10  # operations a second of one processor core, without any measurement
+RATE = 6e10  # operations a second of an ordinary processor core
 LEAST_OPERATIONS = 2e6  # of a mini-batch whose seconds tell the rate: of fewer, other work takes most of the time
 MOST_IN_COMMAND = 64.0  # units of a command, about
 SAMPLED_STAGES = 100  # of a run whose prediction is stored
-BASE = 1e-4  # seconds of a mini-batch that computes nothing
+BASE = 5e-5  # seconds of a mini-batch that computes nothing
+DIVIDED_RATE = 2.5e10  # operations a second of a core at which the arithmetic that threads divide is counted
 PARALLEL = 0.8  # of a mini-batch's arithmetic, without any measurement: the share that more threads divide
 # seconds that a run may take, as multiples of what is expected
 SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
@@ -48,15 +49,19 @@ class FixedCosts:
     """
 
     start: float = 0.4
-    unit: float = 0.005
-    ready: float = 0.3
-    compile: float = 1.5
+    unit: float = 0.0005
+    ready: float = 0.03
+    compile: float = 0.3
     around: float = 0.006
     write: float = 0.004
     end: float = 0.3
     evaluation: float = 0.4
     slowdown: float = 1.0
     measured: int = 0
+
+    def on_machine(self, slowness: float) -> FixedCosts:
+        """These costs where such work takes `slowness` times as long; those that the log tells stay."""
+        return replace(self, unit=self.unit * slowness, ready=self.ready * slowness, compile=self.compile * slowness)
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Estimates:
 
     `planner`: has the stages and the history; `arithmetic(mst_key)`: of a configuration's architecture, None if unknown;
     `samples`: of other nets that runs of the role measured on this machine; `threads`: of a trainer, None: the cores are
-    divided among the sessions; `cores`: of the coordinator's server, None: unknown.
+    divided among the sessions; `cores`: of the coordinator's server, None: unknown; `machine`: (operations a second of one of
+    its cores, seconds of other work as a multiple of the usual ones), None: the usual ones.
     """
 
     def __init__(
@@ -90,8 +96,11 @@ class Estimates:
         fixed: FixedCosts | None = None,
         threads: int | None = None,
         cores: int | None = None,
+        machine: tuple[float, float] | None = None,
     ) -> None:
-        self.planner, self.history, self.fixed = planner, planner.history, fixed or FixedCosts()
+        self._core_rate, self._slowness = machine or (RATE, 1.0)
+        self.planner, self.history = planner, planner.history
+        self.fixed = fixed or FixedCosts()
         self._arithmetic, self._samples, self._threads, self._cores = arithmetic, samples, threads, cores
         self._rate: float | None = None
         self._measured = 0  # nets that gave the rate
@@ -131,7 +140,8 @@ class Estimates:
         arithmetic = self._arithmetic(stage.mst_key)
         operations = BACKWARD * (arithmetic.operations if arithmetic is not None else 0.0) * net.batch_size
         rate = self.rate
-        return NetCost(BASE + operations / rate, self.fixed.compile, OTHERS if self._measured else GUESS)
+        batch = self._slowness * BASE + operations / rate
+        return NetCost(batch, self.fixed.compile, OTHERS if self._measured else GUESS)
 
     @property
     def threads(self) -> int | None:
@@ -147,7 +157,7 @@ class Estimates:
     def rate(self) -> float:
         """Floating-point operations a second of a trainer."""
         if self._rate is None:
-            self._rate, self._measured = rate_of(self._samples())
+            self._rate, self._measured = rate_of(self._samples(), self._core_rate)
             if not self._measured:
                 self._rate *= self._threads or self._cores or 1
         return self._rate
@@ -211,7 +221,7 @@ class Estimates:
         net, arithmetic, guess = self.planner.sharing.net(stage), self._arithmetic(stage.mst_key), None
         if arithmetic is not None:
             batch = self.net(stage).batch
-            computed = BACKWARD * arithmetic.operations * net.batch_size / RATE / own
+            computed = BACKWARD * arithmetic.operations * net.batch_size / DIVIDED_RATE / own
             divided = PARALLEL * max(0.0, min(batch - BASE, computed))
             guess = batch / (batch - divided + divided * own / threads)
         rows = self.history.measured(net, None, threads)
@@ -352,11 +362,11 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["version"], row["device"], row["part"]
 
 
-def rate_of(samples: Iterable[Sample]) -> tuple[float, int]:
-    """(operations a second, how many samples gave it): the median of the samples' rates; (RATE, 0) without any that has
-    enough operations.
+def rate_of(samples: Iterable[Sample], usual: float = RATE) -> tuple[float, int]:
+    """(operations a second, how many samples gave it): the median of the samples' rates; (`usual`, 0) without any that
+    has enough operations.
 
-    >>> rate_of([(1e8, 0.0101), (2e8, 0.0201), (1e8, 1.0), (1e3, 0.001)])
+    >>> rate_of([(1e8, 0.01005), (2e8, 0.02005), (1e8, 1.0), (1e3, 0.001)])
     (10000000000.0, 3)
     """
     rates: Sequence[float] = [
@@ -364,4 +374,4 @@ def rate_of(samples: Iterable[Sample]) -> tuple[float, int]:
         for operations, seconds in samples
         if operations >= LEAST_OPERATIONS and seconds
     ]
-    return (statistics.median(rates), len(rates)) if rates else (RATE, 0)
+    return (statistics.median(rates), len(rates)) if rates else (usual, 0)

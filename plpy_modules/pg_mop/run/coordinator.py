@@ -85,6 +85,7 @@ class Coordinator:
     executor: Executor | None = None
     solver: SolverProcess | None = None  # of the scheduler milp
     deadline: deadline.Deadline | None = None
+    machine: tuple[float, float] | None = None  # see Estimates; a run does not measure it
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
@@ -369,15 +370,16 @@ class Coordinator:
     def estimates(self, planner: Planner, samples: Callable[[], Iterable[Sample]] = tuple) -> Estimates:
         """The seconds of a plan's units; `samples`: of other nets on this machine."""
         cores = self.servers[None].info["cores"]
-        return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores)
+        return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores, self.machine)
 
-    def architectures(self) -> Collection[str] | None:
-        """The architectures of the configurations (JSON); None where a search will propose them."""
-        return {c["model_arch"] for c in self.configurations} or None
+    def architectures(self) -> Collection[str]:
+        """The architectures of the configurations (JSON); none where a search will propose them."""
+        return {c["model_arch"] for c in self.configurations}
 
     def _outline(self, taken: Collection[int]) -> dict[str, Any] | None:
         """What the run is expected to take, for its row in the catalog. `taken`: stages that earlier runs have trained."""
-        warm = role_costs.are_warm(self.db, self.planner, self.options, self.wanted)
+        anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
+        warm = role_costs.are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
         if not self.searches:
             found = self.estimates(self.planner)
             found.warm = warm

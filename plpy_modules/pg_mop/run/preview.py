@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pg_mop.backend import processor
 from pg_mop.catalog import LocalCatalog
 from pg_mop.plan import arithmetic
 from pg_mop.plan.estimates import Estimates
@@ -86,14 +87,16 @@ class Preview(Coordinator):
         limit = self.catalog.value(f"SELECT min(l.sessions) FROM {self.catalog.schema}.mop_my_limits l")
         if limit is not None:
             self.wanted = min(self.wanted, int(limit))
-        self.fixed = fixed_costs(self.catalog, architectures=self.architectures())
+        self.machine = processor.measured()
+        self.fixed = fixed_costs(self.catalog, architectures=self.architectures()).on_machine(self.machine[1])
         if self.searches:
             return self._searched()
         if not self.run_id:
             self.check_limits()
         taken = self._take_over()
         counts = self._stages(taken)
-        self.warm = are_warm(self.db, self.planner, self.options, self.wanted)
+        anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
+        self.warm = are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
         estimates = self._estimates(self.planner)
         if self.measures:
             trial.measure(self, estimates)

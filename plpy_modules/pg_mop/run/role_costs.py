@@ -59,20 +59,16 @@ def other_nets(catalog: Any, framework: str) -> list[Sample]:
     ]
 
 
-def fixed_costs(
-    catalog: Any, most_logged: int = MOST_LOGGED, architectures: Collection[str] | None = None
-) -> FixedCosts:
+def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED, architectures: Collection[str] = ()) -> FixedCosts:
     """Seconds that do not depend on the rows, by the log of the role's last finished runs of at most so many units; the usual
-    ones without any. Only a run that had one of the `architectures` (JSON; None: any) tells how much longer units take than the
+    ones without any. Only a run that had one of the `architectures` (JSON) tells how much longer units take than the
     history says: small nets and large ones differ in that."""
-    digests = (
-        None if architectures is None else sorted({hashlib.md5(text.encode()).hexdigest() for text in architectures})
-    )
+    digests = sorted({hashlib.md5(text.encode()).hexdigest() for text in architectures})
     runs = catalog.execute(
         f"""
         SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
                extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction,
-               %s::text[] IS NULL OR EXISTS (SELECT 1 FROM {catalog.prefix}configuration c
+               EXISTS (SELECT 1 FROM {catalog.prefix}configuration c
                    WHERE c.run_id = r.run_id AND md5(c.model_arch) = ANY (%s::text[])) AS alike
         FROM {catalog.prefix}run r CROSS JOIN LATERAL (
             SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
@@ -84,7 +80,7 @@ def fixed_costs(
           AND u.first IS NOT NULL
         ORDER BY r.run_id DESC
         """,
-        (digests, digests),
+        (digests,),
     )
     units = catalog.execute(
         f"""
@@ -99,8 +95,10 @@ def fixed_costs(
     return learned(runs, units)
 
 
-def are_warm(db: Any, planner: Planner, options: dict[str, Any], sessions: int) -> bool:
-    """True where so many idle trainers of the role have as many nets as a plan has left to train: most likely these."""
+def are_warm(db: Any, planner: Planner, options: dict[str, Any], sessions: int, anywhere: bool) -> bool:
+    """True where idle trainers of the role have as many nets as a plan has left to train: most likely these.
+
+    `anywhere`: each net is trained in one trainer (setup.trains_anywhere); else in as many as there are sessions."""
     stages = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.trained]
     wanted = len({planner.sharing.key(stage)[0] for stage in stages})
     idle = db.execute(
@@ -109,4 +107,5 @@ def are_warm(db: Any, planner: Planner, options: dict[str, Any], sessions: int) 
         ["text", "integer"],
         [options["keras_backend"], options["threads"]],
     )
-    return sum((row["nets"] or 0) >= wanted for row in idle) >= sessions
+    nets = [row["nets"] or 0 for row in idle]
+    return sum(nets) >= wanted if anywhere else sum(count >= wanted for count in nets) >= sessions

@@ -34,7 +34,7 @@ class RoundRobin(Scheduler):
         board = self.board
         if board.done:
             return None
-        iteration = min(stage.iteration for stage in board.left.values())
+        iteration = min((s.iteration for s in board.left.values() if s.number not in board.held), default=0)
         units = [u for u in board.eligible(worker) if u.iteration == iteration]
         pairs = self._current_round(iteration)
         if pairs is None:  # the iteration's training is over
@@ -55,8 +55,15 @@ class RoundRobin(Scheduler):
 
     def _slots(self, iteration: Iteration) -> list[StageNumber]:
         """The numbers of an iteration's wanted stages, in their order."""
-        stages = [s for s in self.board.plan.stages.values() if s.iteration == iteration and s.trials and not s.failed]
-        return [s.number for s in sorted(stages, key=self._sort_key)]
+        stages = [
+            stage
+            for stage in self.board.plan.stages.values()
+            if stage.iteration == iteration
+            and stage.trials
+            and not stage.failed
+            and stage.number not in self.board.held
+        ]
+        return [stage.number for stage in sorted(stages, key=self._sort_key)]
 
     def _sort_key(self, stage: Stage) -> tuple[float, ...]:
         """Sorts stages by their parents' position, then at random; equal in a resumed run."""
