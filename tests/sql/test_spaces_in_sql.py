@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from conftest import ROOT
-from workload import HOSTILE, dense, last_run, layer, load, make_data, sequential
+from conftest import ROOT, Calling, eventually
+from workload import HOSTILE, dense, holding, last_run, layer, load, make_data, sequential
 
 MUTATORS = json.dumps(
     [
@@ -336,6 +336,122 @@ def test_members_that_do_not_fit_are_no_trials(db):
     )
     assert db.value("SELECT count(*) FROM found_trials") == 2
     assert any('members of "half" that were drawn do not fit together' in text for text in db.connection.notices)
+
+
+EVOLUTION = "population=3, tournament=2, trials=8, iterations=2, parallel=2"
+
+
+@pytest.mark.parametrize("again", ["mop_resume", "the same call"])
+def test_a_cancelled_evolution_goes_on_as_if_nothing_had_happened(db, again):
+    other, name = db.another(), f"goes_on_{again.split(' ')[-1]}"
+    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+    db.run("DROP TABLE IF EXISTS " + ", ".join(name + suffix for suffix in TABLES))
+    sql = (
+        f"SELECT madlib.mop_search('flowers_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
+        f"'{EVOLUTION}', metric => 'accuracy', model_space => 'nets')"
+    )
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, sql)
+        finished = (
+            "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
+            f"'{name}' AND u.status = 'finished'"
+        )
+        assert eventually(lambda: db.value(finished) > 12 or let_some_begin(), 90)
+        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert call.end().pgcode == "57014"
+    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
+    lineage = "SELECT mst_key, parent, changed, member FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1"
+    before = db.run(lineage, [run_id])
+    if again == "mop_resume":
+        other.run("SELECT madlib.mop_resume(%s)", [run_id])
+    else:
+        del other.connection.notices[:]
+        other.run(sql)
+        assert any(f"going on with run {run_id} of the same call" in text for text in other.connection.notices), (
+            other.connection.notices
+        )
+    assert db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name]) == run_id
+    after = db.run(lineage, [run_id])
+    assert after[: len(before)] == before and len(after) == 8 > len(before) > 0
+    assert db.value(f"SELECT count(*) FROM {name}_trials WHERE status = 'finished'") == 8
+    db.run("DROP TABLE IF EXISTS " + ", ".join("repeated" + suffix for suffix in TABLES))
+    db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
+    trials = "SELECT mst_key, model_id, choices, parent, metric_final FROM {}_trials ORDER BY 1"
+    assert db.run(trials.format(name)) == db.run(trials.format("repeated"))
+    other.close()
+
+
+def test_a_search_goes_on_only_with_the_space_that_it_began_with(db):
+    make(db, "moves", MUTATORS)
+    db.run("DROP TABLE IF EXISTS " + ", ".join("moved" + suffix for suffix in TABLES) + "; BEGIN")
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'moved', NULL, %s, 'random', 'iterations=1, trials=3', "
+        "model_space => 'moves')",
+        [SPACE],
+    )
+    run_id = last_run(db)
+    db.run("ROLLBACK")
+    db.run("UPDATE moves SET adapt = 'project'")
+    assert f'the model space in "moves" is not the one that run {run_id} began with' in str(
+        db.error("SELECT madlib.mop_resume(%s)", [run_id])
+    )
+    db.run("UPDATE moves SET adapt = NULL")
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert db.value("SELECT count(*) FROM moved_trials") == 3
+
+
+def test_a_member_above_the_memory_limit_fails_alone(db):
+    wide = json.dumps([{"change": "value", "match": "hidden", "argument": "units", "choices": [8, 1_000_000]}])
+    make(db, "too_wide", wide, base=(1,))
+    db.run("SET pg_mop.max_model_mb = 10")
+    try:
+        space = SPACE.replace("[0.001, 0.1, 'log']", "[0.01]").replace("[8, 16]", "[8]")
+        search(db, procedure="grid", parameters="iterations=1", model_space="too_wide", space=space)
+    finally:
+        db.run("RESET pg_mop.max_model_mb")
+    trials = db.run("SELECT choices, status, reason FROM found_trials ORDER BY mst_key")
+    assert [(t["choices"]["hidden.units"], t["status"]) for t in trials] == [(8, "finished"), (1_000_000, "failed")]
+    assert "max_model_mb" in trials[1]["reason"]
+
+
+def test_folds_are_of_the_same_member(db):
+    run_id = search(db, parameters="iterations=1, trials=3", folds=2)
+    trials = db.run("SELECT choices FROM found_trials")
+    assert len(trials) == 3 and all(t["choices"] for t in trials)
+    assert db.value("SELECT count(*) FROM madlib.mop_lineage WHERE run_id = %s", [run_id]) == 3
+    differs = (
+        "SELECT count(*) FROM madlib.mop_configuration f JOIN madlib.mop_configuration c ON (c.run_id, c.mst_key) = "
+        "(f.run_id, f.fold_of) WHERE f.run_id = %s AND f.model_arch IS DISTINCT FROM c.model_arch"
+    )
+    assert db.value(differs, [run_id]) == 0
+
+
+def test_reports_and_named_models_take_such_a_run(db):
+    run_id = search(db, parameters="iterations=1, trials=3")
+    assert "<html" in db.value("SELECT madlib.mop_report(%s)", [run_id])
+    assert str(run_id) in db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    db.run("DROP TABLE IF EXISTS named_by_space")
+    db.run("SELECT madlib.mop_deploy('named_by_space', 'found')")
+    assert db.value("SELECT count(*) FROM named_by_space") == 1
+
+
+def test_who_asks_a_search_of_10_to_the_12_members_waits_no_longer(db):
+    start = time.monotonic()
+    many = [
+        {"change": "value", "match": "hidden", "argument": "units", "choices": list(range(1, 1001))},
+        *(
+            {
+                "change": "insert",
+                "match": "hidden",
+                "choices": [{"class": "Dropout", "rate": i / 1000} for i in range(1000)],
+            },
+        )
+        * 3,
+    ]
+    assert make(db, "vast", json.dumps(many), base=(1,)) == 10**12
+    search(db, parameters="iterations=1, trials=3", model_space="vast")
+    assert db.value("SELECT count(*) FROM found_trials WHERE status = 'finished'") == 3
+    assert time.monotonic() - start < 60
 
 
 def test_a_search_is_explained_without_training(db):

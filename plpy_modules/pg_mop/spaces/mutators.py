@@ -29,7 +29,7 @@ MOST_DEPTH = 100  # of points, each open for options of the one before
 Layer = dict[str, Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """A layer that members may have: `class_name` and `layer` as far as known, and the condition of its being there.
 
