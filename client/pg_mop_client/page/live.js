@@ -347,12 +347,13 @@
         roving(board);
         pages(view.page, view.pages);
     }
+    function cut(text) { return text.length > 16 ? el("span", { class: "cut", title: text }, text) : text; }
     function boardRow(values, key, places) {
         const at = view.columns.findIndex(column => column.name === "status"), status = values[at];
         const why = values[view.columns.findIndex(column => column.name === "why it ended")];
         const row = el("tr", { "data-key": key, "data-focus": "row" + key, "aria-selected": String(marked() === key) });
         for (const i of places) {
-            const cell = el("td", view.columns[i].number ? { class: "number" } : {}, i === at ? state(status) : values[i] === null ? "" : show(values[i]));
+            const cell = el("td", view.columns[i].number ? { class: "number" } : {}, i === at ? state(status) : cut(values[i] === null ? "" : show(values[i])));
             if (i === at && why && !shownColumns().includes("why it ended")) cell.append(" ", el("span", { class: "badge", title: why }, why.split("\n")[0]));
             if (i === at && run && view.run.status === "running" && ["running", "waiting"].includes(status))
                 cell.append(button("stop", event => {

@@ -129,7 +129,7 @@ window.pgMopStrip = (function () {
         const left = live.left === null || live.left === undefined ? null : live.left - passed;
         set("end", running && left !== null && live.ticks ? left > 0 ? `· done at ${hour(left)} (in ${clock(left)})` : "· done any moment" : "");
         const age = (live.age || 0) + passed, old = live.ticks && running && age > OLD;
-        const took = live.seconds === null || live.seconds === undefined ? "" : running ? `for ${clock(live.seconds + (live.ticks ? passed : 0))}` : `in ${clock(live.seconds)}`;
+        const took = live.seconds === null || live.seconds === undefined ? "" : running ? `running for ${clock(live.seconds + (live.ticks ? passed : 0))}` : `in ${clock(live.seconds)}`;
         set("time", [took, old ? `as of ${clock(age)} ago` : ""].filter(Boolean).join(" · "));
     }
 
