@@ -285,8 +285,8 @@ class Stages(CatalogSession):
         """The runs of the role that began before a run, and go on."""
         rows = self.execute(
             f"""
-            SELECT r.run_id FROM {self.prefix}run r JOIN {self.schema}.mop_seen_run s USING (run_id)
-            WHERE r.owner = {self._role} AND r.status = 'running' AND r.run_id < %s AND s.alive
+            SELECT r.run_id FROM {self.prefix}run r JOIN {self.schema}.mop_runs s USING (run_id)
+            WHERE r.owner = {self._role} AND r.status = 'running' AND r.run_id < %s AND s.status = 'running'
               AND r.function <> 'remote_run'
             """,
             (run_id,),
