@@ -185,7 +185,7 @@ def test_a_configuration_that_fails_in_the_first_run_fails_in_the_second(db, cli
     run_of(db, "a")
     second = Calling(clients[1], call("b", "bad"))
     assert first.end() is None and second.end() is None
-    failed = db.run("SELECT mst_key FROM madlib.mop_trials WHERE run_id = %s AND error IS NOT NULL", [last(db, "b")])
+    failed = db.run("SELECT mst_key FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [last(db, "b")])
     assert [row["mst_key"] for row in failed] == [2]
     assert same(db, "a", "b", (1,)) == 1
 
