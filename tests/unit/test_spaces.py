@@ -205,6 +205,42 @@ def test_what_is_inserted_beside_a_layer_is_repeated_with_it():
     assert made["hidden_before_2"] == ("ReLU", ["hidden_after_2"]) and made["out"][1] == ["hidden_after_2_2"]
 
 
+def test_an_inserted_layer_is_changed_and_repeated_like_any_other():
+    models = space(
+        change("insert", "hidden", where="before", choices=[[{"class": "ReLU"}, {"class": "Dense", "units": 5}]]),
+        change(
+            "layer",
+            "hidden_before_2",
+            choices=["keep", [{"class": "Dropout", "rate": 0.1}, {"class": "Dense", "units": 6}]],
+        ),
+        change("repeat", "hidden_before_2", times=[2]),
+        change("repeat", "hidden_before_1", times=[0, 1]),
+    )
+    kept, replaced = (layers_of(models.member(number)) for number in (1, 3))
+    assert list(kept)[4:] == ["hidden_before_1", "hidden_before_2", "hidden_before_2_2", "hidden", "out"]
+    assert replaced["hidden_before_2"][1] == ["hidden_before_2_1"] and replaced["hidden_before_2_1"][0] == "Dropout"
+    assert replaced["hidden"][1] == ["hidden_before_2_2"]
+    assert "hidden_before_1" not in layers_of(models.member(0))
+
+
+def test_layers_that_another_change_of_the_same_mutator_takes_along_are_not_changed_twice():
+    with pytest.raises(SpaceError, match="'hidden_after', which depends on two choices at once"):
+        space(change("insert", "hidden", choices=[None, {"class": "ReLU"}]), change("repeat", "hidden*", times=[0, 2]))
+
+
+def test_a_repeat_over_what_an_earlier_one_took_out_repeats_the_rest():
+    inserted = change(
+        "insert", "out", where="before", choices=[None, [{"class": "Dense", "units": 8}, {"class": "ReLU"}]]
+    )
+    models = space(inserted, change("repeat", "out_before_1", times=[0]), change("repeat", "out", times=[2]))
+    assert list(layers_of(models.member(1)))[-4:] == ["out_before_2", "out", "out_before_2_2", "out_2"]
+
+
+def test_the_place_of_a_cell_is_not_matched():
+    with pytest.raises(SpaceError, match="'conv', which is the place of a cell"):
+        space(change("cell", "conv", operations=[None, {"class": "ReLU"}]), change("remove", "conv"))
+
+
 def test_a_layer_choice_keeps_the_name_and_may_be_several_layers_or_none():
     models = space(change("layer", "pool", choices=["keep", [{"class": "ReLU"}, {"class": "AveragePooling2D"}], None]))
     kept, several, none = (layers_of(member) for member in models.members())
@@ -665,3 +701,81 @@ def test_what_is_refused_keras_refuses_too():
         built = planned.plan.build(Graph(planned.checked), models.member(0).chosen)
         with pytest.raises(ValueError):
             keras.models.model_from_json(json.dumps(built.architecture()))
+
+
+# --- random spaces ----------------------------------------------------------------------------------------------------
+
+
+def random_layers(random):
+    some = [
+        {"class": "Dense", "units": 8},
+        {"class": "Dropout", "rate": 0.1},
+        {"class": "Conv2D", "filters": 4, "kernel_size": 3, "padding": "same"},
+        {"class": "MaxPooling2D"},
+        {"class": "Flatten"},
+        {"class": "Add"},
+        {"class": "BatchNormalization"},
+        {"class": "LSTM", "units": 3},
+    ]
+    return random.choice([None, random.choice(some), [random.choice(some) for _ in range(random.randint(1, 3))]])
+
+
+def random_mutator(random, names):
+    kind = random.choice(["value", "layer", "insert", "remove", "repeat", "inputs", "cell"])
+    name = random.choice(names)
+    by_class = {
+        "class": random.choice(["Dense", "Conv2D", "Add", "Dropout"]),
+        "position": random.choice([1, -1, [1, -1]]),
+    }
+    mutator = change(kind, random.choice([name, name + "*", "*", by_class]))
+    layers = [random_layers(random) for _ in range(random.randint(1, 3))]
+    options = list({json.dumps(option): option for option in layers}.values())
+    if kind == "value":
+        mutator.update(match={"class": "Dense"}, argument="units", choices=[4, 8])
+    elif kind == "layer":
+        mutator["choices"] = random.choice([options, ["keep", *options]])
+    elif kind == "insert":
+        mutator.update(choices=options, where=random.choice(["before", "after"]))
+    elif kind == "repeat":
+        mutator["times"] = random.choice([[1, 2], [0, 1], [3], [0, 2, 4]])
+        if random.random() < 0.5:
+            mutator["to"] = random.choice(names) + "*"
+    elif kind == "inputs":
+        mutator.update({"from": random.sample(names, 2), "most": random.randint(1, 2)})
+    elif kind == "cell":
+        mutator.update(operations=options, nodes=random.randint(1, 3), inputs=random.randint(1, 2), times=[1, 2])
+        mutator["join"] = random.choice(["Add", "Concatenate"])
+    if kind in ("value", "layer", "insert", "remove"):
+        mutator["together"] = random.random() < 0.3
+    return mutator
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(seed):
+    random, made, fitting = Random(seed), 0, 0
+    for _ in range(120):
+        base, names = random.choice(
+            [
+                (CNN, ["conv", "pool", "flat", "hidden", "out"]),
+                (RESIDUAL, ["first", "inner", "sum", "out"]),
+                (RICH, ["stem", "side", "sum", "pool", "more", "mean", "hidden", "out"]),
+            ]
+        )
+        mutators = [random_mutator(random, names) for _ in range(random.randint(1, 5))]
+        try:
+            models = space(*mutators, base=base, adapt=random.choice([None, "project"]))
+        except SpaceError:
+            continue
+        made += 1
+        listed = models.size <= 30
+        numbers = range(models.size) if listed else [random.randrange(models.size) for _ in range(10)]
+        members = [models.member(number) for number in numbers]
+        assert not listed or len({json.dumps(member.choices) for member in members}) == models.size
+        for member in members:
+            assert models.of_choices(1, member.chosen) == member
+            if member.misfit is None:
+                fitting += 1
+                layers = [one["name"] for one in json.loads(member.architecture)["config"]["layers"]]
+                assert len(set(layers)) == len(layers)
+        assert showing.text(models, models.sample(2, 0))
+    assert made > 15 and fitting > 20

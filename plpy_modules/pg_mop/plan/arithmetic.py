@@ -331,8 +331,10 @@ def _concatenated(config: Config, shapes: Sequence[Shape]) -> Made:
 
 
 def _merged(config: Config, shapes: Sequence[Shape]) -> Made:
-    widest = max(shapes, key=math.prod)
-    return widest, 0, float(math.prod(widest) * len(shapes))
+    rank = max(map(len, shapes))
+    ones = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    out = tuple(map(max, zip(*ones)))  # the shapes are broadcast
+    return out, 0, float(math.prod(out) * len(shapes))
 
 
 def _padded(rank: int, sign: int) -> Callable[[Config, Sequence[Shape]], Made]:

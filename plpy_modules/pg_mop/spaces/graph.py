@@ -26,9 +26,9 @@ class Graph:
         self.model_name = str(config.get("name") or "model")
         self.record: list[dict[str, Any]] = []
         self.gone: dict[str, str] = {}  # a removed layer -> the one whose output takes its place
-        # a layer -> the first one that was inserted before it, the last one that was inserted after it
-        self.begins: dict[str, str] = {}
-        self.ends_with: dict[str, str] = {}
+        # a layer -> those that were inserted before it; those that were inserted after it: they belong to it, in this order
+        self.leads: dict[str, list[str]] = {}
+        self.follows: dict[str, list[str]] = {}
         self.layers: dict[str, Layer] = {}
         if architecture["class_name"] == "Sequential":
             self._chain(architecture, config["layers"])
@@ -90,12 +90,16 @@ class Graph:
         return name
 
     def first_of(self, name: str) -> str:
-        """The first layer of what was inserted before a layer, or itself."""
-        return _follow(self.begins, name)
+        """The first layer of what belongs to a layer, or itself."""
+        while own := self.leads.get(name):
+            name = own[0]
+        return name
 
     def last_of(self, name: str) -> str:
-        """The last layer of what was inserted after a layer, or itself."""
-        return _follow(self.ends_with, name)
+        """The last layer of what belongs to a layer, or itself."""
+        while own := self.follows.get(name):
+            name = own[-1]
+        return name
 
     def order(self) -> list[str]:
         """The names of the layers, each after those whose outputs it takes. Raises Misfit for a circle."""
@@ -189,8 +193,7 @@ class Graph:
         self._check_output(name)
         (history,) = _histories(self.layers[name]["inbound_nodes"][0])
         self._redirect(name, source, to=list(history))
-        del self.layers[name]
-        self.gone[name] = source
+        self._delete(name, source)
         self._note("remove", layer=name)
 
     def replace(self, name: str, layer: Mapping[str, Any]) -> None:
@@ -254,8 +257,7 @@ class Graph:
                 if set(self.consumers(name)) - set(inside):
                     raise Misfit(f"layer {name!r} is needed outside of its block")
             for name in inside:
-                del self.layers[name]
-                self.gone[name] = before
+                self._delete(name, before)
             self._note("remove", layers=inside)
             return
         end = last
@@ -274,10 +276,23 @@ class Graph:
                 copies[names[name]] = copy
             self._redirect(end, names[last])
             self.layers.update(copies)
-            for beside in (self.begins, self.ends_with):
-                beside.update({names[a]: names[b] for a, b in list(beside.items()) if a in names and b in names})
+            for links in (self.leads, self.follows):
+                links.update(
+                    {names[a]: [names[b] for b in own if b in names] for a, own in list(links.items()) if a in names}
+                )
             end = names[last]
             self._note("copy", layers=inside, to=list(names.values()))
+
+    def _delete(self, name: str, instead: str) -> None:
+        """Take a layer out whose output nobody takes; `instead`: the one in its place."""
+        del self.layers[name]
+        self.gone[name] = instead
+        for links in (self.leads, self.follows):
+            left = links.pop(name, [])  # what belonged to it, and is still there
+            for own in links.values():
+                if name in own:
+                    at = own.index(name)
+                    own[at : at + 1] = left
 
     def _check_output(self, name: str) -> None:
         """Raises Misfit unless a layer has one call and one output."""
@@ -329,12 +344,6 @@ class Graph:
 
 # layers that take a list, also of one input
 LISTS = frozenset("Add Average Concatenate Dot Maximum Minimum Multiply Subtract".split())
-
-
-def _follow(links: Mapping[str, str], name: str) -> str:
-    while name in links:
-        name = links[name]
-    return name
 
 
 def is_tensor(value: Any) -> bool:

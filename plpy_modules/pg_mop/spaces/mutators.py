@@ -43,6 +43,10 @@ class Slot:
     anchor: str
     entangled: bool = False
     chosen: set[str] = field(default_factory=set)  # arguments that a mutator has chosen
+    in_cell: bool = False  # a cell has its place
+
+    def __post_init__(self) -> None:
+        self.condition = either([self.condition]) or self.condition  # in its shortest form, to be compared
 
     @property
     def class_name(self) -> str:
@@ -90,9 +94,16 @@ class Plan:
             return
         self.matched.add(mutator.number)
         own: Callable[[Mutator, list[Target]], None] = getattr(self, f"_{mutator.change}")
-        for group in [targets] if mutator.together else [[target] for target in targets]:
-            own(mutator, group)
+        if mutator.together:
+            own(mutator, targets)
             self._check_size()
+            return
+        for name in [target.name for target in targets]:
+            # (what was done to the one before may have changed the next one)
+            slots = [slot for slot in self.slots if slot.name == name and mutator.match.fits(name, slot.class_name)]
+            if slots:
+                own(mutator, [self._target(mutator, name, slots)])
+                self._check_size()
 
     def _check_size(self, more_slots: int = 0, more_layers: int = 0) -> None:
         """Raises SpaceError for a plan that is too large, with so many more slots, and layers of the template graph."""
@@ -108,16 +119,19 @@ class Plan:
         for slot in self.slots:
             if match.fits(slot.name, slot.class_name):
                 found.setdefault(slot.name, []).append(slot)
-        targets = []
-        for name in match.at(list(found)):
-            condition = either([slot.condition for slot in found[name]])
-            if condition is None or any(slot.entangled for slot in found[name]):
-                raise SpaceError(
-                    f"mutator {mutator.number} matches layer {name!r}, which depends on two choices at once",
-                    "Put the mutator before the one that repeats the layer: its choice is that of all copies.",
-                )
-            targets.append(Target(name, condition, found[name]))
-        return targets
+        return [self._target(mutator, name, found[name]) for name in match.at(list(found))]
+
+    def _target(self, mutator: Mutator, name: str, slots: list[Slot]) -> Target:
+        """A layer that a mutator changes; `slots`: those of its name. Raises SpaceError where it cannot be changed."""
+        condition = either([slot.condition for slot in slots])
+        if any(slot.in_cell for slot in slots):
+            raise SpaceError(f"mutator {mutator.number} matches layer {name!r}, which is the place of a cell")
+        if condition is None or any(slot.entangled for slot in slots):
+            raise SpaceError(
+                f"mutator {mutator.number} matches layer {name!r}, which depends on two choices at once",
+                "Put the mutator before the one that repeats the layer: its choice is that of all copies.",
+            )
+        return Target(name, condition, slots)
 
     def _point(self, mutator: Mutator, targets: Sequence[Target], what: str, options: Sequence[Any]) -> Point:
         """A new choice point for layers. `what`: its name, where the mutator gives none."""
@@ -204,9 +218,6 @@ class Plan:
             names = [self._named(option, target.name, True) for option in mutator.options]
             self._offer(target, point, mutator.options, names)
             self.steps.append(_replacing(target, point, mutator.options, names))
-            shown = next((at for at, option in enumerate(mutator.options) if option), None)
-            if shown is not None and None not in mutator.options:
-                _replace(self.graph, target.name, mutator.options[shown], names[shown])
 
     _remove = _layer
 
@@ -219,29 +230,36 @@ class Plan:
             # (of a layer of several classes, the choice alone does not tell the class)
             apart = entangled or slot.condition != target.condition
             made.append(Slot(slot.name, slot.layer, Condition(point, kept), slot.anchor, apart, slot.chosen))
-        for at, option in enumerate(options):
-            for name, layer in zip(names[at], option or ()):
-                made.append(Slot(name, layer, Condition(point, frozenset([at])), target.slots[0].anchor, entangled))
+        anchor = target.slots[0].anchor
+        at = max(range(len(options)), key=lambda at: len(options[at] or ()))
+        if len(options[at] or ()) > 1:
+            _lead(self.graph, anchor, options[at], names[at])
+        # the last layer has the place of the target's, those before it that of as many layers of the longest option
+        places = [*names[at][:-1], anchor]
+        for number, option in enumerate(options):
+            for place, name, layer in zip(places[len(places) - len(option or ()) :], names[number], option or ()):
+                made.append(Slot(name, layer, Condition(point, frozenset([number])), place, entangled))
         first = self.slots.index(target.slots[0])
         self.slots[first:first] = made
         self.slots = [slot for slot in self.slots if not any(slot is old for old in target.slots)]
 
     def _insert(self, mutator: Mutator, targets: list[Target]) -> None:
-        word = "before" if mutator.before else "after"
+        word, options = "before" if mutator.before else "after", mutator.options
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, f"{word} {where}", mutator.written)
         for target in targets:
-            names = [self._named(option, f"{target.name}_{word}", False) for option in mutator.options]
-            at_slot = self.slots.index(target.slots[0] if mutator.before else target.slots[-1])
-            anchor = target.slots[0].anchor
-            self.slots[at_slot + (not mutator.before) : at_slot + (not mutator.before)] = [
-                Slot(name, layer, Condition(point, frozenset([at])), anchor, target.condition != opened(point))
-                for at, option in enumerate(mutator.options)
-                for name, layer in zip(names[at], option)
+            names = [self._named(option, f"{target.name}_{word}", False) for option in options]
+            at = max(range(len(options)), key=lambda at: len(options[at]))
+            _put_beside(self.graph, target.slots[0].anchor, options[at], names[at], mutator.before)
+            entangled = target.condition != opened(point)
+            made = [
+                Slot(name, layer, Condition(point, frozenset([number])), place, entangled)
+                for number, option in enumerate(options)
+                for place, name, layer in zip(names[at], names[number], option)
             ]
-            if mutator.before:
-                self.graph.input_of(self.graph.first_of(anchor))
-            self.steps.append(_inserting(target, point, mutator.options, names, mutator.before))
+            beside = self.slots.index(target.slots[0]) if mutator.before else self.slots.index(target.slots[-1]) + 1
+            self.slots[beside:beside] = made
+            self.steps.append(_inserting(target, point, options, names, mutator.before))
 
     def _named(self, option: Any, name: str, keeps: bool) -> list[str]:
         """Names of an option's layers. `keeps`: the last one keeps the name `name`, so that others find it."""
@@ -291,6 +309,7 @@ class Plan:
                     names[slot.anchor],
                     slot.entangled or slot.condition != target.condition,
                     set(slot.chosen),
+                    slot.in_cell,
                 )
                 for slot in own
             ]
@@ -300,7 +319,7 @@ class Plan:
             there = frozenset(at for at, times in enumerate(mutator.options) if times)
             for slot in own:
                 slot.entangled = slot.entangled or slot.condition != target.condition
-                slot.condition = Condition(point, there)
+                slot.condition = either([Condition(point, there)]) or ALWAYS
         if most > 1:
             self.graph.repeat(*anchors, most, named)
 
@@ -362,8 +381,8 @@ class Plan:
             return point
 
         cell.open(open_point)
-        for slot in target.slots:  # its place is a join, whose class no later mutator matches
-            slot.entangled = True
+        for slot in target.slots:
+            slot.in_cell = True
 
         def step(graph: Graph, chosen: Chosen) -> None:
             if target.condition.holds(chosen):
@@ -403,29 +422,42 @@ def _replace(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[s
         graph.remove(name)
         return
     graph.replace(name, layers[-1])
-    for layer, own in zip(layers[:-1], names):
-        graph.insert_before(name, own, layer)
     if len(layers) > 1:
-        graph.begins[name] = names[0]
+        _lead(graph, name, layers, names)
+
+
+def _lead(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str]) -> None:
+    """Put all but the last of several layers before a layer, of which they are a part now."""
+    own = list(names[: len(layers) - 1])
+    for layer, each in zip(layers[:-1], own):
+        graph.insert_before(name, each, layer)
+    graph.leads[name] = [*graph.leads.get(name, ()), *own]
 
 
 def _inserting(
     target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]], before: bool
 ) -> Step:
     def step(graph: Graph, chosen: Chosen) -> None:
-        if point.name not in chosen or not target.condition.holds(chosen):
-            return
-        at, name = chosen[point.name], target.name
-        if before:
-            first = graph.first_of(name)
-            for own, layer in zip(names[at], options[at]):
-                graph.insert_before(first, own, layer)
-            if options[at]:
-                graph.begins[name] = names[at][0]
-        else:
-            last = graph.last_of(name)
-            for own, layer in zip(names[at], options[at]):
-                graph.insert_after(last, own, layer)
-                last = graph.ends_with[name] = own
+        if point.name in chosen and target.condition.holds(chosen):
+            at = chosen[point.name]
+            _put_beside(graph, target.name, options[at], names[at], before)
 
     return step
+
+
+def _put_beside(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str], before: bool) -> None:
+    """Insert layers before or after a layer, and what was inserted there already."""
+    if not layers:
+        return
+    own = list(names[: len(layers)])
+    if before:
+        first = graph.first_of(name)
+        for each, layer in zip(own, layers):
+            graph.insert_before(first, each, layer)
+        graph.leads[name] = [*own, *graph.leads.get(name, ())]
+        return
+    last = graph.last_of(name)
+    for each, layer in zip(own, layers):
+        graph.insert_after(last, each, layer)
+        last = each
+    graph.follows[name] = [*graph.follows.get(name, ()), *own]
