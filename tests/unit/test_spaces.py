@@ -750,10 +750,10 @@ def random_mutator(random, names):
     return mutator
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(seed):
     random, made, fitting = Random(seed), 0, 0
-    for _ in range(120):
+    for _ in range(70):
         base, names = random.choice(
             [
                 (CNN, ["conv", "pool", "flat", "hidden", "out"]),
@@ -778,4 +778,4 @@ def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(se
                 layers = [one["name"] for one in json.loads(member.architecture)["config"]["layers"]]
                 assert len(set(layers)) == len(layers)
         assert showing.text(models, models.sample(2, 0))
-    assert made > 15 and fitting > 20
+    assert made > 8 and fitting > 10
