@@ -19,7 +19,7 @@ from pg_mop_client import Selection
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 PICTURES = DOCS / "pictures"
-DESKTOP, NARROW, PHONE = (1100, 1000, False), (800, 900, False), (360, 740, True)
+DESKTOP, MODEL, NARROW, PHONE = (1400, 900, False), (1100, 1000, False), (800, 900, False), (390, 844, True)
 OF_TUTORIAL = ("curves", "parallel", "sessions")  # what is shown of its report
 
 
@@ -49,6 +49,34 @@ def run(where):
             {"batch_size": [16, 64]},
         )
         return s.fit_multiple(train, "shot_models", "shot_grid", 12, val).run_id
+
+
+def search(where):
+    """A job that searches over the handwritten digits of `run`: (its number, the number of its run, which goes on)."""
+    space = {
+        "loss": ["categorical_crossentropy"],
+        "metrics": [["accuracy"]],
+        "optimizer_params_list": [{"optimizer": ["Adam", "SGD"], "lr": [0.0001, 0.3, "log"]}],
+        "batch_size": [8, 16, 64],
+    }
+    with Selection(where, progress=False) as s:
+        s.calls.execute("DROP TABLE IF EXISTS shot_found, shot_found_info, shot_found_summary, shot_found_trials", {})
+        call = (
+            f"SELECT madlib.mop_search('shot_digits_packed', 'shot_found', 'shot_nets', "
+            f"$space${space}$space$, procedure_params => 'trials=40, iterations=2700, least=100', metric => 'accuracy', "
+            f"validation_table => 'shot_digits_val_packed')"
+        )
+        job = int(s.query("SELECT madlib.mop_submit(:call) AS job", call=call).job[0])
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            time.sleep(1)
+            found = s.query(
+                "SELECT run_id FROM madlib.mop_runs WHERE status = 'running' AND model_output_table = 'shot_found' AND "
+                "(SELECT count(*) FROM madlib.mop_trials t WHERE t.run_id = mop_runs.run_id AND status = 'finished') > 6"
+            )
+            if len(found):
+                return job, int(found.run_id[0])
+    raise SystemExit("the search has not begun")
 
 
 def model(where):
@@ -121,7 +149,8 @@ def shoot(browser, name, address, size, dark, parts=None, measured=False):
 
 
 def main(where):
-    number, named = run(where), model(where)
+    named = model(where)
+    run(where)
     PICTURES.mkdir(exist_ok=True)
     served = subprocess.Popen(
         [shutil.which("mop", path=os.path.dirname(sys.executable)), "-d", where, "dashboard", "--no-browser"],
@@ -141,13 +170,16 @@ def main(where):
         browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:
             address = served.stdout.readline().strip()
-            shoot(browser, "dashboard-runs.png", address, (1100, 420, False), False)
-            page = f"{address.split('#')[0]}run/{number}"
+            shoot(browser, "dashboard-runs.png", address, (1400, 420, False), False)
+            job, going = search(where)
+            page = f"{address.split('#')[0]}run/{going}"
             shoot(browser, "dashboard-light.png", page, DESKTOP, False)
             shoot(browser, "dashboard-dark.png", page, DESKTOP, True)
             shoot(browser, "dashboard-phone.png", page, PHONE, False)
+            with Selection(where, progress=False) as s:
+                s.mop_cancel(job)
             of_model = f"{address.split('#')[0]}model?name={named}"
-            shoot(browser, "dashboard-model.png", of_model, DESKTOP, False, measured=True)
+            shoot(browser, "dashboard-model.png", of_model, MODEL, False, measured=True)
             report = pathlib.Path(home, "report.html")
             report.write_text(tutorial(where), encoding="utf-8")
             shoot(browser, "tutorial", report.as_uri(), NARROW, False, OF_TUTORIAL)

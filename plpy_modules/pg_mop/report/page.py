@@ -241,7 +241,7 @@ def table(
         for given, values in rows
     )
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table{attributes}>'
+        f'<div class="wide" role="region" aria-label="{escape(caption)}"><table{attributes}>'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
     )
 

@@ -1,0 +1,65 @@
+"""What the live page shows of some configurations while their own pictures are being read, and what differs between runs."""
+
+from pg_mop_client import viewing
+
+
+def run(**more):
+    return {
+        "curves": {"1": {"training loss": [[1, 0.5]]}, "2": {"training loss": [[1, 0.4]]}},
+        "bars": [
+            [0, 0.0, 1.0, "train", [1, 2], 0, 4, 1],  # a unit batch: two units of each
+            [1, 0.0, 1.0, "train", [2], 1, 1, 1],
+            [1, 1.0, 2.0, "evaluate", [3], 0, 1, 1],
+        ],
+        "merged_bars": False,
+        "stages": [
+            {"parent": None, "first": 1, "last": 1, "keys": [1, 2, 3], "y": 1.0},
+            {"parent": 0, "first": 2, "last": 3, "keys": [1], "y": 0},
+            {"parent": 0, "first": 2, "last": 2, "keys": [2, 3], "y": 1.5},
+            {"parent": 2, "first": 3, "last": 3, "keys": [3], "y": 2},
+        ],
+        "failed_units": [{"mst_key": 1}, {"mst_key": 3}],
+        "sampled": {},
+        **more,
+    }
+
+
+def test_pictures_of_some_configurations_are_taken_from_those_of_all():
+    found = viewing.narrowed(run(), [{"mst_key": 2}, {"mst_key": 3}])
+    assert set(found["curves"]) == {"2"} and found["failed_units"] == [{"mst_key": 3}]
+    assert [(bar[4], bar[6]) for bar in found["bars"]] == [([2], 2), ([2], 1), ([3], 1)]
+    assert [(node["keys"], node["parent"]) for node in found["stages"]] == [([2, 3], None), ([2, 3], 0), ([3], 1)]
+    assert [node["y"] for node in found["stages"]] == [0, 1, 2]  # without gaps
+    everything = viewing.narrowed(run(), [{"mst_key": key} for key in (1, 2, 3)])
+    assert everything["bars"] == run()["bars"] and [n["keys"] for n in everything["stages"]] == [
+        n["keys"] for n in run()["stages"]
+    ]
+    nothing = viewing.narrowed(run(), [])
+    assert nothing["curves"] == {} and nothing["bars"] == nothing["stages"] == nothing["failed_units"] == []
+
+
+def test_slices_of_the_time_stay_as_they_are():
+    slices = [[0, 0.0, 1.0, "train", [], 0, 9, 0.3]]
+    assert viewing.narrowed(run(merged_bars=True, bars=slices), [{"mst_key": 1}])["bars"] == slices
+
+
+def compared(best, **facts):
+    return {
+        "run": {"seconds": 2.5, "function": "f", "source_table": "t", **facts},
+        "arguments": {"use_gpus": False, "num_iterations": facts.get("num_iterations")},
+        "settings": {"seed": facts.get("seed"), "kernel": "auto"},
+        "summary": None
+        if best is None
+        else {"failed": 1, "best": {"value": best, "series": "training auc", "mst_key": 4}},
+    }
+
+
+def test_what_differs_between_runs_comes_once():
+    rows = viewing.differences([compared(0.5, num_iterations=3, seed=1), compared(None, num_iterations=9, seed=1)])
+    assert rows == [
+        ["best", "0.5 training auc, configuration 4", None],
+        ["seconds", 2.5, 2.5],
+        ["failed", 1, None],
+        ["num_iterations", "3", "9"],
+    ]
+    assert viewing.differences([compared(0.5, seed=1), compared(0.5, seed=2)])[3:] == [["pg_mop.seed", "1", "2"]]
