@@ -63,7 +63,7 @@ def search(where):
         s.calls.execute("DROP TABLE IF EXISTS shot_found, shot_found_info, shot_found_summary, shot_found_trials", {})
         call = (
             f"SELECT madlib.mop_search('shot_digits_packed', 'shot_found', 'shot_nets', "
-            f"$space${space}$space$, procedure_params => 'trials=40, iterations=2700, least=100', metric => 'accuracy', "
+            f"$space${space}$space$, procedure_params => 'trials=200, iterations=729, least=9', metric => 'accuracy', "
             f"validation_table => 'shot_digits_val_packed')"
         )
         job = int(s.query("SELECT madlib.mop_submit(:call) AS job", call=call).job[0])
@@ -72,7 +72,7 @@ def search(where):
             time.sleep(1)
             found = s.query(
                 "SELECT run_id FROM madlib.mop_runs WHERE status = 'running' AND model_output_table = 'shot_found' AND "
-                "(SELECT count(*) FROM madlib.mop_trials t WHERE t.run_id = mop_runs.run_id AND status = 'finished') > 6"
+                "(SELECT count(*) FROM madlib.mop_trials t WHERE t.run_id = mop_runs.run_id AND status = 'finished') > 40"
             )
             if len(found):
                 return job, int(found.run_id[0])
@@ -130,7 +130,17 @@ def shoot(browser, name, address, size, dark, parts=None, measured=False):
             raise SystemExit(f"{address} shows nothing")
         time.sleep(0.1)
     time.sleep(1)  # the pictures are drawn once their widths are known
+    while (
+        browser.execute_script(
+            "return document.querySelectorAll('td time').length * 2 > "
+            "document.querySelectorAll('td svg.spark').length * 3"
+        )
+        and time.monotonic() < until
+    ):
+        time.sleep(0.5)  # the summaries of listed runs come later
     browser.execute_script("const row = document.querySelector('#board tbody tr'); row && row.click()")
+    if parts is None:
+        browser.execute_script("document.getElementById('early')?.click()")  # (rungs are close to each other at first)
     if measured:
         browser.find_element("css selector", "#evaluate button").click()
         while not browser.execute_script("return document.querySelectorAll('#roc-picture svg').length"):

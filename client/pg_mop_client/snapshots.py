@@ -22,7 +22,7 @@ MOST_FILTERS = 4  # filters with data in memory, for each run
 SOON = 0.15  # seconds that a request waits for newer data; then it is answered with what is there
 RUNS_PER_PAGE = 20
 MOST_SUMMARIES = 2000  # runs with a summary in memory
-SUMMARY_SHARE = 0.2  # of the time at most goes into first summaries of runs: each is read once after its end
+SUMMARY_SHARE = 0.5  # of the time at most goes into first summaries of runs: each is read once after its end
 ORDERS = {  # of the list of runs
     "run": "run_id",
     "status": "status",

@@ -61,10 +61,10 @@ def add_sessions(
 ) -> None:
     """Add the Gantt chart to a report's data. `most_bars`: it has at most so many bars, one for each unit.
 
-    `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units, busy], in seconds since the run's
+    `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units], in seconds since the run's
     start, one for each unit or unit batch (mst_keys is empty for batches of many evaluations); `time`: seconds by activity;
     `makespan`: seconds. `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars` is true: a
-    bar is a slice of the time of a session, `busy` the part of it with units of the kind, and `units` how many began in it.
+    bar is a slice of the time of a session, `units` how many began in it, and an eighth number the part with such units.
     """
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
     given = [run["run_id"], run["started_at"], mst_keys]
@@ -91,7 +91,7 @@ def add_sessions(
             [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED else list(r["mst_keys"]),
             r["segment"],
             r["units"] or 0,
-            round(min(1.0, r["busy"] / max(1e-9, r["ends"] - r["begins"])), 3) if data["merged_bars"] else 1,
+            *([round(min(1.0, r["busy"] / max(1e-9, r["ends"] - r["begins"])), 3)] if data["merged_bars"] else []),
         ]
         for r in rows
     ]
