@@ -69,7 +69,8 @@ SETTINGS = {
     "replicas": (
         None,
         "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([servers](servers.md)).",
+        "continues when one server is away ([servers](servers.md)). `3`: each segment has two copies, so that two servers may "
+        "be away, and so on.",
     ),
     "trainers": (
         "beside the rows",

@@ -242,7 +242,8 @@ def test_segments_have_copies_on_other_servers_where_they_are_wanted(db, worker)
     [
         ("SET pg_mop.replicas = 2", "but the segments are on 1 server"),
         ("SET pg_mop.servers = 'w1'; SET pg_mop.replicas = 2", "but the segments are on 1 server"),
-        ("SET pg_mop.replicas = 3", 'invalid value for setting "pg_mop.replicas"'),
+        ("SET pg_mop.servers = 'w1, local'; SET pg_mop.replicas = 3", "but the segments are on 2 servers"),
+        ("SET pg_mop.replicas = 17", 'invalid value for setting "pg_mop.replicas"'),
     ],
 )
 def test_more_copies_than_servers_are_refused(db, worker, settings, text):

@@ -212,7 +212,7 @@ KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
     "servers": (_names, None),
-    "replicas": (_integer(1, 2), "1"),
+    "replicas": (_integer(1, 16), "1"),
     "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "chain_seconds": (_seconds(0, 60), "0.5"),

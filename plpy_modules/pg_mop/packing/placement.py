@@ -30,7 +30,7 @@ Columns = list[tuple[str, str]]  # (name, SQL type) of each
 class ServerPlacement:
     """The servers of the segments.
 
-    `servers`: the name of each segment's server; `copies`: the name of its copy's server, None where it has no copy;
+    `servers`: the name of each segment's server; `copies`: the names of its copies' servers, empty where it has no copy;
     `links`: to the servers other than this one, empty where all segments are on this server; `keys`: the segments'
     `__dist_key__`.
     """
@@ -42,12 +42,13 @@ class ServerPlacement:
     def __init__(self, db: Database, names: Sequence[str] | None, segments: int | None, replicas: int = 1) -> None:
         """`names`: of postgres_fdw servers, `local` for this one; None: this server alone. `segments`: their number; None:
         the number of GPUs or cores. `replicas`: 2: each segment on another server has a copy on yet another server, or on
-        this one if there is no other. Raises MopError."""
+        this one if there is no other; 3: on two further servers, and so on. Raises MopError."""
         self.db, self.links, strengths = db, Links(db), {}
-        if replicas > len(names or [LOCAL]):
+        if replicas > (count := len(names or [LOCAL])):
             raise MopError(
-                f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [LOCAL])} server",
-                hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;",
+                f"pg_mop.replicas is {replicas}, but the segments are on {count} server{'s' * (count > 1)}",
+                hint=f"SET pg_mop.servers = '{', '.join(f'w{n}' for n in range(1, replicas + 1))}'; "
+                f"or {f'SET pg_mop.replicas = {count}' if count > 1 else 'RESET pg_mop.replicas'};",
             )
         for name in names or ():
             if list(names or ()).count(name) > 1:
@@ -58,13 +59,8 @@ class ServerPlacement:
         if replicas > 1:
             self._check_distinct()
         self.servers = deal(segments or sum(strengths.values()), strengths)
-        self.copies: list[str | None] = [None] * len(self.servers)
+        self.copies = place_copies(self.servers, strengths, replicas - 1)
         self.keys = range(len(self.servers))
-        for name in strengths.keys() - {LOCAL} if replicas > 1 else ():
-            on_server = [segment for segment, server in enumerate(self.servers) if server == name]
-            others = {other: strength for other, strength in strengths.items() if other not in (name, LOCAL)}
-            for segment, other in zip(on_server, deal(len(on_server), others or {LOCAL: 1})):
-                self.copies[segment] = other
 
     def _check_distinct(self) -> None:
         """Raises MopError where two server names lead to one database: a copy on the same server protects nothing."""
@@ -101,13 +97,13 @@ class ServerPlacement:
                     hint=f"DROP TABLE {table}; or choose another output table.",
                     sqlstate="42P07",
                 )
-        for segment, copy_on in enumerate(self.copies):
+        for segment, on_servers in enumerate(self.copies):
             partition = schema, partition_name(name, segment, segments)
             self.make(target, partition, segment, columns)
             filled.append([quoted(partition)])
-            if copy_on is not None:
-                copy = schema, partition_name(f"{name}_copy", segment, segments)
-                filled[-1].append(self.make_copy(target, copy, segment, columns))
+            for number, copy_on in enumerate(on_servers, start=1):
+                copy = schema, partition_name(copy_stem(name, number), segment, segments)
+                filled[-1].append(self.make_copy(target, copy, segment, copy_on, columns))
                 copies.append([segment, None if copy_on == LOCAL else copy_on, *copy])
         return filled, copies
 
@@ -123,17 +119,16 @@ class ServerPlacement:
             if self.links:  # then the parent cannot have the key
                 db.execute(f"ALTER TABLE {table} ADD {PRIMARY_KEY}")
             return
-        self._make_on(name, f"segment {segment} of {target}", partition, segment, columns)
+        make_on(db, self.links[name], f"segment {segment} of {target}", partition, segment, columns)
         db.execute(
             f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) "
             f"{foreign_options(name, partition)}"
         )
 
-    def make_copy(self, target: str, partition: tuple[str, str], segment: int, columns: Columns) -> str:
-        """Make the copy of a segment on its server, likewise; returns the table (quoted) that loading fills."""
-        name, table = self.copies[segment], quoted(partition)
-        subject = f"copy of segment {segment} of {target}"
-        if name is None or name == LOCAL:
+    def make_copy(self, target: str, partition: tuple[str, str], segment: int, name: str, columns: Columns) -> str:
+        """Make the copy of a segment on the server `name`, likewise; returns the table (quoted) that loading fills."""
+        table, subject = quoted(partition), f"copy of segment {segment} of {target}"
+        if name == LOCAL:
             comment = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
             if comment == mark(self.db, subject):  # left from a packed table that was dropped
                 self.db.execute(f"DROP TABLE {table}")
@@ -142,7 +137,7 @@ class ServerPlacement:
                 f"{quote_literal(mark(self.db, subject))}"
             )
             return table
-        self._make_on(name, subject, partition, segment, columns)
+        make_on(self.db, self.links[name], subject, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
         self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {foreign_options(name, partition)}")
         return filled
@@ -153,39 +148,74 @@ class ServerPlacement:
             if table.startswith("pg_temp."):
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
-    def _make_on(self, name: str, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
-        """Make a table on another server, whose comment says that it is `subject`."""
-        link, server, table = self.links[name], quote_identifier(name), quoted(partition)
-        comment = mark(self.db, subject)
-        existing = link.run(
-            f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
-            f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
-            f"{quote_literal(partition[1])}"
+
+def make_on(db: Database, link: Any, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
+    """Make a table on the server of a Link, whose comment says that it is `subject`; `partition`: (schema, name). Raises
+    MopError."""
+    server, table = quote_identifier(link.target.server), quoted(partition)
+    comment = mark(db, subject)
+    existing = link.run(
+        f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
+        f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
+        f"{quote_literal(partition[1])}"
+    )
+    if existing and existing[0][0] != comment:
+        raise MopError(
+            f"table {table} already exists on server {server}",
+            detail=f"It would be {subject}.",
+            sqlstate="42P07",
+            hint=f"Drop it there (DROP TABLE {table};) or choose another output table.",
         )
-        if existing and existing[0][0] != comment:
-            raise MopError(
-                f"table {table} already exists on server {server}",
-                detail=f"It would be {subject}.",
-                sqlstate="42P07",
-                hint=f"Drop it there (DROP TABLE {table};) or choose another output table.",
-            )
-        if not link.run(
-            f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_literal(partition[0])} AND "
-            f"has_schema_privilege(oid, 'CREATE')"
-        ):
-            raise MopError(
-                f'there is no schema "{partition[0]}" on server {server} in which role '
-                f"{quote_identifier(link.target.role)} may make tables",
-                sqlstate="3F000",
-                hint=f"There: CREATE SCHEMA IF NOT EXISTS {quote_identifier(partition[0])}; GRANT USAGE, "
-                f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
-                f"{quote_identifier(link.target.role)};",
-            )
-        # an existing table with this comment is left from a transaction that was rolled back
-        link.run(
-            f"DROP TABLE IF EXISTS {table}; {create_alone(table, columns, segment)}; "
-            f"COMMENT ON TABLE {table} IS {quote_literal(comment)}"
+    if not link.run(
+        f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_literal(partition[0])} AND "
+        f"has_schema_privilege(oid, 'CREATE')"
+    ):
+        raise MopError(
+            f'there is no schema "{partition[0]}" on server {server} in which role '
+            f"{quote_identifier(link.target.role)} may make tables",
+            sqlstate="3F000",
+            hint=f"There: CREATE SCHEMA IF NOT EXISTS {quote_identifier(partition[0])}; GRANT USAGE, "
+            f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
+            f"{quote_identifier(link.target.role)};",
         )
+    # an existing table with this comment is left from a transaction that was rolled back
+    link.run(
+        f"DROP TABLE IF EXISTS {table}; {create_alone(table, columns, segment)}; "
+        f"COMMENT ON TABLE {table} IS {quote_literal(comment)}"
+    )
+
+
+def copy_stem(table: str, number: int) -> str:
+    """The stem of the names of the `number`-th copies of a packed table's segments (from 1 on)."""
+    return f"{table}_copy" if number == 1 else f"{table}_copy_{number}"
+
+
+def place_copies(servers: Sequence[str], strengths: dict[str, int], count: int) -> list[list[str]]:
+    """The servers of the `count` copies of each segment, each on a server of its own; none of segments on this server.
+
+    `servers`: of each segment; `strengths`: as of `deal`, one server more than `count` at least. The first copies of a
+    server's segments are dealt out by strength. Each further copy goes where the fewest segments and copies are by then, for
+    the server's strength. This server has copies only where no other is left.
+    """
+    copies: list[list[str]] = [[] for _ in servers]
+    if not count:
+        return copies
+    held = {name: float(servers.count(name)) for name in strengths}
+    for name in [name for name in strengths if name != LOCAL]:
+        on_server = [segment for segment, server in enumerate(servers) if server == name]
+        others = {other: strength for other, strength in strengths.items() if other not in (name, LOCAL)}
+        for segment, other in zip(on_server, deal(len(on_server), others or {LOCAL: 1})):
+            copies[segment].append(other)
+            held[other] += 1
+    for _ in range(count - 1):
+        for segment, server in enumerate(servers):
+            if server == LOCAL:
+                continue
+            left = [name for name in strengths if name not in (server, *copies[segment])]
+            place = min(left, key=lambda name: (name == LOCAL, (held[name] + 1) / strengths[name]))
+            copies[segment].append(place)
+            held[place] += 1
+    return copies
 
 
 def strength(link: Any) -> int:

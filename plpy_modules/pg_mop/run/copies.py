@@ -1,6 +1,6 @@
 """Copies of model states on a second server.
 
-With pg_mop.replicas = 2 a state that another server has made is also copied to the coordinator's server.
+With pg_mop.replicas > 1 a state that another server has made is also copied to the coordinator's server.
 A training unit that was committed on another server counts once its state is copied. So the run can go on without that
 server at any time (run/failover.py).
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psycopg2
@@ -52,6 +52,7 @@ def _of_table(spec: RunSpec, options: dict[str, Any], packed: Any) -> list[Segme
     unseen = {key for key, server, _ in packed.copies if server in engine.away}
     alone = [s for s in segments if s.server is not None and not s.copies and s.key not in unseen]
     if not alone:
+        _tell_of_fewer(spec, options, packed, segments)
         return segments
     if _needs_copies(spec):
         raise MopError(
@@ -61,6 +62,21 @@ def _of_table(spec: RunSpec, options: dict[str, Any], packed: Any) -> list[Segme
             sqlstate="55000",
         )
     return _without_copies(options, engine.segments(packed))
+
+
+def _tell_of_fewer(spec: RunSpec, options: dict[str, Any], packed: Any, segments: Iterable[Segment]) -> None:
+    """Tell the caller of segments with fewer copies than pg_mop.replicas asks for: the table was packed otherwise."""
+    if spec.application is not None:
+        return
+    wanted = options["replicas"] - 1
+    noted = [key for key, _, _ in packed.copies]
+    fewer = [s.key for s in segments if s.server is not None and max(len(s.copies), noted.count(s.key)) < wanted]
+    if fewer:
+        spec.inputs.db.notice(
+            f"pg_mop.replicas is {options['replicas']}, but {len(fewer)} of the segments of "
+            f'"{packed.text}" have fewer than {wanted} copies',
+            hint="Pack the table anew as it is set.",
+        )
 
 
 def _needs_copies(spec: RunSpec) -> bool:
@@ -152,15 +168,21 @@ def _check_copies(spec: RunSpec, catalog: Any, segments: Segments, earlier: Earl
     def known_of(segment: Segment, copy: Segment) -> Any:
         return known.get((segment.server, copy.server, copy.fingerprint), ())
 
+    originals: dict[Any, Segment] = {}  # what the copies of a segment are compared with
     for key, segment in segments.items():
+        originals[key] = segment
         if segment.server in engine.away:
             before = earlier.segments.get(key) if earlier is not None else None
-            segments[key] = _as_known(engine, segment, known_of(segment, segment.copies[0]), before)
+            segments[key] = found = _as_known(
+                engine, segment, [known_of(segment, copy) for copy in segment.copies], before
+            )
+            # a copy that an earlier run has compared with it stands for the segment
+            originals[key] = next(copy for copy in segment.copies if found.fingerprint in known_of(segment, copy))
     pairs = [
-        (spec.inputs.packed(dataset), segment, copy)
-        for (dataset, _), segment in segments.items()
+        (spec.inputs.packed(key[0]), originals[key], copy)
+        for key, segment in segments.items()
         for copy in segment.copies
-        if segment.fingerprint not in known_of(segment, copy)
+        if segment.fingerprint not in known_of(segment, copy) and copy is not originals[key]
     ]
     wanted = list(dict.fromkeys((packed, one) for packed, segment, copy in pairs for one in (segment, copy)))
     digests = dict(zip(wanted, engine.contents(wanted) if wanted else ()))
@@ -175,9 +197,10 @@ def _check_copies(spec: RunSpec, catalog: Any, segments: Segments, earlier: Earl
             )
 
 
-def _as_known(engine: Any, segment: Segment, fingerprints: Any, before: Any) -> Segment:
+def _as_known(engine: Any, segment: Segment, of_copies: Sequence[Any], before: Any) -> Segment:
     """A segment on a server that is away, with the fingerprint that an earlier run found there: `before`, of the run
-    that this call resumes, else the latest. Raises MopError."""
+    that this call resumes, else the latest. `of_copies`: for each copy those that were compared with it. Raises MopError."""
+    fingerprints = next((found for found in of_copies if before in found), next(filter(None, of_copies), ()))
     if not fingerprints:
         away = engine.away[segment.server]
         raise MopError(

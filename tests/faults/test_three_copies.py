@@ -1,0 +1,200 @@
+"""With pg_mop.replicas = 3 a run goes on without two of three servers."""
+
+import pytest
+from servers import CALL, Servers
+
+from conftest import Calling, Client, eventually
+from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+
+REPLICAS = "SET pg_mop.replicas = 3"
+DROP = "DROP TABLE IF EXISTS models, models_info, models_summary"
+
+
+@pytest.fixture(scope="module")
+def servers():
+    made = Servers(REPLICAS, segments=6)
+    yield made
+    made.stop()
+
+
+def gone(servers, run_id, name):
+    """True once the run has given a worker up."""
+    return servers.db.value(
+        "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_remote_run WHERE run_id = %s AND server = %s)", [run_id, name]
+    )
+
+
+def said(call):
+    return " ".join(call.client.connection.notices)
+
+
+def revive(servers):
+    for worker in servers.workers:
+        if worker.process is None or worker.process.poll() is not None:
+            worker.start()
+
+
+@pytest.mark.slice
+def test_each_segment_has_copies_on_the_two_other_servers(servers):
+    db = servers.db
+    at = {
+        row["key"]: row["server"]
+        for row in db.run(
+            "SELECT substring(relname FROM '\\d+$')::int AS key, srvname AS server FROM pg_class c LEFT JOIN "
+            "(pg_foreign_table f JOIN pg_foreign_server s ON s.oid = f.ftserver) ON f.ftrelid = c.oid "
+            "WHERE relname LIKE 'flowers_packed_segment_%%' AND relkind IN ('r', 'f')"
+        )
+    }
+    copies = {}
+    for key, server, _, table in db.value("SELECT __internal_copies__::json FROM flowers_packed_summary"):
+        copies.setdefault(key, {})[server] = table
+    digest = "SELECT md5(string_agg(t::text, ';' ORDER BY buffer_id)) FROM public.{} t"
+    clients = {None: db, "w1": Client(servers.workers[0], "postgres"), "w2": Client(servers.workers[1], "postgres")}
+    for key, server in at.items():
+        assert copies.get(key, {}).keys() == ({"w1", "w2", None} - {server} if server else set())
+        own = clients[server].value(digest.format(f"flowers_packed_segment_{key}"))
+        assert all(clients[place].value(digest.format(table)) == own for place, table in copies.get(key, {}).items())
+    assert len(at) == 6 and len(copies) == 4
+
+
+def test_two_of_three_servers_are_killed_one_after_the_other(servers):
+    call, run_id = servers.begin()
+    servers.kill_at_work(run_id)
+    try:
+        with servers.holding():
+            assert eventually(lambda: gone(servers, run_id, "w1"), 30)
+            servers.workers[1].kill()
+        assert call.end() is None
+        for name in ("w1", "w2"):
+            assert f"run {run_id} goes on without server {name}, on copies" in said(call)
+        here = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND server IS NULL AND status = 'finished'"
+        elsewhere = "SELECT count(*) FROM madlib.mop_segment WHERE run_id = %s AND server IS NOT NULL"
+        assert servers.db.value(here, [run_id]) > 0 and servers.db.value(elsewhere, [run_id]) == 4
+    finally:
+        revive(servers)
+    servers.check(run_id, replay=True)
+
+
+def test_two_of_three_servers_are_killed_at_once(servers):
+    call, run_id = servers.begin()
+    for worker in servers.workers:
+        worker.kill()
+    try:
+        assert call.end() is None
+    finally:
+        revive(servers)
+    servers.check(run_id, replay=True)
+
+
+def test_one_is_killed_while_the_other_one_comes_back(servers):
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '60s'")
+    servers.kill_at_work(run_id)
+    try:
+        with servers.holding():
+            assert eventually(lambda: gone(servers, run_id, "w1"), 30)
+            servers.workers[0].start()
+            assert eventually(lambda: not gone(servers, run_id, "w1"), 30)
+            servers.workers[1].kill()
+        assert call.end() is None
+    finally:
+        revive(servers)
+    servers.check(run_id, replay=True)
+
+
+def test_a_run_begins_and_is_resumed_without_both(servers):
+    db = servers.db
+    db.run(
+        f"{DROP}; {REPLICAS}; SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; {CALL}"
+    )  # compares
+    db.run(DROP)
+    for worker in servers.workers:
+        worker.kill()
+    try:
+        db.connection.notices.clear()
+        db.run(CALL)
+        run_id = last_run(db)
+        notices = " ".join(db.connection.notices)
+        assert all(f"run {run_id} goes on without server {name}, on copies" in notices for name in ("w1", "w2"))
+    finally:
+        revive(servers)
+    servers.check(run_id, replay=True)
+    call, run_id = servers.begin("SET pg_mop.reuse = off")
+    db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+    assert "canceling statement" in str(call.end())
+    for worker in servers.workers:
+        worker.kill()
+    try:
+        db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    finally:
+        revive(servers)
+    assert_invariants(db, run_id)
+    db.run(f"{DROP}; {CALL}")
+    servers.check(last_run(db))  # (what the run has left on the servers is gone, too)
+
+
+def test_an_evaluation_goes_on_without_both(servers):
+    db = servers.db
+    db.run("DROP TABLE IF EXISTS seen, unseen")
+    evaluate = "SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', '{}', FALSE, 1)"
+    db.run(evaluate.format("seen"))
+    for worker in servers.workers:
+        worker.kill()
+    try:
+        db.run(evaluate.format("unseen"))
+    finally:
+        revive(servers)
+    assert db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
+
+
+def test_both_other_servers_relieve_one(servers):
+    """No unit begins on the second worker: the first one and the coordinator train on their copies of its segments."""
+    db = servers.db
+    selection(db, "several", "arch", [(1, ADAM.format(0.01 * n), "batch_size=1, epochs=4") for n in range(1, 9)])
+    db.run(DROP)
+    at = (
+        "SELECT count(DISTINCT coalesce(u.server, '')) FROM madlib.mop_units u JOIN madlib.mop_segment g "
+        "USING (run_id, dataset, segment) WHERE u.run_id = %s AND u.kind = 'train' AND u.status = 'finished' "
+        "AND g.server = 'w2' AND u.server IS DISTINCT FROM 'w2'"
+    )
+    with holding(Client(servers.workers[1], "postgres"), "mop"):
+        client = Client(servers.coordinator, "postgres")
+        client.run(f"SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '60s'; {REPLICAS}")
+        call = Calling(client, CALL.replace("'mst'", "'several'"))
+        assert eventually(lambda: is_under_way(db, more_than=3), 60)
+        run_id = last_run(db)
+        assert eventually(lambda: db.value(at, [run_id]) == 2, 60)
+    assert call.end() is None
+    assert_invariants(db, run_id)
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    same = "SELECT bool_and(a.model_weights = m.model_weights) FROM models m JOIN again a USING (mst_key)"
+    assert db.value(same)
+
+
+def test_a_table_with_fewer_copies_is_trained_and_the_run_says_so(servers):
+    db = servers.db
+    db.run(
+        "SET pg_mop.replicas = 2; SET pg_mop.servers = 'w1, local, w2'; SELECT madlib.training_preprocessor_dl('flowers', "
+        f"'two_packed', 'y', 'x', 9); {REPLICAS}; {DROP}"
+    )
+    db.connection.notices.clear()
+    db.run(CALL.replace("flowers_packed", "two_packed"))
+    notices = " ".join(db.connection.notices)
+    assert 'but 4 of the segments of "two_packed" have fewer than 2 copies' in notices
+    db.run("SELECT madlib.mop_drop_packed('two_packed')")
+
+
+def test_more_copies_than_servers_are_refused(servers):
+    servers.db.run("SET pg_mop.replicas = 4")
+    error = servers.db.error("SELECT madlib.training_preprocessor_dl('flowers', 'never', 'y', 'x', 9)")
+    assert "pg_mop.replicas is 4, but the segments are on 3 servers" in str(error)
+    assert "SET pg_mop.replicas = 3" in error.diag.message_hint
+    servers.db.run(REPLICAS)
+
+
+def test_all_copies_go_with_the_packed_table(servers):
+    servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
+    left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'flowers_packed%%' AND relkind IN ('r', 'f', 'p')"
+    for cluster in (servers.coordinator, *servers.workers):
+        client = Client(cluster, "postgres")
+        assert client.value(left) == 0
+        client.close()
