@@ -1,6 +1,6 @@
--- Control requests of users to a running run (mop_stop_trial, mop_add_trial); its coordinator takes them.
+-- Control requests of users to a running run (mop_stop_trial, mop_add_trial, mop_add_server); its coordinator takes them.
 
--- mop_stop_trial and mop_add_trial call this: it checks a control request and adds it to a running run of the calling
+-- mop_stop_trial, mop_add_trial and mop_add_server call this: it checks a control request and adds it to a running run of the calling
 -- role.
 CREATE FUNCTION @extschema@.mop_add_control_request(run_id bigint, content json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
@@ -41,9 +41,15 @@ BEGIN
     END IF;
     -- an invalid request would end the run that reads it
     IF json_typeof(content) IS DISTINCT FROM 'object' OR json_typeof(content -> 'by') IS DISTINCT FROM 'string'
-       OR ((content -> 'stop') IS NULL) = ((content -> 'add') IS NULL) THEN
+       OR 1 <> ((content -> 'stop') IS NOT NULL)::integer + ((content -> 'add') IS NOT NULL)::integer
+               + ((content -> 'server') IS NOT NULL)::integer THEN
         RAISE EXCEPTION 'invalid control request' USING ERRCODE = '22023',
-            HINT = 'Use mop_stop_trial or mop_add_trial.';
+            HINT = 'Use mop_stop_trial, mop_add_trial or mop_add_server.';
+    ELSIF (content -> 'server') IS NOT NULL THEN
+        IF json_typeof(content -> 'server') <> 'string' THEN
+            RAISE EXCEPTION 'a server is named by a text' USING ERRCODE = '22023';
+        END IF;
+        content := json_build_object('server', content ->> 'server', 'by', content ->> 'by');
     ELSIF (content -> 'stop') IS NOT NULL THEN
         IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_configuration c
                        WHERE c.run_id = $1 AND c.mst_key::text = content ->> 'stop') THEN
@@ -66,8 +72,10 @@ BEGIN
     END IF;
     INSERT INTO @extschema@.mop_control_request (run_id, content) VALUES ($1, content);
     PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token),
-        CASE WHEN (content -> 'stop') IS NOT NULL THEN 'stop trial' ELSE 'add trial' END, $1,
+        CASE WHEN (content -> 'stop') IS NOT NULL THEN 'stop trial'
+             WHEN (content -> 'server') IS NOT NULL THEN 'add server' ELSE 'add trial' END, $1,
         CASE WHEN (content -> 'stop') IS NOT NULL THEN json_build_object('mst_key', content -> 'stop')
+             WHEN (content -> 'server') IS NOT NULL THEN json_build_object('server', content -> 'server')
              ELSE json_build_object('model_id', content #> '{add,0}', 'iterations', content -> 'iterations') END);
 END
 $$;

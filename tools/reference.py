@@ -240,7 +240,7 @@ GROUPS = {
         "mop_resume",
         "mop_replay",
     ],
-    "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions", "mop_set_priority"],
+    "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions", "mop_set_priority", "mop_add_server"],
     "Jobs": ["mop_submit", "mop_wait", "mop_cancel"],
     "Results": [
         "madlib_keras_evaluate",

@@ -7,6 +7,14 @@ from pg_mop.api import servers
 servers.mop_drop_packed(plpy, *args)
 $$;
 
+-- Users let a server join a running run with this. Its coordinator copies segments there, and trains on them.
+CREATE FUNCTION @extschema@.mop_add_server(run_id double precision, server text) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import servers
+servers.mop_add_server(plpy, *args)
+$$;
+
 -- Superusers connect servers with each other, so that model states move directly; `missing` lists the remaining
 -- commands for each server.
 CREATE FUNCTION @extschema@.mop_connect_servers(servers text)

@@ -74,6 +74,7 @@ mop_simulate(unit_seconds => ARRAY[{1}, {2}], segment_count => {2}, num_iteratio
 mop_replay({run}, 'd_again')
 mop_set_sessions({run}, {1})
 mop_set_priority({run}, {1})
+mop_add_server({run}, 'w1')
 mop_stop_trial({run}, {1})
 mop_add_trial({run}, {1}, 'x', 'y', {1})
 mop_resume({run})

@@ -93,6 +93,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_replay",
         "mop_set_sessions",
         "mop_set_priority",
+        "mop_add_server",
         "mop_trim_audit",
         "mop_drop_run",
         "mop_drop_states",

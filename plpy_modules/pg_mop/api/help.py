@@ -436,6 +436,8 @@ OF_RUNS = {
     "mop_cancel": "Cancels a job.",
     "mop_wait": "Waits for the end of a job, or for a timeout; returns the job's status.",
     "mop_set_sessions": "Changes the number of worker sessions of a running run.",
+    "mop_add_server": "Lets a server join a running run: segments are copied there while units go on, then it trains on them "
+    "(docs/servers.md).",
     "mop_set_priority": "Changes the priority of a running run (docs/administration.md).",
     "mop_end_trainers": "Ends the idle trainers of the caller's roles, to free their memory; returns their number.",
     "mop_drop_run": "Deletes a run: its log and its model states.",
@@ -560,6 +562,7 @@ ARGUMENTS = {
     "run_id": "SELECT run_id, status FROM mop_runs",
     "schedule_table": "table to create",
     "search_type": "'grid' or 'random'",
+    "server": "a foreign server of postgres_fdw",
     "skip_last": "rounds to leave out at the end of every bracket",
     "source": "rows: a table, a view or a query; gpu_configuration: 'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a table with a row for each example; training: a packed table",

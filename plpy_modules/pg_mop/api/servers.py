@@ -1,6 +1,7 @@
 """Functions for several servers: a server's description of itself, mop_connect_servers, mop_drop_packed."""
 
 import json
+import os
 
 import psycopg2
 
@@ -15,13 +16,14 @@ from pg_mop.connections.links import Links
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
-from pg_mop.packing.partitions import is_of
+from pg_mop.packing.partitions import is_of, this_database
 from pg_mop.packing.summary import copies_in
+from pg_mop.run.earlier import open_catalog, own_run
 
 
 def info(plpy):
-    """This server as JSON: pg_mop's version, cores and GPUs, its mop_identity(), and the names of the foreign servers that
-    the role can use."""
+    """This server as JSON: pg_mop's version, cores and GPUs, its mop_identity(), the names of the foreign servers that the
+    role can use, and the bytes that the disk of its new tables has left."""
     schema = quote_identifier(extension_schema(plpy))
     return json.dumps(
         {
@@ -30,8 +32,64 @@ def info(plpy):
             "gpus": settings.gpus(),
             "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],
             "servers": [row["name"] for row in plpy.execute(REACHED)],
+            "free_bytes": _free_bytes(plpy.execute(TABLESPACE)[0]["oid"]),
         }
     )
+
+
+# the tablespace of the role's new tables
+TABLESPACE = """
+SELECT coalesce((SELECT t.oid FROM pg_catalog.pg_tablespace t WHERE t.spcname OPERATOR(pg_catalog.=)
+        pg_catalog.current_setting('default_tablespace')::pg_catalog.name), d.dattablespace)::text AS oid
+FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"""
+PG_DEFAULT = "1663"  # its OID
+
+
+def _free_bytes(tablespace):
+    """The bytes that the disk of a tablespace (its OID, as text) has left; None if that is not known. (A backend works in
+    the data directory.)"""
+    try:
+        found = os.statvfs("." if tablespace == PG_DEFAULT else f"pg_tblspc/{tablespace}")
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+@sql_function
+def mop_add_server(db, run_id, server):
+    """Let a server join a run in progress. Its coordinator copies segments there, and then trains on them.
+
+    Raises MopError where the server cannot join: the caller does not own the run, the run has ended or has no copies, or the
+    server is unknown, cannot be used, has another version, or is one of the run's.
+    """
+    db.check_engine("mop_add_server")
+    if server is None or not server.strip():
+        raise MopError("no server is named", hint="SELECT srvname FROM pg_foreign_server;")
+    name, quoted = server.strip(), quote_identifier(server.strip())
+    with open_catalog(db) as catalog:
+        run = own_run(db, catalog, run_id)
+        used = catalog.remote_runs(run_id)
+    if run["status"] != "running":
+        raise MopError(f"run {run_id} is {run['status']}, not running", sqlstate="55000")
+    if name in used:
+        raise MopError(f"server {quoted} is one of the servers of run {run_id} already", sqlstate="42710")
+    target = targets.to(db, name)
+    if not used or run["parameters"]["settings"].get("replicas", 1) < 2:
+        raise MopError(
+            f"run {run_id} has no copies of segments on other servers, so no server can join it",
+            detail="It began with pg_mop.replicas = 1, or all its segments are on this server.",
+            hint="SET pg_mop.servers = ...; SET pg_mop.replicas = 2; before packing and training.",
+            sqlstate="55000",
+        )
+    link = Links(db)[name]  # (raises MopError)
+    if link.info["identity"] == this_database(db):
+        raise MopError(f"server {quoted} is this server", hint="The coordinator takes part already.")
+    db.execute(
+        f"SELECT {db.extension}.mop_add_control_request($1, json_build_object('server', $2, 'by', current_user))",
+        ["bigint", "text"],
+        [run_id, target.server],
+    )
+    db.info(f"server {quoted} joins run {run_id} once it has copies of segments; the session of the run tells when")
 
 
 REACHED = f"""

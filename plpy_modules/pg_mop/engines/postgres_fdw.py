@@ -179,6 +179,12 @@ class PostgresFdw(PostgreSQL):
                 sqlstate="42809",
             )
 
+    def copy_there(self, packed, server, table, key):
+        """A copy of a packed table's segment in a table (quoted) of another server, as a Segment; None if it has no rows.
+
+        Raises MopError."""
+        return next((copy for copy in self._segments_there(packed, server, table) if copy.key == key), None)
+
     def contents(self, wanted):
         # Servers work side by side; each reads its segments one after the other.
         found, queues, busy = [None] * len(wanted), {}, {}

@@ -13,7 +13,7 @@ from pg_mop.plan.watch import Watch
 from pg_mop.run.configurations import Added, Configuration, Configurations
 from pg_mop.run.earlier import End
 from pg_mop.run.messages import Messages
-from pg_mop.run.requests import Ask, GiveUp, Pin, Register, Steps, Withdraw
+from pg_mop.run.requests import Ask, GiveUp, Invite, Pin, Register, Steps, Withdraw
 
 Row = dict[str, Any]  # of Catalog.metrics
 Verdict = tuple[str, int]  # why a configuration stops, and after which iteration
@@ -138,6 +138,9 @@ class RunController:
         for request in requests:
             if "stop" in request:
                 yield from self.stop(request["stop"], f"stopped by {request['by']}")
+                continue
+            if "server" in request:
+                yield Invite(request["server"], request["by"])
                 continue
             model_id, compile_params, fit_params = request["add"]
             reason = f"added by {request['by']}"

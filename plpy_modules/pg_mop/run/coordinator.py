@@ -269,7 +269,12 @@ class Coordinator:
         if self.engine.away:
             moved = {key: segment.at(self.servers).server for key, segment in self.segments.items()}
         self.board = setup.make_board(
-            self.planner, list(self.configurations), self.configurations.misfits, self.wanted, moved
+            self.planner,
+            list(self.configurations),
+            self.configurations.misfits,
+            self.wanted,
+            moved,
+            self.spec.application is None,
         )
         self.scheduler: Any = setup.make_scheduler(self.planner, self.board)
         if isinstance(self.scheduler, Planned):
@@ -677,6 +682,7 @@ class Coordinator:
             self._turns(),
             self.threads,
             self.adoption,
+            self.remote_runs,
         )
         return self.executor
 

@@ -20,6 +20,7 @@ from pg_mop.run.attempt import Action, Attempt, Copied, CopyFailed, Event, Finis
 from pg_mop.run.context import RunContext
 from pg_mop.run.copies import StateCopies
 from pg_mop.run.failover import Failover
+from pg_mop.run.joining import Joining
 from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.recovery import Recovery
 from pg_mop.run.request_handler import RequestHandler
@@ -72,7 +73,7 @@ class Executor:
     `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
-    the coordinator's server. `threads`: of their trainers.
+    the coordinator's server. `threads`: of their trainers. `hosts`: the RemoteRuns, for servers that join.
     `adoption`: of a run that may wait for stages that other runs train (run/runs_beside.py).
     """
 
@@ -98,6 +99,7 @@ class Executor:
         turns: Turns,
         threads: Threads,
         adoption: Adoption | None = None,
+        hosts: Any = None,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -125,7 +127,8 @@ class Executor:
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
         self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
         self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
-        self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend)
+        self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
+        self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend, self.joining.invite)
         self.beside = None
         if adoption is not None:
             self.beside = RunsBeside(self.run, adoption, self.needed, self.requests.take_over)
@@ -153,7 +156,9 @@ class Executor:
         self.needed.release(stages[number] for number in run.states.stages())  # of an earlier coordinator
         self._dispatch()
         while self._is_wanted():
-            busy = [s.relay or s for s in run.sessions.by_worker.values() if s.work] + self.copies.busy
+            busy = (
+                [s.relay or s for s in run.sessions.by_worker.values() if s.work] + self.copies.busy + self.joining.busy
+            )
             resting = run.attempts_in(State.RESTING, State.UNKNOWN) or self.workers.away or self.copies.resting
             if not (busy or resting or self.turns.waits or run.board.held):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
@@ -167,6 +172,7 @@ class Executor:
                 if self.done >= max(GROWTH[0], GROWTH[1] * self.told):  # while the sessions work
                     self.told = self.done
                     self._tell_planner()
+        self.joining.abandon()
         self._bring_results_home()
 
     def _ended(self, answers: list[tuple[WorkerSession, Exception | None]]) -> list[Stage]:
@@ -175,6 +181,9 @@ class Executor:
         for session, error in answers:
             if session in self.copies.relays:
                 ended += self.copies.ended(session, error)
+                continue
+            if session in self.joining.busy:
+                self.joining.ended(session, error)
                 continue
             if (served := session.serves) is not None:  # a relay
                 if served.relay is not session:
@@ -510,6 +519,7 @@ class Executor:
             if ended:
                 self.requests.perform(self.controller.ended(ended))
         self.copies.look()
+        self.joining.look()
         self.failover.look()
         self.transfers.hurry()
         requests = run.catalog.control_requests(run.run_id)

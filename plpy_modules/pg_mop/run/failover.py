@@ -42,6 +42,7 @@ class Failover:
         self.run, self.enabled, self.take_back, self.away = run, enabled, take_back, away
         self.leave, self.resize = leave, resize
         self.given_up: dict[str, tuple[Heartbeat, float]] = {}  # server -> (its heartbeat, when to look at it)
+        self.guests: set[str] = set()  # servers that were given up, and had no segments of their own
         self.delays: dict[str, float] = {}  # server -> seconds until it is looked at, when it is given up again
 
     def begin(self, lost: int) -> None:
@@ -93,6 +94,8 @@ class Failover:
         self.leave(name, why)
         server.catalog.close()
         self._look_for(name, server.target)
+        if run.board.dismiss(name):
+            self.guests.add(name)
         run.board.relocate(moved)
         self.resize()
         return True
@@ -137,6 +140,8 @@ class Failover:
         for relay in run.sessions.relays.values():
             relay.prepared = False  # it may lack foreign tables of that server
         segments = run.unit_specs.segments
+        if name in self.guests:
+            run.board.invite(name)
         run.board.relocate({key: segments[key].at(run.servers).server for key in run.board.server_of})
         self.resize()
         run.db.info(f"run {run.run_id}: server {name} is back")

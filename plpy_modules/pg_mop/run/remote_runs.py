@@ -85,14 +85,7 @@ class RemoteRuns:
 
         Raises MopError; its `sqlstate` is SOURCE_CHANGED if the server has other rows now.
         """
-        until = time.monotonic() + BACK_SECONDS
-
-        def check_interrupts() -> None:
-            self.db.check_interrupts()
-            if time.monotonic() > until:
-                raise SessionLost(f"no answer within {BACK_SECONDS} s")
-
-        link, server = self.engine.reopen(name, self.spec.inputs.tables, check_interrupts), None
+        link, server = self.engine.reopen(name, self.spec.inputs.tables, self.within(BACK_SECONDS)), None
         try:
             self._check_rows(link)
             server = self._server(link)
@@ -106,6 +99,62 @@ class RemoteRuns:
             raise
         link.check_interrupts = self.db.check_interrupts
         self.servers[name] = server
+
+    def meet(self, name: str) -> Any:
+        """The Link to a server that is to join the run, and is not in `servers` yet. Raises MopError."""
+        inputs, identity = self.spec.inputs, self.servers[None].info["identity"]
+        link = self.engine.reopen(name, (), self.within(BACK_SECONDS))
+        try:
+            known = {server.info["identity"]: server.name for server in self.remote}
+            if link.info["identity"] in {identity, *known}:
+                other = known.get(link.info["identity"])
+                raise MopError(
+                    f"server {quote_identifier(name)} is {f'server {quote_identifier(other)}' if other else 'this server'}, "
+                    "under another name"
+                )
+            self._check_functions(link)
+            if inputs.use_gpus and not inputs.options["trainers"] and not link.info["gpus"]:
+                raise settings.no_gpu(inputs.options["keras_backend"])
+        except BaseException as error:
+            self.part(name)
+            if isinstance(error, (psycopg2.Error, SessionLost)):
+                raise link.target.refused(error) from None
+            raise
+        link.check_interrupts = self.db.check_interrupts
+        return link
+
+    def part(self, name: str) -> None:
+        """Close the link to a server that does not join."""
+        link = self.engine.links.pop(name, None)
+        if link is not None:
+            link.session.close()
+
+    def admit(self, name: str) -> None:
+        """Put a server that has been met into `servers`, with a remote run. Raises MopError."""
+        link, server = self.engine.links[name], None
+        link.check_interrupts = self.within(BACK_SECONDS)
+        try:
+            server = self._server(link)
+            self.open(server)
+        except BaseException as error:
+            if server is not None:
+                server.catalog.close()
+            if isinstance(error, (psycopg2.Error, SessionLost)):
+                raise link.target.refused(error) from None
+            raise
+        link.check_interrupts = self.db.check_interrupts
+        self.servers[name] = server
+
+    def within(self, seconds: float) -> Callable[[], None]:
+        """A function to be called while another server is waited for; it raises SessionLost after so many seconds."""
+        until = time.monotonic() + seconds
+
+        def check_interrupts() -> None:
+            self.db.check_interrupts()
+            if time.monotonic() > until:
+                raise SessionLost(f"no answer within {seconds} s")
+
+        return check_interrupts
 
     def _check_rows(self, link: Any) -> None:
         """The rows on a server that is back must be those with which the run began. Raises MopError."""

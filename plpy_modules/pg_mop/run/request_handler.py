@@ -11,7 +11,7 @@ from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext
 from pg_mop.run.failover import Failover
 from pg_mop.run.needed_states import NeededStates
-from pg_mop.run.requests import Ask, GiveUp, HasState, Pin, Register, Request, Steps, Withdraw, perform
+from pg_mop.run.requests import Ask, GiveUp, HasState, Invite, Pin, Register, Request, Steps, Withdraw, perform
 from pg_mop.run.runs_beside import RunsBeside
 
 
@@ -27,11 +27,13 @@ class RequestHandler:
         failover: Failover,
         adopt: Callable[..., list[Stage]],
         extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
+        invite: Callable[[str, str], None],
     ) -> None:
         """`adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these
         stages. `extend(configuration, until, evaluated, new, shareable)` asks the planner for more iterations: (stages
-        to be done, new requests: [(mst_key, stage)])."""
+        to be done, new requests: [(mst_key, stage)]). `invite(server, role)`: see Joining."""
         self.run, self.needed, self.failover, self.adopt, self.extend = run, needed, failover, adopt, extend
+        self.invite = invite
         self.failed: dict[int, str] = {}  # mst_key -> why the configuration failed
 
     def perform(self, steps: Steps) -> Any:
@@ -54,6 +56,8 @@ class RequestHandler:
                 self.needed.pin(stage, instead)
             case GiveUp(mst_key, message, blame):
                 self.give_up([mst_key], message, blame)
+            case Invite(server, by):
+                self.invite(server, by)
             case HasState(stage):
                 return self.run.states.has(stage)
         return None

@@ -64,7 +64,15 @@ class HasState:
     stage: int
 
 
-Request = Ask | Register | Withdraw | Pin | GiveUp | HasState
+@dataclass(frozen=True)
+class Invite:
+    """A server (name) is to join the run; `by`: the role that asks for it."""
+
+    server: str
+    by: str
+
+
+Request = Ask | Register | Withdraw | Pin | GiveUp | HasState | Invite
 Steps = Generator[Request, Any, Any]
 
 

@@ -1,5 +1,7 @@
 """The workers of a board: the segments that each one does, and the stage that is reserved for it."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pg_mop.plan.stages import StageNumber
@@ -30,7 +32,9 @@ class Assignment:
         self.datasets: list[DatasetSegment] = [("training", s) for s in self.segments]
         self.datasets += [("validation", s) for s in validation_segments]
         self.server_of: dict[DatasetSegment, Server] = {key: (servers or {}).get(key) for key in self.datasets}
-        self.servers: list[Server] = list(dict.fromkeys(self.server_of.values()))  # that hold segments now
+        self.servers: list[Server] = list(dict.fromkeys(self.server_of.values()))  # that hold segments now, and guests
+        # servers without segments of their own, whose workers train on the copies that they have
+        self.guests: list[Server] = []
         first = [self.server_of["training", s] for s in self.segments]
         self._all: list[Server] = list(dict.fromkeys([*self.servers, *others]))
         self._server_of_worker = first + [server for server in self._all if server not in first]
@@ -59,8 +63,37 @@ class Assignment:
         """Move segments to other servers: {(dataset, segment): the server's name}. Workers on servers without segments
         are dropped; the caller calls `serve` to add workers on the new servers."""
         self.server_of.update(servers)
-        self.servers = list(dict.fromkeys(self.server_of.values()))
+        self.servers = list(dict.fromkeys([*self.server_of.values(), *self.guests]))
         self.serve(worker for worker in self.workers if self.server(worker) in self.servers)
+
+    def invite(self, server: Server, workers: int = 0, used: Iterable[Worker] = ()) -> None:
+        """Let a server take part that has copies, and no segments of its own; the caller calls `serve` to add its workers.
+
+        `workers`: how many of the next numbers are workers there; `used`: workers that have sessions now.
+        """
+        if workers:
+            known = len(self._server_of_worker)
+            taken = max([known - 1, *self.workers, *used]) + 1
+            self._server_of_worker += [self.server(worker) for worker in range(known, taken)]
+            self._server_of_worker += [server] * workers
+        if server not in self._all:
+            self._all.append(server)
+        if server not in self.guests:
+            self.guests.append(server)
+        if server not in self.servers:
+            self.servers.append(server)
+
+    def staff_of(self, other: Assignment) -> None:
+        """Take over the servers of another board's workers, and its guests."""
+        self._server_of_worker, self._all = list(other._server_of_worker), list(other._all)
+        self.guests, self.servers = list(other.guests), list(other.servers)
+
+    def dismiss(self, server: Server) -> bool:
+        """A guest takes part no more; False where the server is none. The caller calls `relocate`."""
+        if server not in self.guests:
+            return False
+        self.guests.remove(server)
+        return True
 
     def server(self, worker: Worker) -> Server:
         """The name of the server that a worker is on."""

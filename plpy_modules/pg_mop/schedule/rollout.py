@@ -29,6 +29,7 @@ def copy_of(board: Board, most: int) -> Board:
     servers = {key: server for key, server in board.server_of.items() if key[0] == "training"}
     copy = Board(plan, board.segments, (), servers, (), board.held_out)
     copy.anywhere, copy.copies = board.anywhere, board.copies
+    copy.staff_of(board)
     copy.serve(board.workers)
     copy.restore(done)
     return copy

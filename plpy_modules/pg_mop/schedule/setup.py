@@ -31,11 +31,12 @@ def make_board(
     misfits: Collection[int],
     sessions: int,
     moved: Mapping[SegmentKey, str | None] | None = None,
+    trains: bool = True,
 ) -> Board:
     """The board of a run's units, for so many sessions.
 
     `misfits`: mst_keys of configurations that cannot be trained; `moved`: {segment: server that holds the copy to use}, for
-    segments whose own server is away.
+    segments whose own server is away; `trains`: False where the run only evaluates or predicts.
     """
     work, earlier = planner.workload, planner.earlier
     kind: Callable[..., Board] = Board
@@ -65,6 +66,11 @@ def make_board(
             for (dataset, key), segment in work.segments.items()
             if dataset == "training" and segment.copies
         }
+        if trains:
+            # (servers that are away have no copies here; a server without segments of its own has joined an earlier run)
+            held = {copy.server for segment in work.segments.values() for copy in segment.copies}
+            for server in sorted(held - {None} - set(board.servers), key=str):
+                board.invite(server)
     board.count_by(planner.sharing.key, lambda stage: epochs(stage.parameters[1]))
     board.anywhere, board.searched = trains_anywhere(planner, configurations), work.searches
     board.serve(board.first_workers(sessions))

@@ -1,0 +1,370 @@
+"""A server joins a run in progress (mop_add_server)."""
+
+import contextlib
+import json
+
+import pytest
+from servers import CALL, Servers
+
+from cluster import Cluster
+from conftest import Calling, Client, add_server, eventually
+from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+
+REPLICAS = "SET pg_mop.replicas = 2"
+DROP = "DROP TABLE IF EXISTS models, models_info, models_summary, again, again_info, again_summary"
+BY = (
+    "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished' AND server = %s"
+)
+
+
+class Joined(Servers):
+    """Two workers with segments, and a third one without: w3."""
+
+    def __init__(self):
+        super().__init__(REPLICAS)
+        self.third = Cluster(max_connections=40)
+        add_server(self.db, "w3", self.third).close()
+        rates = [0.01 * n for n in range(1, 7)]
+        selection(self.db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=4") for rate in rates])
+
+    def stop(self):
+        self.third.stop()
+        super().stop()
+
+    @contextlib.contextmanager
+    def busy(self):
+        """Within the context, no unit begins on the first two workers: what is left for the third one does not go away."""
+        with holding(Client(self.workers[0], "postgres"), "mop"), self.holding():
+            yield
+
+    def train(self, settings="", table="flowers_packed"):
+        """Train in another session: (the Calling, the run_id), once units have been done."""
+        self.db.run(DROP)
+        client = Client(self.coordinator, "postgres")
+        client.run(
+            "SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1; "
+            f"SET pg_mop.reuse = off; {REPLICAS}; {settings}"
+        )
+        call = Calling(client, CALL.replace("flowers_packed", table))
+        assert eventually(lambda: is_under_way(self.db, more_than=2), 60)
+        return call, last_run(self.db)
+
+    def forget(self):
+        """The packed table has no copies on w3 again."""
+        self.db.run(
+            "UPDATE flowers_packed_summary SET __internal_copies__ = (SELECT json_agg(c) FROM json_array_elements("
+            "__internal_copies__::json) c WHERE c->>1 IS DISTINCT FROM 'w3')::text"
+        )
+        third = Client(self.third, "postgres")
+        for row in third.run(
+            "SELECT oid::regclass::text AS t FROM pg_class WHERE relname LIKE 'flowers_packed%%' AND relkind = 'r'"
+        ):
+            third.run(f"DROP TABLE {row['t']}")
+        third.close()
+
+    def is_joined(self, run_id):
+        return self.db.value("SELECT count(*) FROM madlib.mop_remote_run WHERE run_id = %s AND server = 'w3'", [run_id])
+
+    def same(self, run_id):
+        """Every unit was done once, and an undisturbed run in the same order has the same weights."""
+        assert_invariants(self.db, run_id)
+        self.db.run(f"SET pg_mop.threads = 1; {REPLICAS}")
+        self.db.run(
+            "DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id]
+        )
+        found = self.db.run(
+            "SELECT a.model_weights = m.model_weights AS same FROM models m JOIN again a USING (mst_key)"
+        )
+        assert found == [{"same": True}] * 6
+        for cluster in (*self.workers, self.third):
+            client = Client(cluster, "postgres")
+            assert client.value("SELECT count(*) FROM mop.mop_run") == 0
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def servers():
+    made = Joined()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def alone(servers):
+    yield
+    servers.forget()
+
+
+def said(call):
+    return " ".join(call.client.connection.notices)
+
+
+def refused(servers, run_id):
+    """How often the run has said that a server does not join."""
+    return servers.coordinator.said().count(f"run {run_id} goes on without server w3, which does not join")
+
+
+def add(servers, run_id, name="w3"):
+    servers.db.run("SELECT madlib.mop_add_server(%s, %s)", [run_id, name])
+
+
+@pytest.mark.slice
+def test_a_server_joins_and_trains(servers):
+    db = servers.db
+    with servers.busy():
+        call, run_id = servers.train()
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 2, 60)
+    assert call.end() is None
+    assert f"run {run_id}: server w3 is joining, as postgres asks" in said(call)
+    assert f"run {run_id}: server w3 has joined, with copies of 3 segments" in said(call)
+    segments = db.value(
+        "SELECT count(DISTINCT segment) FROM madlib.mop_units WHERE run_id = %s AND server = 'w3' AND status = 'finished'",
+        [run_id],
+    )
+    assert segments > 1, "it trains on segments of several servers"
+    loads = json.loads(db.value("SELECT madlib.mop_explain_run(%s, 'json')", [run_id]))["actual"]["sessions"]
+    assert "w3" in {load["server"] for load in loads}
+    assert db.value("SELECT details FROM madlib.mop_audit WHERE act = 'add server' AND run_id = %s", [run_id]) == {
+        "server": "w3"
+    }
+    servers.same(run_id)
+
+
+def test_a_later_run_finds_the_copies_and_trains_there_from_the_beginning(servers):
+    db = servers.db
+    with servers.busy():
+        call, run_id = servers.train()
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+    assert call.end() is None
+    copies = db.value("SELECT __internal_copies__::json FROM flowers_packed_summary")
+    assert sorted(key for key, server, *_ in copies if server == "w3") == [0, 1, 2]
+    call, later = servers.train()
+    assert call.end() is None
+    assert db.value(BY, [later, "w3"]) > 0
+    servers.same(later)
+
+
+def test_it_is_killed_while_it_trains(servers):
+    with servers.busy():
+        call, run_id = servers.train()
+        add(servers, run_id)
+        assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 1, 60)
+        servers.third.kill()
+    try:
+        assert call.end() is None
+        assert f"run {run_id} goes on without server w3, on copies" in said(call)
+    finally:
+        servers.third.start()
+    servers.same(run_id)
+
+
+def test_it_is_killed_and_comes_back(servers):
+    db = servers.db
+    with servers.busy():
+        call, run_id = servers.train()
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+        servers.third.kill()
+        assert eventually(lambda: not servers.is_joined(run_id), 60)
+        servers.third.start()
+        assert eventually(lambda: servers.is_joined(run_id), 60)
+    assert call.end() is None
+    assert f"run {run_id}: server w3 is back" in said(call)
+    servers.same(run_id)
+
+
+def test_it_is_killed_while_segments_are_copied(servers):
+    """Its table is locked, so that the copy waits."""
+    with servers.busy():
+        call, run_id = servers.train()
+        third = Client(servers.third, "postgres")
+        third.run(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$; "
+            "CREATE FUNCTION slowly() RETURNS event_trigger LANGUAGE plpgsql AS $$ DECLARE made record; BEGIN FOR made IN "
+            "SELECT * FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE 'public.flowers_packed_copy%' AND "
+            "object_type = 'table' LOOP EXECUTE 'CREATE TRIGGER slow BEFORE INSERT ON ' || made.object_identity || ' FOR EACH "
+            "ROW EXECUTE FUNCTION public.slow()'; END LOOP; END $$; "
+            "CREATE EVENT TRIGGER slowly ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION slowly()"
+        )
+        add(servers, run_id)
+        copying = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO public.flowers_packed_copy%%'"
+        assert eventually(lambda: third.value(copying) > 0, 60)
+        third.close()
+        servers.third.kill()
+        assert eventually(lambda: refused(servers, run_id), 60)
+    assert call.end() is None
+    assert f"run {run_id} goes on without server w3, which does not join" in said(call)
+    assert servers.db.value(BY, [run_id, "w3"]) == 0
+    servers.third.start()
+    third = Client(servers.third, "postgres")
+    third.run("DROP EVENT TRIGGER slowly; DROP FUNCTION slowly(); DROP FUNCTION slow() CASCADE")
+    third.close()
+    servers.same(run_id)
+
+
+def test_the_coordinator_is_killed_and_the_resumed_run_goes_on_with_it(servers):
+    with servers.busy():
+        call, run_id = servers.train()
+        add(servers, run_id)
+        assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 1, 60)
+        before = servers.db.value(BY, [run_id, "w3"])
+        servers.coordinator.kill()
+        assert call.end() is not None
+    servers.revive()
+    servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
+    assert servers.db.value(BY, [run_id, "w3"]) >= before
+    servers.same(run_id)
+
+
+def test_the_coordinator_is_killed_while_segments_are_copied(servers):
+    with servers.busy():
+        call, run_id = servers.train()
+        third = Client(servers.third, "postgres")
+        with holding(third, "mop"):  # its remote run cannot open
+            add(servers, run_id)
+            asked = "SELECT count(*) FROM pg_class WHERE relname LIKE 'flowers_packed_copy%%' AND relkind = 'r'"
+            looking = Client(servers.third, "postgres")
+            assert eventually(lambda: looking.value(asked) == 3, 60)
+            looking.close()
+            servers.coordinator.kill()
+            assert call.end() is not None
+    servers.revive()
+    servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
+    servers.same(run_id)
+
+
+def test_it_joins_while_another_server_is_away(servers):
+    with servers.holding():
+        call, run_id = servers.train()
+        servers.workers[0].kill()
+        away = "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_remote_run WHERE run_id = %s AND server = 'w1')"
+        assert eventually(lambda: servers.db.value(away, [run_id]), 60)
+        add(servers, run_id)
+        assert eventually(lambda: servers.is_joined(run_id), 60)
+    try:
+        assert call.end() is None
+    finally:
+        servers.workers[0].start()
+    assert f"run {run_id}: server w3 has joined, with copies of 3 segments" in said(call), "also of the segment of w1"
+    servers.same(run_id)
+
+
+# --- bad input ----------------------------------------------------------------------------------------
+
+
+def test_servers_that_cannot_join_are_refused(servers):
+    db = servers.db
+    db.run(
+        "CREATE SERVER nowhere FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1', dbname 'postgres'); "
+        "CREATE USER MAPPING FOR postgres SERVER nowhere OPTIONS (user 'postgres'); "
+        "CREATE SERVER unmapped FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1'); "
+        f"CREATE SERVER itself FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '{servers.coordinator.port}', "
+        "dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER itself OPTIONS (user 'postgres')"
+    )
+    third = Client(servers.third, "postgres")
+    try:
+        with servers.holding():
+            call, run_id = servers.train()
+            for name, text in (
+                ("w1", f'server "w1" is one of the servers of run {run_id} already'),
+                ("none", 'server "none" does not exist'),
+                ("unmapped", "has no user mapping"),
+                ("nowhere", 'cannot open a session on server "nowhere"'),
+                ("itself", 'server "itself" is this server'),
+                ("", "no server is named"),
+                (None, "no server is named"),
+            ):
+                assert text in str(db.error("SELECT madlib.mop_add_server(%s, %s)", [run_id, name])), name
+            version = third.value("SELECT extversion FROM pg_extension WHERE extname = 'pg_mop'")
+            old = "CREATE OR REPLACE FUNCTION mop.mop_server_info() RETURNS json LANGUAGE sql AS $$SELECT '{}'::json$$"
+            body = third.value("SELECT pg_get_functiondef('mop.mop_server_info'::regproc)")
+            third.run(old.format('{"pg_mop": "0.1.0", "cores": 1, "gpus": 0, "identity": "x", "servers": []}'))
+            error = db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id])
+            assert f'server "w3" has pg_mop 0.1.0, this one has {version}' in str(error)
+            third.run(body)
+            db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger; "
+                   "GRANT USAGE ON FOREIGN SERVER w3 TO stranger")  # fmt: skip
+            stranger = Client(servers.coordinator, "postgres", "stranger")
+            assert f"there is no run {run_id} of role" in str(
+                stranger.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id])
+            )
+            stranger.close()
+        assert call.end() is None
+        assert f"run {run_id} is finished, not running" in str(
+            db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id])
+        )
+        assert "there is no run 99999" in str(db.error("SELECT madlib.mop_add_server(99999, 'w3')"))
+    finally:
+        db.run(
+            "DROP SERVER nowhere CASCADE; DROP SERVER unmapped; DROP SERVER itself CASCADE; "
+            "DROP OWNED BY stranger; DROP ROLE stranger"
+        )
+        third.close()
+
+
+def test_a_run_without_copies_takes_no_server(servers):
+    with servers.holding():
+        call, run_id = servers.train("SET pg_mop.replicas = 1")
+        error = servers.db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id])
+        assert f"run {run_id} has no copies of segments on other servers" in str(error)
+        assert "SET pg_mop.replicas = 2" in error.diag.message_hint
+    assert call.end() is None
+
+
+def test_what_the_coordinator_finds_is_told_in_the_session_of_the_run(servers):
+    """There is no schema for the copies; or somebody's table has their name."""
+    third = Client(servers.third, "postgres")
+    with servers.busy():
+        call, run_id = servers.train()
+        third.run("CREATE TABLE public.flowers_packed_copy_2_segment_0 (mine integer)")
+        add(servers, run_id)
+        assert eventually(lambda: refused(servers, run_id), 30)
+        assert third.value("SELECT count(*) FROM public.flowers_packed_copy_2_segment_0") == 0, "it stays"
+        third.run("DROP TABLE public.flowers_packed_copy_2_segment_0")
+        add(servers, run_id)  # and now it can
+        assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 0, 60)
+        assert "already" in str(servers.db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id]))
+    assert call.end() is None
+    assert "already exists on server" in said(call)
+    third.close()
+    servers.same(run_id)
+
+
+def test_a_server_with_too_little_disk_does_not_join(servers):
+    small = Cluster(max_connections=40, small_mb=48)
+    try:
+        fourth = add_server(servers.db, "w4", small)
+        fourth.run(f"CREATE TABLESPACE small LOCATION '{small.small}'")
+        fourth.run("ALTER DATABASE postgres SET default_tablespace = small")
+        fourth.close()
+        with servers.holding():
+            call, run_id = servers.train()
+            add(servers, run_id, "w4")
+            told = f"run {run_id} goes on without server w4, which does not join"
+            assert eventually(lambda: told in servers.coordinator.said(), 30)
+        assert call.end() is None
+        assert "its disk has 4" in said(call) and "MB left, and the copies of 3 segments need" in said(call)
+    finally:
+        servers.db.run("DROP SERVER w4 CASCADE")
+        small.stop()
+
+
+def test_an_administrator_drops_the_copies_with_the_packed_table(servers):
+    db = servers.db
+    db.run(
+        "SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.segments = 3; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'other_packed', 'y', 'x', 9)"
+    )
+    with servers.busy():
+        call, run_id = servers.train(table="other_packed")
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+    assert call.end() is None
+    third = Client(servers.third, "postgres")
+    left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'other_packed%%' AND relkind = 'r'"
+    assert third.value(left) == 3
+    db.run("SELECT madlib.mop_drop_packed('other_packed')")
+    assert third.value(left) == 0
+    third.close()
