@@ -31,7 +31,7 @@ def data(db):
 @pytest.fixture
 def clients(db):
     """Two sessions, of the runs that begin first and second. Nothing is left of earlier tests that could be taken over."""
-    db.run("SELECT madlib.mop_drop_checkpoints()")
+    db.run("SELECT madlib.mop_drop_run(run_id) FROM madlib.mop_runs WHERE status <> 'running'")
     for name in ("a", "b"):
         db.run(f"DROP TABLE IF EXISTS {name}, {name}_info, {name}_summary")
     pair = [db.another(), db.another()]
@@ -185,7 +185,9 @@ def test_a_configuration_that_fails_in_the_first_run_fails_in_the_second(db, cli
     run_of(db, "a")
     second = Calling(clients[1], call("b", "bad"))
     assert first.end() is None and second.end() is None
-    failed = db.run("SELECT mst_key FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [last(db, "b")])
+    failed = db.run(
+        "SELECT mst_key FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [last(db, "b")]
+    )
     assert [row["mst_key"] for row in failed] == [2]
     assert same(db, "a", "b", (1,)) == 1
 

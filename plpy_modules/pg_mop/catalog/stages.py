@@ -211,10 +211,14 @@ class Stages(CatalogSession):
 
     # --- stages that earlier runs have trained ----------------------------------------------------
     def known_stages(
-        self, run_id: int, identities: Collection[str], fingerprints: Mapping[tuple[str, int], str]
+        self,
+        run_id: int,
+        identities: Collection[str],
+        fingerprints: Mapping[tuple[str, int], str],
+        beside: Collection[int] = (),
     ) -> dict[str, list[Known]]:
-        """{identity: [Known, ...]} of the stages that other runs of the role have trained completely. Of a run that goes on, or
-        that was interrupted, these include the states that it has on this server now.
+        """{identity: [Known, ...]} of the stages that other runs of the role have trained completely. Of a run that goes
+        on, and of the runs `beside`, these include the states that it has on this server now.
 
         `fingerprints`: {(dataset, segment): fingerprint} of the present run. Metrics count as known if they cover all its
         datasets with the same rows.
@@ -228,7 +232,8 @@ class Stages(CatalogSession):
             WITH found AS (
                 SELECT s.identity, s.run_id, s.stage,
                        m.state_table IS NOT NULL AND (c.stage IS NOT NULL
-                           OR r.status <> 'finished' AND r.function <> 'remote_run' AND m.made_on IS NOT NULL) AS state,
+                           OR (r.status = 'running' OR r.run_id = ANY (%s)) AND r.function <> 'remote_run'
+                              AND m.made_on IS NOT NULL) AS state,
                        coalesce(s.source_run, s.run_id) AS origin_run,
                        coalesce(s.source_stage, s.stage) AS origin_stage,
                        coalesce(p.source_run, p.run_id) AS parent_run,
@@ -259,6 +264,7 @@ class Stages(CatalogSession):
             SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)
             """,
             (
+                list(beside),
                 list(identities),
                 run_id,
                 [dataset for dataset, _ in fingerprints],

@@ -36,6 +36,7 @@ class Adoption:
             and planner.followed is None
         )
         self._told = False
+        self.beside: list[int] = []  # runs that went on when this one began, and whose states it may have waited for
 
     def adopt(self, stages: Sequence[Stage], found: Sequence[tuple[Stage, Known, bool]] | None = None) -> list[Stage]:
         """Take over those of the stages that earlier runs have trained. Returns the stages that have a state now.
@@ -58,7 +59,8 @@ class Adoption:
             return []
         stages = [stage for stage in stages if not stage.trained]
         fingerprints = {key: segment.fingerprint for key, segment in self.planner.workload.segments.items()}
-        known = self.catalog.known_stages(self.run_id, [stage.identity for stage in stages], fingerprints)
+        names = [stage.identity for stage in stages]
+        known = self.catalog.known_stages(self.run_id, names, fingerprints, self.beside)
         found = reuse.adoptable(stages, known, self.spec.preferred) if known else []
         kept: set[int] = set()
         # the state that a configuration may end with must exist: without it, less can be taken over

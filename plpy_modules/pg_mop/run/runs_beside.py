@@ -32,6 +32,7 @@ class RunsBeside:
     ) -> None:
         self.run, self.adoption, self.needed, self.take_over = run, adoption, needed, take_over
         self.older = run.catalog.runs_beside(run.run_id) if adoption.allowed else []
+        adoption.beside = self.older
         self.told: set[int] = set()  # runs that the user knows of
         self.tries = 0
 
