@@ -15,7 +15,7 @@ import psycopg2
 
 import mop_udf
 from mop_udf import aggregate
-from pg_mop.backend import object_table, trainers
+from pg_mop.backend import object_table, processor, trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
@@ -85,7 +85,7 @@ class Coordinator:
     executor: Executor | None = None
     solver: SolverProcess | None = None  # of the scheduler milp
     deadline: deadline.Deadline | None = None
-    machine: tuple[float, float] | None = None  # see Estimates; a run does not measure it
+    machine: tuple[float, float] | None = None  # see measure_machine
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
@@ -377,6 +377,12 @@ class Coordinator:
         cores = self.servers[None].info["cores"]
         return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores, self.machine)
 
+    def measure_machine(self) -> None:
+        """Guess for this machine, where a guess decides or is shown. (A run that begins does not take the time for it.)"""
+        if self.machine is None:
+            self.machine = processor.measured()
+            self.fixed = self.fixed.on_machine(self.machine[1])
+
     def architectures(self) -> Collection[str]:
         """The architectures of the configurations (JSON); none where a search will propose them."""
         return {c["model_arch"] for c in self.configurations}
@@ -420,6 +426,7 @@ class Coordinator:
                 )
             return
         if limits["max_seconds"] is not None:
+            self.measure_machine()
             if taken is None:
                 adoption = Adoption(self.spec, self.planner, self.catalog, 0)
                 taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}

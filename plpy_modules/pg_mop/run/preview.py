@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pg_mop.backend import processor
 from pg_mop.catalog import LocalCatalog
 from pg_mop.plan import arithmetic
 from pg_mop.plan.estimates import Estimates
@@ -87,8 +86,8 @@ class Preview(Coordinator):
         limit = self.catalog.value(f"SELECT min(l.sessions) FROM {self.catalog.schema}.mop_my_limits l")
         if limit is not None:
             self.wanted = min(self.wanted, int(limit))
-        self.machine = processor.measured()
-        self.fixed = fixed_costs(self.catalog, architectures=self.architectures()).on_machine(self.machine[1])
+        self.fixed = fixed_costs(self.catalog, architectures=self.architectures())
+        self.measure_machine()
         if self.searches:
             return self._searched()
         if not self.run_id:
