@@ -44,6 +44,34 @@ units filters kernel_size pool_size strides dilation_rate n output_dim input_dim
 depth_multiplier size
 """.split()
 )
+# arguments without which Keras does not make a layer -> classes
+NEEDED = {
+    "activation": "Activation",
+    "axes": "Dot",
+    "cell": "RNN",
+    "cells": "StackedRNNCells",
+    "dims": "Permute",
+    "equation output_shape": "EinsumDense",
+    "factor": "RandomBrightness RandomContrast RandomRotation",
+    "filters kernel_size": "Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D ConvLSTM2D "
+    "ConvLSTM3D SeparableConv1D SeparableConv2D",
+    "head_dim num_query_heads num_key_value_heads": "GroupQueryAttention",
+    "height width": "CenterCrop RandomCrop Resizing",
+    "height_factor": "RandomZoom",
+    "height_factor width_factor": "RandomTranslation",
+    "input_dim output_dim": "Embedding",
+    "kernel_size": "DepthwiseConv1D DepthwiseConv2D",
+    "layer": "Bidirectional SpectralNormalization TimeDistributed",
+    "n": "RepeatVector",
+    "num_heads key_dim": "MultiHeadAttention",
+    "pool_size": "AveragePooling1D AveragePooling2D AveragePooling3D",
+    "rate": "AlphaDropout Dropout GaussianDropout SpatialDropout1D SpatialDropout2D SpatialDropout3D",
+    "scale": "Rescaling",
+    "stddev": "GaussianNoise",
+    "target_shape": "Reshape",
+    "units": "Dense GRU GRUCell LSTM LSTMCell SimpleRNN SimpleRNNCell",
+}
+NEEDED_BY = {kind: names.split() for names, kinds in NEEDED.items() for kind in kinds.split()}
 OPTIONAL = frozenset(("strides", "value_dim"))  # may be null
 
 
@@ -62,6 +90,13 @@ def check_values(class_name: str, config: Mapping[str, Any]) -> None:
             raise Misfit(f"rate of {class_name} must be a number from 0 to 1, not {_short(value)}")
 
 
+def check_needed(class_name: str, config: Mapping[str, Any]) -> None:
+    """Raises Misfit for a layer without an argument that Keras needs to make it."""
+    lacking = next((name for name in NEEDED_BY.get(class_name, ()) if name not in config), None)
+    if lacking is not None:
+        raise Misfit(f"{class_name} needs {lacking}")
+
+
 def output_shape(class_name: str, config: Mapping[str, Any], shapes: Sequence[Shape]) -> Shape:
     """The shape of a layer's output. `shapes`: of its inputs.
 
@@ -75,6 +110,7 @@ def output_shape(class_name: str, config: Mapping[str, Any], shapes: Sequence[Sh
     if class_name == "InputLayer":
         declared = config.get("batch_shape") or config.get("batch_input_shape")
         return tuple(declared[1:]) if isinstance(declared, list) else None
+    check_needed(class_name, config)
     check_values(class_name, config)
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) < len(shapes) or class_name not in LAYERS:

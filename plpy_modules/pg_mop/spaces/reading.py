@@ -12,7 +12,7 @@ from typing import Any
 
 from mop_udf.architecture import ArchitectureError, check
 from mop_udf.architecture_classes import LAYERS, MODELS
-from pg_mop.plan.shapes import Misfit, check_values
+from pg_mop.plan.shapes import Misfit, check_needed, check_values
 
 MOST_CHARACTERS = 1 << 20
 MOST_DEPTH = 40
@@ -271,6 +271,7 @@ class _Reader:
             )
         try:
             layer = checked_layer(given)
+            check_needed(layer["class_name"], layer["config"])
         except (ArchitectureError, Misfit) as error:
             raise self._error(f"has an option that may not be used: {error}") from None
         if layer["class_name"] == "InputLayer":
