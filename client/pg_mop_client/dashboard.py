@@ -46,7 +46,7 @@ FILES = {
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
 RESUME_SECONDS = 20  # for a resumed run to begin
-LEAST_WEIGHED = 4  # configurations, for the importance of parameters
+LEAST_WEIGHED, ENOUGH_WEIGHED = 4, 10  # configurations, for the importance of parameters
 
 
 class Unknown(ClientError):
@@ -216,32 +216,37 @@ class Dashboard:
     def importance(self, request: Request) -> dict[str, Any]:
         """The importance of each parameter by Optuna's evaluator, the greatest first.
 
-        It counts the configurations that pass the filter and were trained to the end; `of` is their number. Raises
-        ClientError.
+        It counts, of the configurations that pass the filter, those with the most iterations of which there are enough; `of` is
+        their number, and `iterations` what each of them has at least. Raises ClientError.
         """
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         optuna = needed("optuna", "optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        keys = {c["mst_key"] for c in self._chosen(data, request)}
+        fair = viewing.comparable(self._chosen(data, request), data["measure"]["series"], ENOUGH_WEIGHED)
+        if len(fair) < LEAST_WEIGHED:
+            raise ClientError(
+                f"only {len(fair)} of these configurations have a result: too few for an importance",
+                hint=f"The importance of parameters needs {LEAST_WEIGHED} configurations.",
+            )
+        keys = {c["mst_key"] for c in fair}
         whole = run.to_optuna()
         study = optuna.create_study(direction=whole.direction)
         study.add_trials(
-            ended := [
-                trial
+            [
+                optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)
                 for trial in whole.trials
-                if trial.user_attrs["mst_key"] in keys and trial.state == optuna.trial.TrialState.COMPLETE
+                if trial.user_attrs["mst_key"] in keys and trial.value is not None
             ]
         )
-        if len(ended) < LEAST_WEIGHED:
-            raise ClientError(
-                f"only {len(ended)} of these configurations were trained to the end: too few for an importance",
-                hint=f"The importance of parameters needs {LEAST_WEIGHED} configurations.",
-            )
         try:
             found = optuna.importance.get_param_importances(study)
         except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
             raise ClientError(f"Optuna cannot compute the importance: {error}") from None
-        return {"importance": [[name, value] for name, value in found.items()], "of": len(ended)}
+        return {
+            "importance": [[name, value] for name, value in found.items()],
+            "of": len(study.trials),
+            "iterations": min(c["iterations"] for c in fair),
+        }
 
     def report(self, request: Request) -> Response:
         """The report of the configurations that pass the filter, as a file."""

@@ -182,6 +182,18 @@ def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
     }
 
 
+def comparable(configurations: list[Data], series: str, least: int) -> list[Data]:
+    """The configurations with the most iterations, `least` of them at least where so many have a value of `series`.
+
+    Results after fewer iterations, of what a search has stopped early, are not comparable with those of the best.
+    """
+    have = [c for c in configurations if c["status"] != "failed" and _is_number(c["last"].get(series))]
+    for rung in sorted({c["iterations"] for c in have}, reverse=True):
+        if len(found := [c for c in have if c["iterations"] >= rung]) >= least:
+            return found
+    return have
+
+
 def failed(data: Data) -> list[list[Any]]:
     """[mst_key, parameters as text, error] of the configurations that have failed."""
     return [

@@ -63,3 +63,12 @@ def test_what_differs_between_runs_comes_once():
         ["num_iterations", "3", "9"],
     ]
     assert viewing.differences([compared(0.5, seed=1), compared(0.5, seed=2)])[3:] == [["pg_mop.seed", "1", "2"]]
+
+
+def test_results_of_the_most_iterations_are_comparable():
+    def made(iterations, value=0.5, status="stopped"):
+        return {"iterations": iterations, "status": status, "last": {} if value is None else {"training auc": value}}
+
+    rows = [made(9), made(3), made(3), made(1), made(1), made(1), made(1, None), made(9, status="failed")]
+    assert [len(viewing.comparable(rows, "training auc", least)) for least in (1, 2, 3, 4, 100)] == [1, 3, 3, 6, 6]
+    assert viewing.comparable([], "training auc", 1) == []

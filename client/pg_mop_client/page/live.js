@@ -460,9 +460,9 @@
     async function weigh() {
         $("weigh").disabled = true;
         try {
-            const { importance, of } = await ask(`/api/run/${run}/importance?${asked}`);
+            const { importance, of, iterations } = await ask(`/api/run/${run}/importance?${asked}`);
             $("importance").replaceChildren(plainTable(["parameter", "importance", ""], importance.map(([name, value]) =>
-                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), `By Optuna, of ${of} configurations trained to the end`));
+                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), `By Optuna, of ${of} configurations with ${iterations} or more iterations`));
         } catch (problem) {
             $("importance").replaceChildren(el("p", { class: "note" }, problem.said || String(problem)), ...(problem.hint ? [el("pre", {}, problem.hint)] : []));
         }
