@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from pg_mop_client import details, viewing
 from pg_mop_client.database import connected, quote_table
-from pg_mop_client.errors import ClientError, LostError, ServerError, needed
+from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
 from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
@@ -46,7 +46,6 @@ FILES = {
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
 RESUME_SECONDS = 20  # for a resumed run to begin
-LEAST_WEIGHED, ENOUGH_WEIGHED = 4, 10  # configurations, for the importance of parameters
 
 
 class Unknown(ClientError):
@@ -214,39 +213,9 @@ class Dashboard:
         )
 
     def importance(self, request: Request) -> dict[str, Any]:
-        """The importance of each parameter by Optuna's evaluator, the greatest first.
-
-        It counts, of the configurations that pass the filter, those with the most iterations of which there are enough; `of` is
-        their number, and `iterations` what each of them has at least. Raises ClientError.
-        """
+        """The importance of each parameter by Optuna, of the configurations that pass the filter."""
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
-        optuna = needed("optuna", "optuna")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        fair = viewing.comparable(self._chosen(data, request), data["measure"]["series"], ENOUGH_WEIGHED)
-        if len(fair) < LEAST_WEIGHED:
-            raise ClientError(
-                f"only {len(fair)} of these configurations have a result: too few for an importance",
-                hint=f"The importance of parameters needs {LEAST_WEIGHED} configurations.",
-            )
-        keys = {c["mst_key"] for c in fair}
-        whole = run.to_optuna()
-        study = optuna.create_study(direction=whole.direction)
-        study.add_trials(
-            [
-                optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)
-                for trial in whole.trials
-                if trial.user_attrs["mst_key"] in keys and trial.value is not None
-            ]
-        )
-        try:
-            found = optuna.importance.get_param_importances(study)
-        except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
-            raise ClientError(f"Optuna cannot compute the importance: {error}") from None
-        return {
-            "importance": [[name, value] for name, value in found.items()],
-            "of": len(study.trials),
-            "iterations": min(c["iterations"] for c in fair),
-        }
+        return details.importance(run, data, self._chosen(data, request))
 
     def report(self, request: Request) -> Response:
         """The report of the configurations that pass the filter, as a file."""

@@ -1,4 +1,4 @@
-"""What the live page shows of a run on request: its packed tables, and one configuration."""
+"""What the live page shows of a run on request: its packed tables, one configuration, the importance of parameters."""
 
 import json
 import math
@@ -9,11 +9,14 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import text
 
+from pg_mop_client import viewing
 from pg_mop_client.database import exists, plain, quote_table, suffixed
-from pg_mop_client.errors import ClientError, LostError
+from pg_mop_client.errors import ClientError, LostError, needed
+from pg_mop_client.run import Run
 
 MOST_FACT = 1000  # characters of a fact about a packed table
 MOST_UNITS = 200  # listed units of a configuration
+LEAST_WEIGHED, ENOUGH_WEIGHED = 4, 10  # configurations, for the importance of parameters
 
 
 def tables_of(connection: sqlalchemy.Connection, schema: str, run_id: int) -> Any:
@@ -110,3 +113,38 @@ def statements(schema: str, run_id: int, own: Mapping[str, Any], data: Mapping[s
         if best.get("export"):
             found["export it as a .keras file"] = re.sub(r", \d+\);$", f", {key});", best["export"])
     return found
+
+
+def importance(run: Run, data: Mapping[str, Any], configurations: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The importance of each parameter by Optuna's evaluator, the greatest first.
+
+    It counts, of some configurations of a run, those with the most iterations of which there are enough; `of` is their number,
+    and `iterations` what each of them has at least. Raises ClientError.
+    """
+    optuna = needed("optuna", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    fair = viewing.comparable(configurations, data["measure"]["series"], ENOUGH_WEIGHED)
+    if len(fair) < LEAST_WEIGHED:
+        raise ClientError(
+            f"only {len(fair)} of these configurations have a result: too few for an importance",
+            hint=f"The importance of parameters needs {LEAST_WEIGHED} configurations.",
+        )
+    keys = {c["mst_key"] for c in fair}
+    whole = run.to_optuna()
+    study = optuna.create_study(direction=whole.direction)
+    study.add_trials(
+        [
+            optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)
+            for trial in whole.trials
+            if trial.user_attrs["mst_key"] in keys and trial.value is not None
+        ]
+    )
+    try:
+        found = optuna.importance.get_param_importances(study)
+    except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
+        raise ClientError(f"Optuna cannot compute the importance: {error}") from None
+    return {
+        "importance": [[name, value] for name, value in found.items()],
+        "of": len(study.trials),
+        "iterations": min(c["iterations"] for c in fair),
+    }
