@@ -127,7 +127,8 @@ window.pgMopStrip = (function () {
         const share = live.total ? Math.floor(100 * live.done / live.total) : 0;
         set("units", live.total ? `${live.done} of ${live.total} units` + (running ? `, ${share} %` : "") : live.status === "finished" ? "no new units" : "no units yet");
         const left = live.left === null || live.left === undefined ? null : live.left - passed;
-        set("end", running && left !== null && live.ticks ? left > 0 ? `· done at ${hour(left)} (in ${clock(left)})` : "· done any moment" : "");
+        set("end", !running || left === null ? "" : !live.ticks ? `· about ${clock(live.left)} left when this was made`
+            : left > 0 ? `· done at ${hour(left)} (in ${clock(left)})` : "· done any moment");
         const age = (live.age || 0) + passed, old = live.ticks && running && age > OLD;
         const took = live.seconds === null || live.seconds === undefined ? "" : running ? `running for ${clock(live.seconds + (live.ticks ? passed : 0))}` : `in ${clock(live.seconds)}`;
         set("time", [took, old ? `as of ${clock(age)} ago` : ""].filter(Boolean).join(" · "));
