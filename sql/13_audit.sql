@@ -18,6 +18,22 @@ BEGIN
 END
 $$;
 
+-- Functions note with this an act of the caller that is on no table of the catalog. (A role can note such acts in its own
+-- name alone.)
+CREATE FUNCTION @extschema@.mop_note_act(act text, details json, token text DEFAULT @extschema@.mop_token()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(token);
+BEGIN
+    IF act IS NULL OR act NOT IN ('end trainers', 'drop packed', 'connect servers') THEN
+        RAISE EXCEPTION 'no such act: %', coalesce(act, 'NULL') USING ERRCODE = '22023';
+    ELSIF octet_length(details::text) > 10000 THEN
+        RAISE EXCEPTION 'the details of an act are longer than 10000 bytes' USING ERRCODE = '54000';
+    END IF;
+    PERFORM @extschema@.mop_audit_act(caller, act, NULL, details);
+END
+$$;
+
 -- Superusers delete the rows before a time with this; returns their number. The log says so.
 CREATE FUNCTION @extschema@.mop_trim_audit(before timestamptz, token text DEFAULT @extschema@.mop_token()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -132,6 +132,33 @@ def test_a_run_begins_and_is_resumed_without_both(servers):
     servers.check(last_run(db))  # (what the run has left on the servers is gone, too)
 
 
+def test_both_are_away_when_a_run_begins_and_one_comes_back(servers):
+    db = servers.db
+    db.run(
+        f"{DROP}; {REPLICAS}; SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; {CALL}"
+    )  # compares
+    db.run(DROP)
+    for worker in servers.workers:
+        worker.kill()
+    client = Client(servers.coordinator, "postgres")
+    client.run(
+        f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; SET pg_mop.threads = 1; {REPLICAS}; "
+        "SET pg_mop.lock_timeout = '300s'"
+    )
+    try:
+        call = Calling(client, CALL)
+        assert eventually(lambda: is_under_way(db, more_than=0), 60)
+        run_id = last_run(db)
+        with holding(Client(servers.coordinator, "postgres"), "madlib"):
+            servers.workers[0].start()
+            assert eventually(lambda: not gone(servers, run_id, "w1"), 60)
+        assert call.end() is None
+    finally:
+        revive(servers)
+    assert f"run {run_id}: server w1 is back" in said(call)
+    servers.check(run_id, replay=True)
+
+
 def test_an_evaluation_goes_on_without_both(servers):
     db = servers.db
     db.run("DROP TABLE IF EXISTS seen, unseen")

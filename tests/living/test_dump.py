@@ -7,6 +7,7 @@ import pytest
 from cluster import client_program
 from conftest import Client
 from places import DEFAULTS, job, outcome, prepare
+from workload import layer, sequential
 
 LOGGED = ("mop_run", "mop_configuration", "mop_segment", "mop_unit")
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 1, FALSE)"
@@ -222,3 +223,33 @@ def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_els
         [list(runs.values()), list(roles)],
     )
     full.run("DELETE FROM madlib.mop_audit_log WHERE act = 'x'")
+
+
+def test_weights_in_parts_go_through_a_dump(full, copy, tmp_path):
+    """Also such as would be more than pg_dump can write, as one value."""
+    hidden = layer("Dense", name="d", units=600, activation="tanh")
+    net = sequential("large", [4], hidden, layer("Dense", name="e", units=600), layer("Dense", name="o", units=3))
+    client = full.another("lodger")
+    for name, value in DEFAULTS.items():
+        client.run("SELECT set_config(%s, %s, false)", [name, value])
+    client.run("SELECT madlib.load_keras_model('lodger.large_arch', %s::json); SET pg_mop.weights_value_mb = 1", [net])
+    client.run(
+        "SELECT madlib.madlib_keras_fit('lodger.packed', 'lodger.large', 'lodger.large_arch', 1, $$loss='mse', "
+        "optimizer='SGD(learning_rate=0.01)'$$, 'batch_size=8', 1)"
+    )
+    predict = "SELECT madlib.madlib_keras_predict('lodger.large', 'lodger.flowers', 'id', 'x', 'lodger.{}')"
+    client.run(predict.format("of_large"))
+    assert client.value("SELECT count(*) FROM lodger.large_parts") == 1
+    client.close()
+    file = str(tmp_path / "dump")
+    program(full, "pg_dump", "-Fc", "-f", file)
+    restored = copy("restored_parts")
+    program(full, "pg_restore", "--exit-on-error", file, database="restored_parts")
+    for name, value in DEFAULTS.items():
+        restored.run("SELECT set_config(%s, %s, false)", [name, value])
+    restored.run(predict.format("of_restored"))
+    order = "ORDER BY id, class_value"
+    assert restored.run(f"SELECT * FROM lodger.of_restored {order}") == full.run(
+        f"SELECT * FROM lodger.of_large {order}"
+    )
+    full.run("DROP TABLE lodger.large, lodger.large_summary, lodger.large_parts, lodger.large_arch, lodger.of_large")

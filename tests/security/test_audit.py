@@ -165,6 +165,25 @@ def test_jobs_checkpoints_and_limits_leave_a_row(db, roles):
     assert acts_of(acts, of="act LIKE '%%limits'") == []
 
 
+def test_what_is_on_no_table_of_the_catalog_leaves_a_row_too(db, roles):
+    acts = roles["acts"]
+    mine = "act IN ('drop packed', 'end trainers')"
+    make_data(acts, "to_drop", segments=2)
+    acts.run("BEGIN; SELECT madlib.mop_drop_packed('to_drop_packed'); ROLLBACK")
+    assert acts_of(acts, of=mine) == [], "what is rolled back was not done"
+    acts.run("SELECT madlib.mop_drop_packed('to_drop_packed'); SELECT madlib.mop_end_trainers()")
+    dropped, ended = acts_of(acts, of=mine)
+    assert dropped == ("drop packed", "acts", "acts", {"table": '"public"."to_drop_packed"', "servers": []})
+    assert ended[:3] == ("end trainers", "acts", "acts") and ended[3]["trainers"] >= 0
+    acts.run("BEGIN READ ONLY; SELECT madlib.mop_end_trainers(); ROLLBACK")
+    assert len(acts_of(acts, of=mine)) == 2, "a transaction that can write nothing notes nothing"
+    for act in ("run", "end", "trim audit", None):
+        assert "no such act" in str(acts.error("SELECT madlib.mop_note_act(%s, '{}')", [act])), "no act can be made up"
+    long = "SELECT madlib.mop_note_act('end trainers', json_build_object('x', repeat('x', 10001)))"
+    assert "longer than 10000 bytes" in str(acts.error(long))
+    acts.run("DROP TABLE to_drop")
+
+
 def test_nobody_else_writes_changes_or_deletes_a_row(db, roles):
     acts, others = roles["acts"], roles["others"]
     db.run("GRANT pg_write_all_data, pg_read_all_data TO others")

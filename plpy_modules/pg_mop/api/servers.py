@@ -69,12 +69,13 @@ def mop_add_server(db, run_id, server):
     with open_catalog(db) as catalog:
         run = own_run(db, catalog, run_id)
         used = catalog.remote_runs(run_id)
+        elsewhere = catalog.has_other_servers(run_id)
     if run["status"] != "running":
         raise MopError(f"run {run_id} is {run['status']}, not running", sqlstate="55000")
     if name in used:
         raise MopError(f"server {quoted} is one of the servers of run {run_id} already", sqlstate="42710")
     target = targets.to(db, name)
-    if not used or run["parameters"]["settings"].get("replicas", 1) < 2:
+    if not elsewhere or run["parameters"]["settings"].get("replicas", 1) < 2:
         raise MopError(
             f"run {run_id} has no copies of segments on other servers, so no server can join it",
             detail="It began with pg_mop.replicas = 1, or all its segments are on this server.",
@@ -155,6 +156,7 @@ def mop_connect_servers(db, servers):
                     done += _connect(db, link, other, mappings[name], mappings[other])
         for name in names:
             links[name].run("COMMIT")
+        db.note_act("connect servers", {"servers": names})
     except (psycopg2.Error, SessionLost) as error:
         raise MopError(
             f"server {quote_identifier(name)}: {str(error).strip()}", sqlstate=getattr(error, "pgcode", None) or "08006"
@@ -291,5 +293,6 @@ def mop_drop_packed(db, packed_table):
         )
     ]
     db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
+    db.note_act("drop packed", {"table": str(table), "servers": sorted({server for server, _ in mine})})
     for server, there in mine:
         links[server].run(f"DROP TABLE {there}")

@@ -58,7 +58,9 @@ def _pool(db: Database) -> list[tuple[Any, ...]]:
 @sql_function
 def mop_end_trainers(db: Database) -> int:
     """End the idle trainers of the roles that the caller may act as, on Greenplum's hosts, too. Returns their number."""
-    return _end(db) + sum(sum(ended) for ended in on_hosts(db, "mop_at_end_trainers()"))
+    ended = _end(db) + sum(sum(there) for there in on_hosts(db, "mop_at_end_trainers()"))
+    db.note_act("end trainers", {"trainers": ended})
+    return ended
 
 
 @sql_function

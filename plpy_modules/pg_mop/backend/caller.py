@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -135,6 +136,15 @@ class CallerSession:
             yield
         finally:
             part.__exit__(Exception, None, None)  # rolls back, as after an exception
+
+    def note_act(self, act: str, details: Mapping[str, Any]) -> None:
+        """Note an act of the caller in the audit log (sql/13_audit.sql), unless the transaction can write nothing."""
+        if self.setting("transaction_read_only") != "on":
+            self.execute(
+                f"SELECT {self.extension}.mop_note_act($1, $2::json)",
+                ["text", "text"],
+                [act, json.dumps(dict(details))],
+            )
 
     # --- differences between servers -----------------------------------------------------------
     def has(self, function: str, types: str) -> bool:

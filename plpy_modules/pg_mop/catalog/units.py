@@ -180,6 +180,12 @@ class Units(CatalogSession):
             )
         }
 
+    def has_other_servers(self, run_id: int) -> bool:
+        """True where a run's segments are on other servers, also where these are away."""
+        return self.value(
+            f"SELECT EXISTS (SELECT 1 FROM {self.prefix}segment WHERE run_id = %s AND server IS NOT NULL)", (run_id,)
+        )
+
     def add_remote_run(self, run_id: int, server: str, remote_run: int) -> None:
         """Note the remote run of a server."""
         self.call("mop_add_remote_run", run_id, self.fencing_token, server, remote_run)

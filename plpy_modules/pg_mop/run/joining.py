@@ -29,6 +29,7 @@ from pg_mop.run.workers import SILENT_SECONDS, Workers
 
 Key = int  # of a training segment
 DISK = 1.3, 64 << 20  # times the rows' bytes, and bytes besides, that must be free
+MOST_SESSIONS = 1000  # of a run (mop_want_sessions)
 CLEAN_SECONDS = 2  # for a server to drop what a join has left
 
 
@@ -164,10 +165,12 @@ class Joining:
             self._copied(guest)
             if guest.left:
                 self._copy(guest)
-            else:
-                self._welcome(guest)
+                return
+            self._admit(guest.name)
         except (MopError, psycopg2.Error, SessionLost) as trouble:
             self._refuse(guest.name, trouble)
+        else:
+            self._welcome(guest)
 
     def _copied(self, guest: Guest) -> None:
         """A segment has been copied: check that the copy has its rows. Raises MopError, and errors of the servers."""
@@ -183,9 +186,9 @@ class Joining:
             raise MopError(f"the copy of segment {key} has other rows than the segment")
         guest.copies[key] = copy
 
-    def _welcome(self, guest: Guest) -> None:
-        """All is copied: the server is one of the run's. Raises MopError, and errors of the servers."""
-        run, name = self.run, guest.name
+    def _admit(self, name: str) -> None:
+        """All is copied: the server gets a remote run. Raises MopError, and errors of the servers."""
+        run = self.run
         try:
             self.hosts.admit(name)
             run.states.add(name)
@@ -194,6 +197,10 @@ class Joining:
                 run.catalog.forget_remote_run(run.run_id, name)
                 server.catalog.close()
             raise
+
+    def _welcome(self, guest: Guest) -> None:
+        """The server is one of the run's now: let it train."""
+        run, name = self.run, guest.name
         del self.guests[name]
         segments, board = run.unit_specs.segments, run.board
         for key, copy in guest.copies.items():
@@ -204,7 +211,7 @@ class Joining:
             relay.prepared = False  # it lacks the foreign tables of that server
         more = max(1, min(len(guest.copies), strength(run.servers[name].info)))
         board.invite(name, more, run.sessions.by_worker)
-        self.workers.wanted += more
+        self.workers.wanted = min(MOST_SESSIONS, self.workers.wanted + more)
         run.catalog.call("mop_want_sessions", run.run_id, self.workers.wanted)
         self._note(guest)
         run.db.info(

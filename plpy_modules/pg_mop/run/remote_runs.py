@@ -51,7 +51,7 @@ class RemoteRuns:
         inputs = self.spec.inputs
         used = {one.server for s in self.segments.values() for one in (s, *s.copies)} - self.engine.away.keys()
         names = sorted(used - {None})
-        if names:
+        if names or self.engine.away:  # (which may come back)
             self.servers[None].info["identity"] = this_database(self.db)
         for name in names:
             self.servers[name] = self._server(self.engine.links[name])
