@@ -125,7 +125,6 @@ def test_a_path_that_another_run_is_about_to_train_is_waited_for():
     assert awaited(stages, beside(stages, 7, trained={1})) == {1: 7, 2: 7, 3: 7, 4: 7}
     assert awaited(stages, beside(stages[:2], 7)) == {1: 7, 2: 7}, "the rest goes on from there"
     assert awaited(stages, {}) == {}
-    assert awaited(stages, beside(stages, 7), skipped={2}) == {}
     assert awaited(stages, both(beside(stages, 8), beside(stages[:1], 7))) == {1: 7, 2: 8, 3: 8, 4: 8}
 
 

@@ -65,13 +65,10 @@ def adoptable(
         refused |= lacking
 
 
-def awaited(
-    stages: Sequence[Stage], beside: Mapping[Identity, Sequence[Beside]], skipped: Collection[StageNumber] = ()
-) -> dict[StageNumber, int]:
+def awaited(stages: Sequence[Stage], beside: Mapping[Identity, Sequence[Beside]]) -> dict[StageNumber, int]:
     """The stages that a run had better wait for, since another one is about to train them: {stage number: that run}.
 
-    `stages`: of a plan, parents first, none of which has begun. `beside`: stages of other runs by identity. `skipped`: numbers
-    of the stages that are not to wait.
+    `stages`: of a plan, parents first, none of which has begun. `beside`: stages of other runs by identity.
 
     A stage is waited for if the other run wants it and all stages before it, with all metrics that this run wants, and a path
     of that run ends with it or with a stage below it, whose state this run can then take over. A path whose last stage is
@@ -84,7 +81,7 @@ def awaited(
         common: set[StageNumber] = set()
         for stage in stages:
             one, parent = theirs.get(stage.identity), stage.parent
-            if one is None or stage.number in skipped or stage.evaluated and not one.evaluated:
+            if one is None or stage.evaluated and not one.evaluated:
                 continue
             if parent is None or parent.number in common or parent.number not in numbers and parent.origin is not None:
                 common.add(stage.number)

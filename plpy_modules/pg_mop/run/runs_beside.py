@@ -31,7 +31,10 @@ class RunsBeside:
         self, run: RunContext, adoption: Adoption, needed: NeededStates, take_over: Callable[..., None]
     ) -> None:
         self.run, self.adoption, self.needed, self.take_over = run, adoption, needed, take_over
-        self.older = run.catalog.runs_beside(run.run_id) if adoption.allowed else []
+        search = adoption.spec.search
+        # (where a procedure stops trials, any of a path's states may be needed, and the other run keeps one)
+        waits = adoption.allowed and not (search is not None and search.stops_within_budget)
+        self.older = run.catalog.runs_beside(run.run_id) if waits else []
         adoption.beside = self.older
         self.told: set[int] = set()  # runs that the user knows of
         self.tries = 0
@@ -88,10 +91,7 @@ class RunsBeside:
         if not self.older:
             return {}
         beside = self.run.catalog.stages_beside(self.older, [stage.identity for stage in stages])
-        # (where a path may end before its last stage, any of its states may be needed, and the other run keeps one)
-        early = {c["mst_key"] for c in self.adoption.spec.configurations if self.adoption.spec.may_end_early(c)}
-        skipped = {stage.number for stage in stages if stage.trials & early}
-        return reuse.awaited(stages, beside, skipped) if beside else {}
+        return reuse.awaited(stages, beside)
 
     def _tell(self, held: dict[int, int]) -> None:
         for run in sorted(set(held.values()) - self.told):
