@@ -234,7 +234,7 @@ NEW = "CREATE TABLE data.new_digits (id bigint, pixels real[])"
 
 
 def test_several_servers_run_as_the_document_has_them():
-    begin, there, straight, pack, copies, predict, _citus, _greenplum, _ray = blocks("docs/servers.md")
+    begin, there, straight, pack, copies, _joins, predict, _citus, _greenplum, _ray = blocks("docs/servers.md")
     with contextlib.ExitStack() as stack:
         here, *workers = clusters = [stack.enter_context(Cluster(max_connections=40)) for _ in range(4)]
 
