@@ -19,7 +19,7 @@ SPACE = json.dumps({
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
-    make_data(db, rows=300, segments=2)
+    make_data(db, rows=150, segments=2)
     load(db, "arch", dense())
     fits = [(1, ADAM.format(rate), SLOW) for rate in (0.01, 0.02, 0.03, 0.04)]
     selection(db, "two", "arch", fits[:2])
@@ -142,7 +142,7 @@ def test_metrics_that_the_first_run_does_not_measure(db, clients):
 
 @pytest.mark.parametrize("end", ("pg_cancel_backend", "pg_terminate_backend"))
 def test_a_run_that_dies_leaves_its_work_to_the_other(db, clients, end):
-    iterations = 24
+    iterations = 16
     first = Calling(clients[0], call("a", "two", iterations))
     one = run_of(db, "a")
     second = Calling(clients[1], call("b", "two", iterations))
