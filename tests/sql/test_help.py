@@ -112,9 +112,6 @@ def test_no_function_for_users_is_without_help(db):
         "mop_cancel",
         "mop_wait",
         "mop_end_trainers",
-        "mop_space_size",
-        "mop_space_sample",
-        "mop_space_show",
     }
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):
