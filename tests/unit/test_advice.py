@@ -157,6 +157,38 @@ def test_a_run_that_did_not_end_goes_on():
     assert "resume" not in kinds(facts([made(1, 0.1, FLAT)])) and next_steps(facts([], function="remote_run")) == []
 
 
+def failing(*reasons):
+    return [made(k, 0.1, status="failed", reason=reason) for k, reason in enumerate(reasons, 1)]
+
+
+@pytest.mark.parametrize(
+    "reasons, resumes",
+    [
+        (["unknown layer 'X'", "the loss became NaN"], False),
+        (["unknown layer 'X'", "the connection to server s1 was lost"], True),
+        (["unknown layer 'X'", None], True),  # the run was interrupted
+        ([], True),
+    ],
+)
+def test_a_run_whose_configurations_all_failed_is_resumed_only_if_that_may_help(reasons, resumes):
+    given = facts(failing(*reasons), status="failed")
+    given = facts(given.configurations, status="failed", causes=causes.causes(given.configurations, given.varied))
+    assert ("resume" in kinds(given)) == resumes
+    assert any("mop_resume" in (remedy(given, c) or "") for c in given.causes) == ("lost" in str(reasons))
+
+
+def test_only_the_owner_is_told_to_steer_the_run():
+    lost = failing("the connection was lost")
+    stuck = made(2, 0.2, (0.5, 0.4, 0.4, 0.4), status="running")
+    for given in (
+        facts(lost, status="failed", own=False, causes=causes.causes(lost, [])),
+        facts([made(1, 0.1, RISING, status="running"), stuck], "running", own=False),
+        facts([made(1, 0.1, RISING)], own=False),
+    ):
+        assert kinds(given) == []
+        assert [remedy(given, cause) for cause in given.causes] == [None] * len(given.causes)
+
+
 def test_configurations_that_still_improve_are_trained_on():
     given = facts([made(1, 0.1, RISING), made(2, 0.2, FLAT), made(3, 0.3, (0.1, 0.2, 0.3, 0.5))])
     step = next(s for s in next_steps(given) if s["kind"] == "more")
@@ -279,8 +311,53 @@ def test_what_people_write_stays_a_literal():
 def test_rows_that_a_selection_table_cannot_have_alone_are_left_out():
     run = facts([]).run
     rows = [(1, "a", "x"), (1, "b", "x"), (1, "c", "y")]
-    sql = again.train_rows(run, "nets", rows, "_again", "madlib", "=>")
-    assert "ARRAY['a', 'b']" in sql and "ARRAY['x']" in sql and "'c'" not in sql
+    sql, trained = again.train_rows(run, "nets", rows, "_again", "madlib", "=>", {})
+    assert "ARRAY['a', 'b']" in sql and "ARRAY['x']" in sql and "'c'" not in sql and trained == set(rows[:2])
+
+
+@pytest.mark.parametrize("sizes, trained", [((8,), again.MOST_ROWS), ((8, 16, 32), 7)])
+def test_a_step_says_how_many_of_the_failed_configurations_its_statement_trains(sizes, trained):
+    failed = [
+        made(k, k, status="failed", reason="the loss became NaN", size=sizes[k % len(sizes)]) for k in range(1, 61)
+    ]
+    given = facts(failed, status="finished")
+    given = facts(failed, causes=causes.causes(given.configurations, given.varied))
+    (step,) = [s for s in next_steps(given) if s["kind"] == "clip"]
+    assert step["sql"].count("optimizer=") == trained
+    assert f"of 60 configurations became NaN: train {trained} of them with clipped" in step["say"]
+    assert step["sql"].startswith(f"-- trains {trained} of the 60 configurations\nSELECT ")
+
+
+def test_a_step_trains_as_the_run_did():
+    failed = made(2, 3.0, status="failed", reason="the loss became NaN")
+    arguments = {"use_gpus": True, "metrics_compute_frequency": 3, "folds": 4, "name": "x"}
+    given = facts([made(1, 0.1, FLAT), failed], arguments=arguments, object_table="losses")
+    (cause,) = causes.causes(given.configurations, given.varied)
+    sql = remedy(given, cause)
+    assert "use_gpus => TRUE" in sql and "metrics_compute_frequency => 3" in sql and "folds => 4" in sql
+    assert "],\n    'losses');" in sql and "name =>" not in sql
+    plain = remedy(facts(given.configurations), cause)
+    assert "use_gpus => FALSE" in plain and "metrics_compute_frequency" not in plain and "losses" not in plain
+
+
+@pytest.mark.parametrize("suffix", ["_clipped", "_clipped_mst", "_wider", "_predicted"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m" * 55,
+        "m" * 47 + "_clipped",
+        f"some_schema.{'m' * 63}",
+        f'"My ""s"."{"é" * 31}"',
+        '"' + '""' * 60 + '"',
+        "Models",
+    ],
+)
+def test_a_new_name_is_short_enough_for_its_tables(name, suffix):
+    schema, _, own = name.rpartition(".")
+    new_schema, _, new = again.named_anew(name, suffix).rpartition(".")
+    bare = new[1:-1].replace('""', '"') if new.startswith('"') else new
+    assert new_schema == schema and new != own and bare.endswith(suffix)
+    assert len((bare + "_summary").encode()) <= 63 and new.startswith('"') == own.startswith('"')
 
 
 # --- colours -------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.report.again import call, clipped, literal, named_anew, train_rows, with_value
+from pg_mop.report.again import ModelRow, call, clipped, literal, named_anew, train_rows, with_value
+from pg_mop.report.causes import cause_of, kind_of
 from pg_mop.report.widening import beyond, wider_space
 
 Row = Mapping[str, Any]
@@ -37,7 +38,8 @@ class Facts:
 
     `configurations`: by rank, dicts with mst_key, model_id, compile_params, fit_params, status, parameters, iterations and
     curve ([[iteration, value], ...] of the measure); `measure`: {'series', 'goal'}; `seconds`: of the trainers, by purpose
-    (train, evaluate, ready), and `idle` of the sessions; `causes`: of failures (report/causes.py).
+    (train, evaluate, ready), and `idle` of the sessions; `causes`: of failures (report/causes.py); `own`: the reader is the
+    run's owner, who alone may steer it.
     """
 
     run: Row
@@ -48,6 +50,8 @@ class Facts:
     varied: Sequence[str] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     arch_table: str | None = None
+    object_table: str | None = None
+    own: bool = True
     seconds: Mapping[str, float] = field(default_factory=dict)
     sessions: int = 0
     causes: Sequence[Row] = ()
@@ -79,8 +83,22 @@ def _names(configurations: Sequence[Row]) -> str:
     return keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
 
 
+def _may_resume(facts: Facts) -> bool:
+    """True if the owner looks at a run that did not end, and if it is not the configurations' fault: where all of them have
+    failed by errors of their own, they would fail again."""
+    if not facts.own or facts.run["status"] not in ("failed", "cancelled"):
+        return False
+    # (of an interrupted run, configurations without an error are shown as failed, too)
+    to_blame = [
+        c
+        for c in facts.configurations
+        if c["status"] == "failed" and c["reason"] and kind_of(cause_of(c["reason"]))[0] != "lost"
+    ]
+    return not facts.configurations or len(to_blame) < len(facts.configurations)
+
+
 def _resume(facts: Facts) -> Iterator[Step]:
-    if facts.run["status"] in ("failed", "cancelled"):
+    if _may_resume(facts):
         how = "failed" if facts.run["status"] == "failed" else "was cancelled"
         yield {
             "kind": "resume",
@@ -92,26 +110,31 @@ def _resume(facts: Facts) -> Iterator[Step]:
 def _failures(facts: Facts) -> Iterator[Step]:
     """The failed configurations once more, changed so that they may not fail again."""
     for cause in facts.causes:
-        if cause["kind"] == "diverged" and (sql := remedy(facts, cause)):
-            yield {
-                "kind": "clip",
-                "say": f"The loss of {_some(cause['count'])} became NaN: train with clipped gradients and a tenth of the rate.",
-                "sql": sql,
-            }
-        elif cause["kind"] == "memory" and (sql := remedy(facts, cause)):
-            yield {
-                "kind": "smaller",
-                "say": f"{_some(cause['count']).capitalize()} needed too much memory: train with half the batch size.",
-                "sql": sql,
-            }
+        if cause["kind"] not in ("diverged", "memory") or (found := _trained_anew(facts, cause)) is None:
+            continue
+        sql, count = found
+        which = "" if count == cause["count"] else f" {count} of them"
+        if cause["kind"] == "diverged":
+            how = "with clipped gradients and a tenth of the rate"
+            say = f"The loss of {_some(cause['count'])} became NaN: train{which} {how}."
+        else:
+            say = f"{_some(cause['count']).capitalize()} needed too much memory: train{which} with half the batch size."
+        yield {"kind": "clip" if cause["kind"] == "diverged" else "smaller", "say": say, "sql": sql}
 
 
 def remedy(facts: Facts, cause: Row) -> str | None:
     """SQL that helps against a cause of failures (report/causes.py); None where none is known."""
+    if cause["kind"] == "lost":
+        return f"SELECT {facts.schema}.mop_resume({facts.run['run_id']});" if _may_resume(facts) else None
+    found = _trained_anew(facts, cause)
+    return None if found is None else found[0]
+
+
+def _trained_anew(facts: Facts, cause: Row) -> tuple[str, int] | None:
+    """(SQL that trains configurations of a cause of failures anew, changed so that they may not fail again; the number of
+    these configurations); None where no change is known."""
     by_key = {c["mst_key"]: c for c in facts.configurations}
     failed = [by_key[key] for key in cause["keys"] if key in by_key]
-    if cause["kind"] == "lost" and facts.run["status"] in ("failed", "cancelled"):
-        return f"SELECT {facts.schema}.mop_resume({facts.run['run_id']});"
     if facts.arch_table is None:
         return None
     rows = []
@@ -125,8 +148,20 @@ def remedy(facts: Facts, cause: Row) -> str | None:
         halves = cause["kind"] == "memory" and isinstance(size, int) and size > 1
         if halves and (changed := with_value(fit_params, "batch_size", size // 2)) is not None:
             rows.append((c["model_id"], compile_params, changed))
-    suffix = "_clipped" if cause["kind"] == "diverged" else "_smaller"
-    return train_rows(facts.run, facts.arch_table, rows, suffix, facts.schema, facts.gets) if rows else None
+    if not rows:
+        return None
+    sql, trained = _train(facts, rows, "_clipped" if cause["kind"] == "diverged" else "_smaller")
+    count = sum(row in trained for row in rows)
+    note = "" if count == cause["count"] else f"-- trains {count} of the {cause['count']} configurations\n"
+    return note + sql, count
+
+
+def _train(facts: Facts, rows: Sequence[ModelRow], suffix: str) -> tuple[str, set[ModelRow]]:
+    """(SQL that trains rows as the run did, into tables named with `suffix`; the rows that it trains)."""
+    assert facts.arch_table is not None
+    return train_rows(
+        facts.run, facts.arch_table, rows, suffix, facts.schema, facts.gets, facts.arguments, facts.object_table
+    )
 
 
 def _some(count: int) -> str:
@@ -135,7 +170,7 @@ def _some(count: int) -> str:
 
 def _stop(facts: Facts) -> Iterator[Step]:
     """While the run goes on: the configurations that have not improved for half of their evaluations."""
-    if not facts.running:
+    if not facts.running or not facts.own:
         return
     idle = []
     for c in facts.judged():
@@ -183,7 +218,7 @@ def still_improves(curve: Sequence[Sequence[float]], sign: int) -> bool:
 def _more(facts: Facts) -> Iterator[Step]:
     if facts.run["status"] != "finished" or facts.run["function"] not in MORE or not facts.arguments:
         return
-    if facts.arguments.get("folds"):
+    if facts.arguments.get("folds") or not facts.own:
         return
     rising = [
         c
@@ -248,7 +283,7 @@ def _edge(facts: Facts) -> Iterator[Step]:
             "kind": "wider",
             "say": f"{name} {own:.4g} of the best configuration is the {'least' if new < own else 'greatest'} that was "
             f"tried: try {new:.4g}.",
-            "sql": train_rows(facts.run, facts.arch_table, [row], "_wider", facts.schema, facts.gets),
+            "sql": _train(facts, [row], "_wider")[0],
         }
         return
 
@@ -276,14 +311,7 @@ def _better_before(facts: Facts) -> Iterator[Step]:
         "kind": "keep",
         "say": f"Configuration {best['mst_key']} was best after iteration {when} ({value:.4g}) and got worse since: keep "
         "its best state.",
-        "sql": train_rows(
-            facts.run,
-            facts.arch_table,
-            [(best["model_id"], best["compile_params"], fit_params)],
-            "_kept",
-            facts.schema,
-            facts.gets,
-        ),
+        "sql": _train(facts, [(best["model_id"], best["compile_params"], fit_params)], "_kept")[0],
     }
 
 

@@ -7,16 +7,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mop_udf.params import ParameterError, split
-from pg_mop.backend.quoting import quote_literal
+from pg_mop.backend.quoting import MAX_NAME, quote_literal
 
 MOST_ROWS = 20  # configurations of a statement
+ROOM = len("_summary")  # bytes at the end of a name, for the names of the tables that belong to it
+CARRIED = ("metrics_compute_frequency", "folds")  # arguments that a new call of the same kind has, too
+
+ModelRow = tuple[int, str, str]  # model_id, compile_params, fit_params
 
 
 def named_anew(table: str, suffix: str) -> str:
-    """A table's name with a suffix, inside its closing quote.
+    """A table's name with a suffix, inside its closing quote. The name is shortened where it would be too long, with
+    ROOM for the names of the tables that belong to the new one.
 
     >>> named_anew("models", "_again"), named_anew('s."My t"', "_again")
     ('models_again', 's."My t_again"')
+    >>> named_anew("s." + "m" * 55, "_again") == "s." + "m" * 49 + "_again"
+    True
+    """
+    text = table.strip()
+    found = re.fullmatch(r'(.*?)("(?:[^"]|"")*"|[^".]*)', text, re.DOTALL)
+    schema, own = (found[1], found[2]) if found is not None else ("", text)
+    quoted = own.startswith('"')
+    name = own[1:-1].replace('""', '"') if quoted else own
+    most = MAX_NAME - ROOM - len(suffix.encode())
+    short = name.encode()[:most].decode(errors="ignore")
+    if short + suffix == name:  # (a shortened name that ended so already)
+        short = short[:-1]
+    new = short + suffix
+    return schema + (f'"{new.replace(chr(34), chr(34) * 2)}"' if quoted else new)
+
+
+def suffixed(table: str, suffix: str) -> str:
+    """The name of a table that belongs to another.
+
+    >>> suffixed("models", "_info"), suffixed('s."My t"', "_info")
+    ('models_info', 's."My t_info"')
     """
     text = table.strip()
     return f'{text[:-1]}{suffix}"' if text.endswith('"') else text + suffix
@@ -41,12 +67,20 @@ def call(schema: str, function: str, arguments: Mapping[str, Any], gets: str) ->
 
 
 def train_rows(
-    run: Mapping[str, Any], arch_table: str, rows: Sequence[tuple[int, str, str]], suffix: str, schema: str, gets: str
-) -> str | None:
-    """SQL that trains rows of (model_id, compile_params, fit_params) as the run did, into tables of another name; None
-    where one selection table cannot have these rows and no others.
+    run: Mapping[str, Any],
+    arch_table: str,
+    rows: Sequence[ModelRow],
+    suffix: str,
+    schema: str,
+    gets: str,
+    arguments: Mapping[str, Any],
+    object_table: str | None = None,
+) -> tuple[str, set[ModelRow]]:
+    """(SQL that trains rows of (model_id, compile_params, fit_params) as the run did, into tables of another name; the rows
+    that it trains). `arguments`: of the run's call; `object_table`: of its custom functions.
 
-    load_model_selection_table crosses its lists: so the rows must be all combinations of their parts.
+    load_model_selection_table crosses its lists, so the trained rows are all combinations of their parts: some rows may be left
+    out. MOST_ROWS are trained at most.
     """
     rows = list(dict.fromkeys(rows))[:MOST_ROWS]
     models, compiles, fits = ([*dict.fromkeys(parts)] for parts in zip(*rows))
@@ -54,25 +88,27 @@ def train_rows(
         first = rows[0][0], rows[0][2]
         rows = [row for row in rows if (row[0], row[2]) == first]
         models, compiles, fits = [first[0]], [*dict.fromkeys(row[1] for row in rows)], [first[1]]
-    output = named_anew(run["model_output_table"], suffix)
     selection = named_anew(run["model_output_table"], f"{suffix}_mst")
-    return (
+    functions = "" if object_table is None else f",\n    {literal(object_table)}"
+    sql = (
         f"SELECT {schema}.load_model_selection_table({literal(arch_table)}, {literal(selection)}, {literal(models)},\n"
-        f"    {literal(compiles)},\n    {literal(fits)});\n"
+        f"    {literal(compiles)},\n    {literal(fits)}{functions});\n"
         + call(
             schema,
             "madlib_keras_fit_multiple_model",
             {
                 "source_table": run["source_table"],
-                "model_output_table": output,
+                "model_output_table": named_anew(run["model_output_table"], suffix),
                 "model_selection_table": selection,
                 "num_iterations": run["num_iterations"],
-                "use_gpus": False,
+                "use_gpus": bool(arguments.get("use_gpus")),
                 "validation_table": run["validation_table"],
+                **{name: arguments.get(name) for name in CARRIED},
             },
             gets,
         )
     )
+    return sql, set(rows)
 
 
 def clipped(compile_params: str) -> str | None:

@@ -49,6 +49,15 @@ def cause_of(error: str | None) -> str:
     return _NUMBER.sub("#", _PLACE.sub("", lines[0].strip())) if lines else "no error was noted"
 
 
+def kind_of(cause: str) -> tuple[str, str | None]:
+    """(a word of HELP, or 'other'; what helps, or None) of an error, or of its part that `cause_of` compares.
+
+    >>> kind_of("the connection was lost")[0], kind_of("unknown layer #")
+    ('lost', ('other', None))
+    """
+    return next(((kind, text) for pattern, kind, text in HELP if pattern.search(cause)), ("other", None))
+
+
 def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[str, Any]]:
     """The causes of failures, the most frequent first.
 
@@ -62,7 +71,7 @@ def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[st
             groups.setdefault(cause_of(c["reason"]), []).append(c)
     found = []
     for name, failed in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        kind, text = next(((kind, text) for pattern, kind, text in HELP if pattern.search(name)), ("other", None))
+        kind, text = kind_of(name)
         members = {c["mst_key"] for c in failed}
         others = [c for c in configurations if c["mst_key"] not in members]
         first = _PLACE.sub("", (failed[0]["reason"] or "").strip()) or name

@@ -42,6 +42,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
     failed = sum(c["status"] == "failed" for c in configurations)
     tone, state = told(run["status"], failed, len(configurations))
     best = next((c for c in configurations if c["status"] != "failed" and c["last"].get(series) is not None), None)
+    own = run["owner"] == db.current_user()
     data["summary"] = {
         "status": run["status"],
         "tone": tone,
@@ -56,7 +57,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
             "value": best["last"][series],
             "iterations": best["iterations"],
             "parameters": {name: v for name in data["varied"] if (v := best["parameters"].get(name)) is not None},
-            **(uses(db, run, best["mst_key"], data["schema"]) if run["owner"] == db.current_user() else WITHOUT),
+            **(uses(db, run, best["mst_key"], data["schema"]) if own else WITHOUT),
         },
         "failed": failed,
         "of": len(configurations),
@@ -72,6 +73,8 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
         varied=data["varied"],
         arguments=data["arguments"],
         arch_table=tables.get("model_arch_table") or data["arguments"].get("model_arch_table"),
+        object_table=tables.get("object_table") or data["arguments"].get("object_table"),
+        own=own,
         seconds=_seconds(data, compile_seconds),
         sessions=len(data.get("lanes", ())),
         causes=data["causes"],
