@@ -4,7 +4,6 @@ serving.py serves it, guard.py checks access, snapshots.py queries the database,
 the files for the browser.
 """
 
-import contextlib
 import json
 import pathlib
 import threading
@@ -21,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from pg_mop_client import details, viewing
+from pg_mop_client import details, trusted, viewing
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
@@ -201,13 +200,11 @@ class Dashboard:
         key = _whole(request.query_params.get("mst_key"), "mst_key")
         with connected(self.engine) as connection:
             row = details.tables_of(connection, self.sql, run)
-        if not row.own:
-            raise ClientError(f"run {run} is another role's: that role exports its models")
-        content = self._execute(
-            f"SELECT {self.sql}.mop_export_model(:models, :key)", models=row.model_output_table, key=key
-        )
+            if not row.own:
+                raise ClientError(f"run {run} is another role's: that role exports its models")
+            content = details.model_file(connection, self.sql, row.model_output_table, key)
         return Response(
-            bytes(content),
+            content,
             media_type="application/zip",
             headers={"content-disposition": f'attachment; filename="run_{run}_{key}.keras"'},
         )
@@ -314,12 +311,10 @@ class Dashboard:
             with connected(self.engine) as connection:
                 self._note(connection.connection.dbapi_connection)
                 try:
-                    connection.execute(text("BEGIN READ ONLY"))
-                    return self.snapshots.measured(connection, name, version, source.strip())
+                    with trusted.transaction(connection):
+                        return self.snapshots.measured(connection, name, version, source.strip())
                 finally:
                     self._note(None)
-                    with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):  # (a lost connection has no transaction)
-                        connection.execute(text("ROLLBACK"))
         finally:
             self._evaluations.release()
 

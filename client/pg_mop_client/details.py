@@ -10,11 +10,13 @@ import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import viewing
-from pg_mop_client.database import exists, plain, quote_table, suffixed
-from pg_mop_client.errors import ClientError, LostError, needed
+from pg_mop_client.database import driver_errors, exists, suffixed
+from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.run import Run
+from pg_mop_client.trusted import locked, row_of, transaction
 
 MOST_FACT = 1000  # characters of a fact about a packed table
+MODEL_TABLES = ("", "_summary", "_info", "_parts")  # suffixes of a run's output tables that a model is read from
 MOST_UNITS = 200  # listed units of a configuration
 LEAST_WEIGHED, ENOUGH_WEIGHED = 4, 10  # configurations, for the importance of parameters
 
@@ -32,25 +34,37 @@ def tables_of(connection: sqlalchemy.Connection, schema: str, run_id: int) -> An
 
 
 def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any] | None:
-    """The row of a packed table's summary, {column: value}; None if it is gone, or if the role may not read it."""
-    try:
-        name = suffixed(packed, "_summary")
-        if not exists(connection, name):
-            return None
-        row = connection.execute(
-            text(f"SELECT CAST(row_to_json(s) AS text) FROM {plain(quote_table(name))} s LIMIT 1")
-        ).scalar()
-    except LostError:
-        raise
-    except (ClientError, sqlalchemy.exc.ProgrammingError):
+    """The row of a packed table's summary, {column: value}; None if it is gone, or if it is no table of the role's own."""
+    row = row_of(connection, suffixed(packed, "_summary"))
+    if row is None:
         return None
     return {
         column: value
         if not isinstance(value, (list, dict, str))
         else (value if isinstance(value, str) else json.dumps(value))[:MOST_FACT]
-        for column, value in json.loads(row or "{}").items()
+        for column, value in row.items()
         if value is not None
     }
+
+
+def model_file(connection: sqlalchemy.Connection, schema: str, models: str, key: int) -> bytes:
+    """The .keras file of a model of one's own run. `schema` is quoted; the connection commits each statement.
+
+    Raises ClientError where the run's output tables are gone, or where one is no table of the role's own.
+    """
+    with driver_errors(), transaction(connection, read_only=False):
+        for suffix in MODEL_TABLES:
+            name = suffixed(models, suffix)
+            needed_one = suffix in ("", "_summary")
+            if (needed_one or exists(connection, name)) and locked(connection, name) is None:
+                raise ClientError(
+                    f"{name} is no table of your role's any more: the run's models are gone",
+                    hint="mop_replay(run_id, 'another_table') trains them again.",
+                )
+        content = connection.execute(
+            text(f"SELECT {schema}.mop_export_model(:models, :key)"), {"models": models, "key": key}
+        ).scalar_one()
+    return bytes(content)
 
 
 def configuration(

@@ -214,8 +214,9 @@ class Run:
     def _models_table(self) -> str:
         """The name of the run's model table.
 
-        Raises ClientError if a later run has replaced the table, or if the table with this name belongs to another role
-        than the run: that role's run may have written to another schema.
+        Raises ClientError if a later run has replaced the table, or if the table with this name or its summary belongs to
+        another role than the run: that role's run may have written to another schema, and a view of another role's would
+        execute with the caller's rights.
         """
         with connected(self.selection.engine) as connection:
             later = connection.execute(
@@ -228,11 +229,15 @@ class Run:
             ).scalar()
             other = connection.execute(
                 text(
-                    "SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = "
-                    "pg_catalog.to_regclass(:name) AND :owner <> session_user AND :owner <> pg_catalog.pg_get_userbyid("
-                    "relowner)"
+                    "SELECT o.rolname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles o ON o.oid = c.relowner "
+                    "WHERE c.oid IN (pg_catalog.to_regclass(:name), pg_catalog.to_regclass(:summary)) "
+                    "AND o.rolname <> :owner AND (:owner <> session_user OR o.rolname <> current_user AND NOT o.rolsuper)"
                 ),
-                {"name": quote_table(self.models), "owner": self.info["owner"]},
+                {
+                    "name": quote_table(self.models),
+                    "summary": quote_table(suffixed(self.models, "_summary")),
+                    "owner": self.info["owner"],
+                },
             ).scalar()
         if later is not None:
             raise ClientError(

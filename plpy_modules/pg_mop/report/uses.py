@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import written
-from pg_mop.report.again import literal, named_anew
+from pg_mop.backend.trusted import is_trusted, row_of
+from pg_mop.report.again import literal, named_anew, suffixed
 
 WITHOUT = {"predict": None, "export": None}
 
@@ -17,12 +17,14 @@ WITHOUT = {"predict": None, "export": None}
 def uses(db: Database, run: Mapping[str, Any], mst_key: int, schema: str) -> dict[str, str | None]:
     """{'predict', 'export'}: SQL for the model of a configuration of one's own run; None where its output tables are gone.
 
-    `schema`: the extension's, as SQL writes it. The run must be the caller's own: reading a table that another role names
-    would execute that role's views with the caller's rights. The rows to predict are those that were packed, where the summary
-    of the packed table tells which these were; else the statement has a name to replace.
+    `schema`: the extension's, as SQL writes it. The run must be the caller's own, and only tables of the caller's or of a
+    superuser's are read (backend/trusted.py): others' views would execute with the caller's rights. The rows to predict are
+    those that were packed, where the summary of the packed table tells which these were; else the statement has a name to
+    replace.
     """
     models = run["model_output_table"]
-    if run["status"] != "finished" or _readable(db, models) is None:
+    made = (models, suffixed(models, "_summary"))
+    if run["status"] != "finished" or not all(is_trusted(db, name) for name in made):
         return dict(WITHOUT)
     one = run["function"] == "madlib_keras_fit"  # (its tables have one model)
     rows, key, features = _packed_from(db, run["source_table"])
@@ -55,16 +57,9 @@ def _readable(db: Database, name: str) -> Table | None:
 
 def _packed_from(db: Database, packed: str) -> tuple[str | None, str | None, str | None]:
     """(table of the rows, its key, its column of features) of a packed table, as SQL writes them; None for what is unknown."""
-    summary = _readable(db, named_anew(packed, "_summary"))
-    columns = {} if summary is None else db.columns(summary)
-    if "source_table" not in columns or "independent_varname" not in columns:
+    row = row_of(db, suffixed(packed, "_summary"), ("source_table", "independent_varname"))
+    if not row:
         return None, None, None
-    row = json.loads(
-        db.value(
-            f"SELECT row_to_json(s)::text FROM (SELECT source_table, independent_varname FROM {summary} LIMIT 1) s"
-        )
-        or "{}"
-    )
     features = row.get("independent_varname")
     features = features if isinstance(features, list) else [features]
     rows = None if row.get("source_table") is None else _readable(db, row["source_table"])

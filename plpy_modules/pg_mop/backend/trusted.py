@@ -1,0 +1,66 @@
+"""Tables that a caller may read although another role may have made them: a report reads what a run names, unasked.
+
+A run names its tables, but other roles may since have made other relations of these names. Reading a view, a foreign table or a
+table with row security executes its owner's functions with the reader's rights; reading a plain table of one's own does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError, is_cancel
+from pg_mop.backend.quoting import quote_identifier
+
+# A plain table that the caller or a superuser owns, without row security (a column that Greenplum 6 lacks).
+IS_TRUSTED = (
+    "SELECT coalesce((SELECT c.relkind = 'r' AND (o.rolname = current_user OR o.rolsuper) "
+    "AND row_to_json(c) ->> 'relrowsecurity' IS DISTINCT FROM 'true' FROM pg_catalog.pg_class c "
+    "JOIN pg_catalog.pg_roles o ON o.oid = c.relowner WHERE c.oid = $1), false)"
+)
+# While the row is read: whatever takes the table's name between the check and the query is not executed. (PostgreSQL has the
+# first setting since the minor versions of August 2024.)
+WHILE_READING = {"restrict_nonsystem_relation_kind": "view, foreign-table", "row_security": "off"}
+
+
+def is_trusted(db: Database, name: str) -> bool:
+    """True if `name` names a plain table for the caller that the caller or a superuser owns."""
+    try:
+        table = db.find_table(name)
+    except MopError:
+        return False
+    return table is not None and db.value(IS_TRUSTED, ["oid"], [table.oid])
+
+
+def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | None:
+    """{column: value} of the first row of a table that `name` names for the caller, as JSON values.
+
+    None where there is no such table, where it lacks a column, where the caller may not read it, where another session is about
+    to change it, and where it is no trusted table: nothing of it is executed then. {} for an empty table.
+    """
+    try:
+        with db.undone():  # (it gives the lock back, and the settings)
+            table = db.find_table(name)
+            if table is None or not db.value(IS_TRUSTED, ["oid"], [table.oid]):
+                return None
+            db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT")
+            # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
+            if db.relation(table.sql) != table.oid or not db.value(IS_TRUSTED, ["oid"], [table.oid]):
+                return None
+            if not set(columns) <= set(db.columns(table)):
+                return None
+            lacking = db.lacking_settings(tuple(WHILE_READING))
+            for setting, value in WHILE_READING.items():
+                if setting not in lacking:
+                    db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [setting, value])
+            listed = ", ".join(map(quote_identifier, columns))
+            found = db.value(f"SELECT row_to_json(s)::text FROM (SELECT {listed} FROM ONLY {table} LIMIT 1) s")
+            return json.loads(found or "{}")
+    except MopError:
+        return None
+    except db.plpy.SPIError as error:
+        if is_cancel(error):
+            raise
+        return None
