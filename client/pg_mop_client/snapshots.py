@@ -41,8 +41,9 @@ SHOWN_MEASURES = ("accuracy", "auc", "r2", "rmse")  # in the list of models
 class Snapshot:
     """The last known state of a run.
 
-    `head`: its progress, as of `looked` (monotonic seconds). `data`: mop_report's data. `number`: the version of `data`, unique
-    among all snapshots. `problem`: the error of the last look, if it failed.
+    `head`: its progress, as of `looked` (monotonic seconds). `data`: mop_report's data, which were those of the run at
+    `right_at`, too (no unit has ended between their reading and that moment). `number`: the version of `data`, unique among
+    all snapshots. `problem`: the error of the last look, if it failed.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Snapshot:
         self.reading: set[tuple[int, tuple[int, ...]]] = set()  # that a thread reads now
         self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0
         self.looked, self.took = time.monotonic(), 0.0  # seconds of the last report
+        self.right_at = self.looked
         self.hurries_until, self.acted_at = 0.0, 0.0
         self.problem: Exception | None = None
         self.whole = True  # the data of the pictures are there
@@ -181,7 +183,8 @@ class Snapshots:
         return {"models": found, "more": len(rows) > MOST_MODELS}
 
     def run(self, run_id: int) -> tuple[int, dict[str, Any], dict[str, Any]]:
-        """(number, head, data) of a run, which may be older than now: `head` has their `age` in seconds.
+        """(number, head, data) of a run, which may be older than now: `head` has their `age` in seconds, and
+        the `data_age` of the data: results wait longer for the next query than the counters of units.
 
         The first call reads them. Later calls wait for newer ones only a moment: a thread reads them. Raises ClientError if the
         role sees no such run, and LostError.
@@ -197,7 +200,13 @@ class Snapshots:
             reader.join(SOON)
         if snapshot.problem is not None:
             raise snapshot.problem
-        head = {**snapshot.head, "age": time.monotonic() - snapshot.looked, "pending": not snapshot.whole}
+        now = time.monotonic()
+        head = {
+            **snapshot.head,
+            "age": now - snapshot.looked,
+            "data_age": now - snapshot.right_at,
+            "pending": not snapshot.whole,
+        }
         return snapshot.number, head, snapshot.data
 
     def _renew(self, run_id: int, snapshot: Snapshot) -> None:
@@ -307,6 +316,9 @@ class Snapshots:
                 snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
                 # (the state from before the data: the next query sees later changes)
                 snapshot.data, snapshot.state, snapshot.number = data, state, snapshot.number + 1
+                snapshot.right_at = began
+            elif state == seen:
+                snapshot.right_at = looked
             snapshot.head, snapshot.looked = head, looked
             if (
                 snapshot.acted_at > began or not snapshot.whole
@@ -326,13 +338,16 @@ class Summaries:
 
     def __init__(self, engine: sqlalchemy.Engine, schema: str) -> None:
         self.engine, self.schema = engine, schema
-        self._known: OrderedDict[int, tuple[Hashable, float, dict[str, Any]]] = OrderedDict()
+        self._known: OrderedDict[int, tuple[Hashable, float, dict[str, Any] | None]] = OrderedDict()
         self._wanted: dict[int, Hashable] = {}
         self._lock = threading.Lock()
         self._reads = False
 
     def of(self, runs: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], int]:
-        """({run_id: summary} of those runs of a list that are known, how many are not)."""
+        """({run_id: summary} of those runs of a list that have one, how many are still to be read).
+
+        A summary that failed is not read again before the run's state changes, or, of a running run, before its time.
+        """
         found, pending = {}, 0
         with self._lock:
             self._wanted = {}
@@ -343,7 +358,7 @@ class Summaries:
                     found[run["run_id"]] = summary
                 if before != state or run["status"] == "running" and time.monotonic() >= until:
                     self._wanted[run["run_id"]] = state
-                    pending += summary is None
+                    pending += before != state and summary is None
             if self._wanted and not self._reads:
                 self._reads = True
                 threading.Thread(target=self._read, daemon=True).start()
@@ -362,6 +377,7 @@ class Summaries:
         while (wanted := self._next()) is not None:
             run_id, state = wanted
             began = time.monotonic()
+            summary: dict[str, Any] | None = None
             try:
                 with connected(self.engine) as connection:
                     summary = json.loads(
@@ -373,17 +389,17 @@ class Summaries:
                 with self._lock:
                     self._wanted, self._reads = {}, False
                 return
-            except ClientError:  # the run was dropped meanwhile
-                continue
+            except ClientError:  # the run was dropped meanwhile, or its summary fails: in this state it has none
+                pass
             took = time.monotonic() - began
             for name in ("ranked", "next", "causes"):  # (the list does not show them)
-                summary.pop(name, None)
+                (summary or {}).pop(name, None)
             with self._lock:
                 self._known[run_id] = state, time.monotonic() + max(LEAST_SECONDS, took / SHARE), summary
                 self._known.move_to_end(run_id)
                 while len(self._known) > MOST_SUMMARIES:
                     self._known.popitem(last=False)
-            time.sleep(min(1.0, took * (1 / SUMMARY_SHARE - 1)))
+            time.sleep(took * (1 / SUMMARY_SHARE - 1))
 
 
 def _progress(connection: sqlalchemy.Connection, schema: str, run_id: int) -> dict[str, Any]:

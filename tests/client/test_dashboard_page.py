@@ -343,6 +343,9 @@ def test_the_clock_goes_on_and_what_is_old_says_so(db, browser, page, made, scre
         before = value(browser, took)
         assert eventually(lambda: value(browser, took) != before, 10)
         assert eventually(lambda: re.search(r"as of \d+ s ago", value(browser, took)), 30)
+        old = r"^results as of \d+ s ago$"
+        assert eventually(lambda: re.search(old, text(browser, "#board-age")), 30)
+        assert re.search(old, value(browser, "document.querySelector('#card-best [data-tick=results]').textContent"))
         assert "trying again" in text(browser, "#connection")
     finally:
         other.end()

@@ -3,7 +3,7 @@
 // become text, never markup. The address contains the filter and the order.
 (function () {
     const { el, show, update, redraw, mark, marked } = window.pgMopReport, { roving } = window.pgMopTables;
-    const { strip, tick, failures, next, clock, failedRows } = window.pgMopStrip;
+    const { strip, tick, aged, failures, next, clock, failedRows } = window.pgMopStrip;
     // mop dashboard prints the token behind # in the address: no server sees this part, and all tabs of the page share it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
     try { if (brought) localStorage.setItem("token", brought); } catch { /* then only this document has the token */ }
@@ -191,7 +191,7 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
-    let view = null, last_news = "", live = null;
+    let view = null, last_news = "", live = null, results = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
         const heads = found.heads || [{ ...found.head, run_id: run }];
@@ -204,9 +204,12 @@
         // screen readers read it out on a change, not each second
         const news = [...heads.map(h => h.status), ...(leads ? [leads] : []), ...(run && view.summary.failed ? [view.summary.failed + " failed"] : [])].join(", ");
         if (news !== last_news) $("told").textContent = last_news = news;
+        const oldest = heads.filter(h => h.status === "running").sort((a, b) => b.data_age - a.data_age)[0];
+        results = { status: oldest ? "running" : "", data_age: oldest ? oldest.data_age : 0, at: performance.now(), ticks: true };
+        showAge();
         if (!run) return running ? 1000 : 5000;
         const [head] = heads;
-        live = { status: head.status, done: head.done, total: head.total, left: head.seconds_left, seconds: head.seconds, age: head.age, error: head.error,
+        live = { status: head.status, done: head.done, total: head.total, left: head.seconds_left, seconds: head.seconds, age: head.age, data_age: head.data_age, error: head.error,
                  at: performance.now(), ticks: true, keras: head.status === "finished" ? kerasLink : null };
         strip($("strip"), view, live);
         $("error").textContent = head.error && head.status !== "cancelled" ? "Error: " + head.error : head.error || "";
@@ -216,7 +219,11 @@
         return view.pending ? 400 : running ? 1000 : 5000;
     }
     // the clock goes on between two answers
-    setInterval(() => { if (live) tick($("strip"), live); }, 1000);
+    setInterval(() => { if (live) tick($("strip"), live); if (results) showAge(); }, 1000);
+    function showAge() {
+        const text = aged(results);
+        if ($("board-age").textContent !== text) $("board-age").textContent = text;
+    }
     function kerasLink(key) {
         const made = button(".keras", async () => download(`/api/run/${run}`, `model.keras?mst_key=${key}`), { class: "copy", "aria-label": `configuration ${key} as a .keras file` });
         return made;

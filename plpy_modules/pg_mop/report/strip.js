@@ -81,7 +81,8 @@ window.pgMopStrip = (function () {
         before[name] = { text, card };
         made.set(holder, before);
     }
-    // `live`: {status, done, total, left, seconds, age, error, keras}: what is known now; in a report, of its making
+    // `live`: {status, done, total, left, seconds, age, data_age, error, keras}: what is known now; in a report, of its making.
+    // `age`: seconds since the counters of units were read; `data_age`: since the results were right, which are read more rarely
     function strip(holder, data, live) {
         const s = data.summary, running = live.status === "running";
         const state = live.status === s.status ? s.state : live.status, tone = live.status === s.status ? s.tone
@@ -99,6 +100,7 @@ window.pgMopStrip = (function () {
                 el("p", { class: "big" }, show(best.value), el("span", { class: "of" }, " " + best.series)),
                 el("p", { class: "clip" }, el("b", {}, `configuration ${best.mst_key}`), parameters(best) ? ": " + parameters(best) : ""),
                 trend(s),
+                el("p", { class: "note", "data-tick": "results" }),
                 el("p", { class: "acts" }, best.predict ? copying(best.predict, "Copy predict SQL") : "",
                    live.keras && best.export ? live.keras(best.mst_key) : best.export ? copying(best.export, "Copy export SQL") : "",
                    best.predict || best.export ? "" : el("span", { class: "note" }, running ? "its model can be used when the run has ended" : "")),
@@ -117,6 +119,11 @@ window.pgMopStrip = (function () {
             data.next.length ? el("p", { class: "acts" }, el("a", { href: "#next" }, data.next.length > 2 ? `All ${data.next.length} statements` : "The statements")) : null]);
         tick(holder, live);
     }
+    // the words for results that are not of now ("" for those that are); `live` as in `strip`
+    function aged(live) {
+        const age = (live.data_age || 0) + (performance.now() - live.at) / 1000;
+        return live.ticks && live.status === "running" && age > OLD ? `results as of ${clock(age)} ago` : "";
+    }
     // the words that change each second, between two answers of the server, too
     function tick(holder, live) {
         const passed = (performance.now() - live.at) / 1000, running = live.status === "running";
@@ -130,6 +137,7 @@ window.pgMopStrip = (function () {
         set("end", !running || left === null ? "" : !live.ticks ? `· about ${clock(live.left)} left when this was made`
             : left > 0 ? `· done at ${hour(left)} (in ${clock(left)})` : "· done any moment");
         const age = (live.age || 0) + passed, old = live.ticks && running && age > OLD;
+        set("results", aged(live));
         const took = live.seconds === null || live.seconds === undefined ? "" : running ? `running for ${clock(live.seconds + (live.ticks ? passed : 0))}` : `in ${clock(live.seconds)}`;
         set("time", [took, old ? `as of ${clock(age)} ago` : ""].filter(Boolean).join(" · "));
     }
@@ -171,5 +179,5 @@ window.pgMopStrip = (function () {
             next(document.getElementById("steps"), data);
         }
     }
-    return { strip, tick, failures, next, clock, hour, copying, sparkline, trend, parameters, failedOf, failedRows, first };
+    return { strip, tick, aged, failures, next, clock, hour, copying, sparkline, trend, parameters, failedOf, failedRows, first };
 })();

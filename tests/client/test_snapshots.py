@@ -1,0 +1,98 @@
+"""The live page's queries: what it asks again and what not, and how old its answers say that they are."""
+
+import math
+import time
+
+import pytest
+import sqlalchemy
+
+from conftest import eventually
+from pg_mop_client.database import make_engine
+from pg_mop_client.snapshots import Snapshots
+from workload import ADAM, dense, fit, load, make_data, selection
+
+SECONDS = 6  # of asking
+
+
+@pytest.fixture(scope="module")
+def run_id(db):
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)])
+    return fit(db, "flowers_packed", "models", "mst", 2)
+
+
+@pytest.fixture
+def watcher(db):
+    """A role that sees the runs of the superuser, and may not call mop_report."""
+    db.run("DROP ROLE IF EXISTS watcher; CREATE ROLE watcher LOGIN NOINHERIT")
+    db.run(f"GRANT {db.user} TO watcher; GRANT USAGE ON SCHEMA madlib TO watcher")
+    db.run("GRANT SELECT ON madlib.mop_runs, madlib.mop_run_progress TO watcher")
+    db.run(
+        "GRANT EXECUTE ON FUNCTION madlib.mop_status(text, integer, timestamptz, text), madlib.mop_trains(text) TO watcher"
+    )
+    yield "watcher"
+    db.run("DROP OWNED BY watcher; DROP ROLE watcher")
+
+
+def test_a_summary_that_fails_is_not_read_again_and_keeps_no_other_from_its_turn(db, run_id, watcher):
+    engine, asked = make_engine(db.uri(watcher)), []
+
+    @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
+    def note(connection, cursor, statement, *others):
+        if "'summary'" in statement:
+            asked.append(time.monotonic())
+
+    snapshots = Snapshots(engine, "madlib")
+    count = len(snapshots.runs(1)["runs"])
+    assert count >= 1
+    assert eventually(lambda: snapshots.runs(1)["pending"] == 0, 30)
+    assert len(asked) == count
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        found = snapshots.runs(1)
+        assert found["pending"] == 0 and found["summaries"] == {}
+        time.sleep(0.2)
+    assert len(asked) == count
+    engine.dispose()
+
+
+def test_a_summary_is_read_once_and_given_with_the_list(db, run_id):
+    engine = make_engine(db.uri())
+    snapshots = Snapshots(engine, "madlib")
+    assert eventually(lambda: run_id in snapshots.runs(1)["summaries"], 60)
+    assert snapshots.runs(1)["summaries"][run_id]["summary"]["best"]["value"] is not None
+    engine.dispose()
+
+
+def test_the_age_of_the_results_is_not_that_of_the_counters(db, run_id):
+    engine = make_engine(db.uri())
+    snapshots = Snapshots(engine, "madlib")
+    number, first, _ = snapshots.run(run_id)
+    assert abs(first["data_age"] - first["age"]) < 5
+
+    def look():
+        snapshots._snapshot(run_id).looks_at = 0.0
+        return snapshots.run(run_id)
+
+    # nothing has changed: what was read before is right now
+    time.sleep(1)
+    same, head, _ = look()
+    assert same == number and head["data_age"] <= head["age"] + 0.5 and head["age"] < 1
+    # a unit changes, and the results' turn has not come: they grow old
+    db.run(
+        "UPDATE madlib.mop_unit SET status = 'running' WHERE run_id = %s AND kind = 'evaluate' AND (stage, segment) = ("
+        "SELECT max(stage), 1 FROM madlib.mop_unit WHERE run_id = %s AND kind = 'evaluate')",
+        [run_id, run_id],
+    )
+    snapshots._snapshot(run_id).reads_at = math.inf
+    time.sleep(1)
+    same, head, _ = look()
+    assert same == number and head["done"] < first["done"]
+    assert head["age"] < 1 < head["data_age"]
+    # their turn has come
+    snapshots._snapshot(run_id).reads_at = 0.0
+    eventually(lambda: look()[0] != number, 30)
+    later, head, _ = look()
+    assert later != number and head["data_age"] <= head["age"] + 5
+    engine.dispose()
