@@ -5,7 +5,7 @@ from pg_mop.api.fit_multiple import info_of, weights_of, write_models
 from pg_mop.api.output import model_tables, tell_of_large, write_models_summary
 from pg_mop.api.search import write_trials
 from pg_mop.api.winner import best_of, winner
-from pg_mop.backend import object_table, weights
+from pg_mop.backend import foreign_code, object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
@@ -45,6 +45,7 @@ def train(db, arguments, earlier=None):
     judged_by = inputs.read_metric(path.metric)
     configurations = _one(db, inputs, path.configuration, path.object_table, judged_by, path.searched)
     model, info = path.tables
+    weights.existing(db, model)  # (raises MopError)
 
     def write(result):
         c = result.outcome()[0]
@@ -161,6 +162,7 @@ def _check_update(db, table, column):
     version may have no key."""
     if not db.value("SELECT has_table_privilege($1::oid, 'UPDATE')", ["oid"], [table.oid]):
         raise MopError(f"permission denied to update {table}", sqlstate="42501")
+    foreign_code.check_writable(db, table)
     if db.has_segments:  # no publications, and an UPDATE locks the table
         return
     try:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pg_mop.api.model_table import StoredModel
-from pg_mop.backend import weights
+from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -56,6 +56,7 @@ def check_writable(db: Database, table: Table) -> None:
             hint=f"GRANT INSERT, UPDATE ON {table} TO {quote_identifier(db.current_user())};",
             sqlstate="42501",
         )
+    foreign_code.check_writable(db, table)
 
 
 class Version:
@@ -91,6 +92,7 @@ def add_version(db: Database, name: str, version: Version, use: bool = True) -> 
         check_writable(db, found)
         table = str(found)
         db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+        foreign_code.check_writable(db, found)
         number = 1 + db.value(f"SELECT coalesce(max(version), 0) FROM {table}")
         if use:
             db.execute(f"UPDATE {table} SET in_use = false WHERE in_use")
@@ -128,6 +130,7 @@ def mop_use_version(db, name, version):
         raise MopError("version must not be NULL", hint=f"SELECT version, in_use, metrics FROM {table};")
     check_writable(db, table)
     db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+    foreign_code.check_writable(db, table)
     if db.one(f"SELECT 1 AS x FROM {table} WHERE version = {version}") is None:
         raise MopError(
             f'model "{name}" has no version {version}', hint=f"SELECT version, in_use, metrics FROM {table};"

@@ -112,7 +112,7 @@ class Previous:
             self._check_owner(table)
             self.tables.append(table)
         self.names = [str(table) for table in self.tables]
-        self.parts = weights.existing(db, self.names[0])
+        self.parts = weights.existing(db, self.names[0], weights.READING)
         if self.parts is not None:
             self._check_owner(self.parts)
             self.tables.append(self.parts)

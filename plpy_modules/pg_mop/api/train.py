@@ -345,7 +345,7 @@ class Training:
         self.made.append(("TABLE", n["nets"]))
         if (
             self.present is not None
-            and (parts := weights.existing(self.db, str(table_of(self.db, self.name)))) is not None
+            and (parts := weights.existing(self.db, str(table_of(self.db, self.name)), weights.READING)) is not None
         ):
             self._say(steps, f"CREATE TABLE {self._ref(n['nets'], weights.SUFFIX)} AS TABLE {parts};", True)
             self.made.append(("TABLE", self.db.suffixed(n["nets"], weights.SUFFIX)))

@@ -29,7 +29,14 @@ class Table:
 
 
 class Database(CallerSession):
-    """The caller's session, with the tables that the caller names."""
+    """The caller's session, with the tables that the caller names.
+
+    `checked`: the SQL of those weights in parts that this call has found complete (weights.py).
+    """
+
+    def __init__(self, plpy: Any, extension_schema: str) -> None:
+        super().__init__(plpy, extension_schema)
+        self.checked: set[str] = set()
 
     # --- names ---------------------------------------------------------------------------------
     def parse_name(self, text: str) -> tuple[str | None, str]:

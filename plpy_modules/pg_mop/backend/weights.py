@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mop_udf.channel import PART_BYTES
+from pg_mop.backend import foreign_code
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import MAX_NAME, quote_identifier
@@ -26,13 +27,17 @@ OTHERS = 1 << 20  # generous size of a row without its weights and its architect
 LONGEST = 128  # bytes of a reference
 # Before the digest of weights in parts, where a whole value has its MD5. The catalog's `weights_md5` has either.
 IN_PARTS = "parts "
-# SQL: pg_class row c is a table of parts, of PostgreSQL's own types
+# SQL: pg_class row c is a plain table with these columns and no others, of PostgreSQL's own types. (An external table of
+# Greenplum 6 is a plain one for its catalog.)
 IS_PARTS = (
-    "(c.relkind = 'r' AND NOT EXISTS (SELECT 1 FROM (VALUES "
+    "(c.relkind = 'r' AND coalesce(row_to_json(c)->>'relstorage', '') <> 'x' AND (SELECT coalesce(bool_and(coalesce("
+    "a.atttypid = w.type, false)), false) AND count(*) = "
+    f"{len(COLUMNS)} FROM pg_attribute a LEFT JOIN (VALUES "
     + ", ".join(f"('{name}', '{sql_type}'::regtype)" for name, sql_type in COLUMNS.items())
-    + ") AS w(name, type) WHERE NOT EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = w.name "
-    "AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = w.type)))"
+    + ") AS w(name, type) ON w.name = a.attname WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))"
 )
+# what a session that reads or writes parts holds until its transaction ends: nobody can change or replace the table then
+READING, WRITING = "ACCESS SHARE", "ROW EXCLUSIVE"
 
 
 class Reference(NamedTuple):
@@ -149,11 +154,11 @@ def digest_sql(column: str) -> str:
     return f"md5(nullif({column}, '')) AS weights_md5, {reference_sql(column)} AS reference"
 
 
-def find(db: Database, table: Table, where: str, value: Any, what: str) -> Source:
+def find(db: Database, table: Table, where: str, value: Any, what: str, lock: bool = True) -> Source:
     """The source of the weights in the row of `table` that `where` (SQL, perhaps empty) selects.
 
-    `value`: the row's model_weights, or what `reference_sql` gives for it; `what`: the model's name in errors. Raises
-    MopError.
+    `value`: the row's model_weights, or what `reference_sql` gives for it; `what`: the model's name in errors; `lock`: the
+    table of parts stays as it is until the transaction ends (a STABLE function cannot lock). Raises MopError.
     """
     reference = Reference.read(value)
     if reference is None:
@@ -174,6 +179,8 @@ def find(db: Database, table: Table, where: str, value: Any, what: str) -> Sourc
             hint=f"GRANT SELECT ON {parts} TO {quote_identifier(db.current_user())};",
             sqlstate="42501",
         )
+    if lock:
+        parts = existing(db, str(table), READING)
     sql = f"SELECT data, part FROM {parts} WHERE digest = '{reference.digest}'"
     return Source(sql, what, reference, str(parts))
 
@@ -181,7 +188,8 @@ def find(db: Database, table: Table, where: str, value: Any, what: str) -> Sourc
 def complete(db: Database, table: Table, where: str, row: dict[str, Any], what: str) -> None:
     """Give a configuration its initial weights: `weights_md5` and, where there are weights, `weights_sql`.
 
-    `row`: with the columns of `digest_sql`, of the row of `table` that `where` selects. Raises MopError.
+    `row`: with the columns of `digest_sql`, of the row of `table` that `where` selects. Raises MopError, also where parts are
+    missing or have changed.
     """
     value = row.pop("reference", None)
     if row["weights_md5"] is None:
@@ -189,6 +197,9 @@ def complete(db: Database, table: Table, where: str, row: dict[str, Any], what: 
     source = find(db, table, where, value, what)
     row["weights_sql"] = source.sql
     if source.reference is not None:
+        if source.sql not in db.checked:  # (many configurations may start from one model)
+            source.check(db)
+            db.checked.add(source.sql)
         row["weights_md5"] = IN_PARTS + source.reference.digest
 
 
@@ -246,13 +257,18 @@ def copy(db: Database, source: Source, table: str) -> bytes:
 
 
 def prune(db: Database, table: Table) -> None:
-    """Delete parts that no row of a model table names, if the caller may."""
-    parts = existing(db, str(table))
+    """Delete parts that no row of a model table names, if the caller may. A table of parts that is none is left as it is."""
+    try:
+        parts = existing(db, str(table))
+    except MopError as error:  # (no SQL has failed)
+        db.warning(str(error), detail=error.detail, hint=error.hint)
+        return
     if parts is None or not db.value("SELECT has_table_privilege($1::oid, 'DELETE')", ["oid"], [parts.oid]):
         return
+    parts = existing(db, str(table), WRITING)
     rows = db.execute(f"SELECT {reference_sql('model_weights')} AS reference FROM {table}")
     named = [found.digest for row in rows if (found := Reference.read(row["reference"])) is not None]
-    db.execute(f"DELETE FROM {parts} WHERE digest <> ALL ($1)", ["text[]"], [named])
+    db.execute(f"DELETE FROM ONLY {parts} WHERE digest <> ALL ($1)", ["text[]"], [named])
 
 
 def name(db: Database, table: str) -> str:
@@ -268,29 +284,52 @@ def name(db: Database, table: str) -> str:
 
 
 def table_for(db: Database, table: str) -> str:
-    """The table of parts of a model table, both quoted; it is made if it does not exist. Raises MopError."""
-    present = existing(db, table)
+    """The table of parts of a model table, both quoted; it is made if it does not exist. Raises MopError.
+
+    It is locked, and the model table's owner's. Whoever may read the model's weights may read a new table of parts.
+    """
+    present = existing(db, table, WRITING)
     if present is not None:
         return str(present)
     parts = name(db, table)
-    owner = db.one(
-        "SELECT pg_has_role(c.relowner, 'USAGE') AS mine, c.relpersistence = 't' AS passing FROM pg_class c "
-        "WHERE c.oid = $1",
-        ["oid"],
-        [db.relation(table)],
+    model = db.one(
+        "SELECT c.oid::bigint AS oid, c.relpersistence = 't' AS passing, o.rolname::text AS owner, "
+        "o.rolname <> current_user AS another, pg_has_role(o.oid, 'USAGE') AND pg_has_role(o.oid, $2) AND "
+        "has_schema_privilege(o.oid, c.relnamespace, 'CREATE') AS can_own "
+        "FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner WHERE c.oid = $1",
+        ["oid", "text"],
+        [db.relation(table), "SET" if int(db.setting("server_version_num") or 0) >= 160000 else "MEMBER"],
     )
-    if owner is not None and not owner["mine"]:
+    if model is None:
+        raise MopError(f"there is no model table {table}", sqlstate="42P01")
+    if model["another"] and not model["can_own"]:
         raise MopError(
             f"the weights of a model in {table} need a table {parts}, which the owner of {table} must make",
             hint=f"Its owner: {definition(parts)}; GRANT SELECT, INSERT ON {parts} TO {quote_identifier(db.current_user())};",
             sqlstate="42501",
         )
     db.execute(
-        f"{definition(parts, owner is not None and owner['passing'])}; "
-        f"ALTER TABLE {parts} ALTER data SET STORAGE EXTERNAL; "
+        f"{definition(parts, model['passing'])}; ALTER TABLE {parts} ALTER data SET STORAGE EXTERNAL; "
         f"COMMENT ON TABLE {parts} IS 'weights of pg_mop that are too large for one value'"
     )
-    return parts
+    if model["another"]:
+        db.execute(f"ALTER TABLE {parts} OWNER TO {quote_identifier(model['owner'])}")
+    for row in db.execute(READERS, ["oid"], [model["oid"]]):
+        role = "PUBLIC" if row["role"] is None else quote_identifier(row["role"])
+        db.execute(f"GRANT SELECT ON {parts} TO {role}{' WITH GRANT OPTION' * row['may_grant']}")
+    return str(existing(db, table, WRITING))
+
+
+# SQL: the roles, but its owner, that may read the weights of the model table $1; NULL: all roles
+READERS = """
+SELECT r.rolname::text AS role, bool_or(g.is_grantable) AS may_grant FROM (
+    SELECT x.grantee, x.privilege_type, x.is_grantable, c.relowner FROM pg_class c, aclexplode(c.relacl) x WHERE c.oid = $1
+    UNION ALL
+    SELECT x.grantee, x.privilege_type, x.is_grantable, c.relowner FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid,
+        aclexplode(a.attacl) x WHERE c.oid = $1 AND a.attname = 'model_weights' AND NOT a.attisdropped
+) g LEFT JOIN pg_roles r ON r.oid = g.grantee
+WHERE g.privilege_type = 'SELECT' AND g.grantee <> g.relowner AND (g.grantee = 0 OR r.rolname IS NOT NULL)
+GROUP BY 1 ORDER BY 1"""
 
 
 def definition(parts: str, passing: bool = False) -> str:
@@ -311,8 +350,20 @@ def check_free(db: Database, text: str) -> None:
         )
 
 
-def existing(db: Database, table: str) -> Table | None:
-    """The table of parts of a model table (quoted), or None. Raises MopError if a relation of its name is none."""
+def existing(db: Database, table: str, lock: str | None = None) -> Table | None:
+    """The table of parts of a model table (quoted), or None; `lock`: READING or WRITING.
+
+    Raises MopError if a relation of its name is none, or is another role's, or could run code: anybody who may create tables
+    in the schema can make one of that name.
+    """
+    parts = _checked(db, table)
+    if parts is None or lock is None:
+        return parts
+    db.execute(f"LOCK TABLE {parts} IN {lock} MODE")
+    return _checked(db, table)  # as it is under the lock
+
+
+def _checked(db: Database, table: str) -> Table | None:
     schema, own = db.parse_name(table)
     if len((own + SUFFIX).encode()) > MAX_NAME:
         return None
@@ -320,12 +371,36 @@ def existing(db: Database, table: str) -> Table | None:
     found = db.relation(parts)
     if found is None:
         return None
-    if not db.value(f"SELECT {IS_PARTS} FROM pg_class c WHERE c.oid = $1", ["oid"], [found]):
+    row = db.one(
+        f"SELECT {IS_PARTS} AS is_parts, quote_ident(o.rolname) AS owner, quote_ident(w.rolname) AS wanted FROM pg_class c "
+        "JOIN pg_roles o ON o.oid = c.relowner LEFT JOIN pg_class m ON m.oid = $2 LEFT JOIN pg_roles w ON w.oid = m.relowner "
+        "WHERE c.oid = $1",
+        ["oid", "oid"],
+        [found, db.relation(table)],
+    )
+    drop = f"DROP {db.kind_of_relation(parts)} {parts};"
+    if row is None or not row["is_parts"]:
         raise MopError(
             f"{parts} is no table of the weights' parts of {table}",
-            detail=f"It would be a table with the columns {', '.join(COLUMNS)}.",
-            hint=f"ALTER {db.kind_of_relation(parts)} {parts} RENAME TO ...;",
+            detail=f"It would be a plain table with the columns {', '.join(COLUMNS)}, and no others"
+            + (f"; role {row['owner']} owns the one that is there." if row else "."),
+            hint=drop,
             sqlstate="42809",
+        )
+    if row["owner"] != row["wanted"]:
+        raise MopError(
+            f"table {parts} of role {row['owner']} is not used for the weights of {table}, which role {row['wanted']} owns",
+            detail="Any role that may create tables in the schema can make a table of that name.",
+            hint=f"ALTER TABLE {parts} OWNER TO {row['wanted']}; if its rows are of this model, else {drop}",
+            sqlstate="42501",
+        )
+    code = foreign_code.find(db, found, parts)
+    if code is not None:
+        raise MopError(
+            f"table {parts} of role {row['owner']} is not used for the weights of {table}: it has the {code.what}",
+            detail="Functions of its owner could run with your rights.",
+            hint=code.command,
+            sqlstate="42501",
         )
     assert schema is not None
     return Table(int(found), schema, own + SUFFIX, "r")
@@ -338,5 +413,5 @@ def _has(db: Database, parts: str, reference: Reference) -> bool:
         source.check(db)
         return True
     except MopError:
-        db.execute(f"DELETE FROM {parts} WHERE digest = $1", ["text"], [reference.digest])
+        db.execute(f"DELETE FROM ONLY {parts} WHERE digest = $1", ["text"], [reference.digest])
         return False

@@ -125,7 +125,7 @@ class NamedModel(Model):
         self.kind, self.target = row["kind"], row["target"]
         self.regression = self.kind == "regression"
         what = f'version {version} of model "{name}"'
-        self.source = weights.find(db, table, f"version = {version}", row["reference"], what)
+        self.source = weights.find(db, table, f"version = {version}", row["reference"], what, lock=False)
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
