@@ -105,7 +105,10 @@ class RemoteRuns:
         inputs, identity = self.spec.inputs, self.servers[None].info["identity"]
         link = self.engine.reopen(name, (), self.within(BACK_SECONDS))
         try:
-            known = {server.info["identity"]: server.name for server in self.remote}
+            # also those that are joining now, or that the run has given up
+            known = {
+                one.info["identity"]: other for other, one in self.engine.links.items() if other not in (None, name)
+            }
             if link.info["identity"] in {identity, *known}:
                 other = known.get(link.info["identity"])
                 raise MopError(
