@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 
 import pytest
 from servers import CALL, Servers
@@ -11,10 +13,26 @@ from conftest import Calling, Client, add_server, eventually
 from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
-DROP = "DROP TABLE IF EXISTS models, models_info, models_summary, again, again_info, again_summary"
+DROP = (
+    "DROP TABLE IF EXISTS models, models_info, models_summary, again, again_info, again_summary, others, others_info, "
+    "others_summary"
+)
+TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'flowers_packed%%' AND relkind = 'r'"
 BY = (
     "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished' AND server = %s"
 )
+# on the server that joins: rows of copies come slowly, and their tables are made after mop.seconds
+SLOWLY = (
+    "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$; "
+    "CREATE FUNCTION slowly() RETURNS event_trigger LANGUAGE plpgsql AS $$ DECLARE made record; BEGIN FOR made IN "
+    "SELECT * FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE 'public.flowers_packed_copy%%' AND "
+    "object_type = 'table' LOOP PERFORM pg_sleep(coalesce(nullif(current_setting('mop.seconds', true), ''), '0')::float); "
+    "EXECUTE 'CREATE TRIGGER slow BEFORE INSERT ON ' || made.object_identity || ' FOR EACH ROW EXECUTE FUNCTION public.slow()'; "
+    "END LOOP; END $$; "
+    "CREATE EVENT TRIGGER slowly ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION slowly()"
+)
+AT_ONCE = "DROP EVENT TRIGGER slowly; DROP FUNCTION slowly(); DROP FUNCTION slow() CASCADE"
+COPYING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO public.flowers_packed_copy%%'"
 
 
 class Joined(Servers):
@@ -37,7 +55,7 @@ class Joined(Servers):
         with holding(Client(self.workers[0], "postgres"), "mop"), self.holding():
             yield
 
-    def train(self, settings="", table="flowers_packed"):
+    def train(self, settings="", table="flowers_packed", out="models"):
         """Train in another session: (the Calling, the run_id), once units have been done."""
         self.db.run(DROP)
         client = Client(self.coordinator, "postgres")
@@ -45,8 +63,9 @@ class Joined(Servers):
             "SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1; "
             f"SET pg_mop.reuse = off; {REPLICAS}; {settings}"
         )
-        call = Calling(client, CALL.replace("flowers_packed", table))
-        assert eventually(lambda: is_under_way(self.db, more_than=2), 60)
+        before = last_run(self.db) or 0
+        call = Calling(client, CALL.replace("flowers_packed", table).replace("'models'", f"'{out}'"))
+        assert eventually(lambda: (last_run(self.db) or 0) > before and is_under_way(self.db, more_than=2), 60)
         return call, last_run(self.db)
 
     def forget(self):
@@ -180,17 +199,9 @@ def test_it_is_killed_while_segments_are_copied(servers):
     with servers.busy():
         call, run_id = servers.train()
         third = Client(servers.third, "postgres")
-        third.run(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$; "
-            "CREATE FUNCTION slowly() RETURNS event_trigger LANGUAGE plpgsql AS $$ DECLARE made record; BEGIN FOR made IN "
-            "SELECT * FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE 'public.flowers_packed_copy%' AND "
-            "object_type = 'table' LOOP EXECUTE 'CREATE TRIGGER slow BEFORE INSERT ON ' || made.object_identity || ' FOR EACH "
-            "ROW EXECUTE FUNCTION public.slow()'; END LOOP; END $$; "
-            "CREATE EVENT TRIGGER slowly ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION slowly()"
-        )
+        third.run(SLOWLY)
         add(servers, run_id)
-        copying = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO public.flowers_packed_copy%%'"
-        assert eventually(lambda: third.value(copying) > 0, 60)
+        assert eventually(lambda: third.value(COPYING) > 0, 60)
         third.close()
         servers.third.kill()
         assert eventually(lambda: refused(servers, run_id), 60)
@@ -199,9 +210,118 @@ def test_it_is_killed_while_segments_are_copied(servers):
     assert servers.db.value(BY, [run_id, "w3"]) == 0
     servers.third.start()
     third = Client(servers.third, "postgres")
-    third.run("DROP EVENT TRIGGER slowly; DROP FUNCTION slowly(); DROP FUNCTION slow() CASCADE")
+    third.run(AT_ONCE)
     third.close()
     servers.same(run_id)
+
+
+@pytest.mark.parametrize("when", ["tables are made", "segments are copied"])
+def test_it_does_not_answer_any_more(servers, when):
+    """The backend of the coordinator's link stands still. The others answer, and the run goes on."""
+    db, third, stopped = servers.db, Client(servers.third, "postgres"), []
+    link = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop link%%'"
+    with servers.busy():
+        call, run_id = servers.train()
+        third.run(SLOWLY)
+        if when == "tables are made":
+            third.run("ALTER FUNCTION slowly() SET mop.seconds = 1000")
+        try:
+            add(servers, run_id)
+            if when == "segments are copied":
+                assert eventually(lambda: third.value(COPYING) > 0, 60)
+                stopped = [row["pid"] for row in third.run(link)]
+                for pid in stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                assert stopped
+            assert eventually(lambda: refused(servers, run_id), 45)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert eventually(lambda: not third.run(link), 30), "it does not wait there for ever"
+        third.run(AT_ONCE)
+        add(servers, run_id)  # what is left behind is not in the way
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+    assert call.end() is None
+    assert "no answer within" in said(call)
+    third.close()
+    servers.same(run_id)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_runs_on_one_packed_table_invite_the_same_server(servers, together):
+    """The second one uses the copies of the first, or makes its own."""
+    db, third = servers.db, Client(servers.third, "postgres")
+    with servers.busy():
+        first, one = servers.train()
+        second, two = servers.train(out="others")
+        if together:
+            db.run("SELECT madlib.mop_add_server(run_id, 'w3') FROM unnest(ARRAY[%s, %s]::bigint[]) run_id", [one, two])
+        else:
+            add(servers, one)
+            assert eventually(lambda: servers.is_joined(one), 60)
+            add(servers, two)
+        assert eventually(lambda: servers.is_joined(one) and servers.is_joined(two), 60)
+    assert (first.end(200), second.end(200)) == (None, None)
+    for call, run_id in ((first, one), (second, two)):
+        assert f"run {run_id}: server w3 has joined, with copies of 3 segments" in said(call)
+        assert_invariants(db, run_id)
+    copies = [
+        tuple(c) for c in db.value("SELECT __internal_copies__::json FROM flowers_packed_summary") if c[1] == "w3"
+    ]
+    assert len(set(copies)) == len(copies) == third.value(TABLES), "each table is noted once"
+    assert len(copies) == 3 or together
+    call, later = servers.train()
+    assert call.end() is None
+    servers.same(later)
+    third.close()
+
+
+def test_noted_copies_are_compared_and_stay_and_missing_ones_are_made_anew(servers):
+    """Another run, or somebody, has noted a copy since this run began."""
+    db, third = servers.db, Client(servers.third, "postgres")
+    columns = db.value(
+        "SELECT string_agg(format('%I %s', attname, format_type(atttypid, NULL)), ', ') FROM pg_attribute "
+        "WHERE attrelid = 'flowers_packed'::regclass AND attnum > 0"
+    )
+    with servers.busy():
+        call, run_id = servers.train()
+        db.run(
+            "UPDATE flowers_packed_summary SET __internal_copies__ = "
+            """(__internal_copies__::jsonb || '[[0, "w3", "public", "flowers_packed_noted"]]')::text"""
+        )
+        third.run(f"CREATE TABLE public.flowers_packed_noted ({columns})")
+        add(servers, run_id)
+        assert eventually(lambda: refused(servers, run_id), 30)
+        assert third.value(TABLES) == 1, "it stays, and nothing else"
+        third.run("DROP TABLE public.flowers_packed_noted")
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+    assert call.end() is None
+    assert "the copy of segment 0 has other rows than the segment" in said(call)
+    noted = db.value("SELECT __internal_copies__::json FROM flowers_packed_summary")
+    assert sorted(name for _, server, _, name in noted if server == "w3") == [
+        f"flowers_packed_copy_run_{run_id}_segment_{key}" for key in range(3)
+    ]
+    third.close()
+    servers.same(run_id)
+
+
+def test_one_server_under_two_names_joins_once(servers):
+    db = servers.db
+    add_server(db, "w3b", servers.third).close()
+    try:
+        with servers.busy():
+            call, run_id = servers.train()
+            db.run("SELECT madlib.mop_add_server(%s, name) FROM unnest(ARRAY['w3', 'w3b']) name", [run_id])
+            assert eventually(lambda: servers.is_joined(run_id), 60)
+            add(servers, run_id, "w3b")
+            told = f"run {run_id} goes on without server w3b, which does not join"
+            assert eventually(lambda: servers.coordinator.said().count(told) == 2, 30), "while w3 joins, and afterwards"
+        assert call.end() is None
+        assert 'server "w3b" is server "w3", under another name' in said(call)
+        servers.same(run_id)
+    finally:
+        db.run("DROP SERVER w3b CASCADE")
 
 
 def test_the_coordinator_is_killed_and_the_resumed_run_goes_on_with_it(servers):
@@ -318,11 +438,12 @@ def test_what_the_coordinator_finds_is_told_in_the_session_of_the_run(servers):
     third = Client(servers.third, "postgres")
     with servers.busy():
         call, run_id = servers.train()
-        third.run("CREATE TABLE public.flowers_packed_copy_2_segment_0 (mine integer)")
+        name = f"public.flowers_packed_copy_run_{run_id}_segment_0"
+        third.run(f"CREATE TABLE {name} (mine integer)")
         add(servers, run_id)
         assert eventually(lambda: refused(servers, run_id), 30)
-        assert third.value("SELECT count(*) FROM public.flowers_packed_copy_2_segment_0") == 0, "it stays"
-        third.run("DROP TABLE public.flowers_packed_copy_2_segment_0")
+        assert third.value(f"SELECT count(*) FROM {name}") == 0, "it stays"
+        third.run(f"DROP TABLE {name}")
         add(servers, run_id)  # and now it can
         assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 0, 60)
         assert "already" in str(servers.db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id]))

@@ -147,6 +147,10 @@ class CatalogSession:
                 raise
         return result
 
+    def within_transaction(self, work: Callable[..., T]) -> T:
+        """Return `work(cursor)`, done in one transaction; it is done again if the session is lost."""
+        return self._retrying(self._in_transaction, work)
+
     @contextmanager
     def _without_statement_timeout(self) -> Iterator[None]:
         """Statements within may take any time. (An error leaves the session so: the run ends with it.)"""

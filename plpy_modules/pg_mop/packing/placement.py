@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg2
+
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -150,8 +152,8 @@ class ServerPlacement:
 
 
 def make_on(db: Database, link: Any, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
-    """Make a table on the server of a Link, whose comment says that it is `subject`; `partition`: (schema, name). Raises
-    MopError."""
+    """Make a table on the server of a Link, whose comment says that it is `subject`; `partition`: (schema, name). A table
+    with this comment is replaced; the link's lock_timeout limits the wait for it. Raises MopError."""
     server, table = quote_identifier(link.target.server), quoted(partition)
     comment = mark(db, subject)
     existing = link.run(
@@ -179,15 +181,29 @@ def make_on(db: Database, link: Any, subject: str, partition: tuple[str, str], s
             f"{quote_identifier(link.target.role)};",
         )
     # an existing table with this comment is left from a transaction that was rolled back
-    link.run(
-        f"DROP TABLE IF EXISTS {table}; {create_alone(table, columns, segment)}; "
-        f"COMMENT ON TABLE {table} IS {quote_literal(comment)}"
-    )
+    try:
+        link.run(
+            f"SET LOCAL lock_timeout = {quote_literal(link.lock_timeout)}; "
+            f"DROP TABLE IF EXISTS {table}; {create_alone(table, columns, segment)}; "
+            f"COMMENT ON TABLE {table} IS {quote_literal(comment)}"
+        )
+    except psycopg2.errors.LockNotAvailable:
+        raise MopError(
+            f"table {table} on server {server} is locked by another transaction",
+            detail=f"It would be {subject}.",
+            hint=f"On that server: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}::regclass;",
+            sqlstate="55P03",
+        ) from None
 
 
 def copy_stem(table: str, number: int) -> str:
     """The stem of the names of the `number`-th copies of a packed table's segments (from 1 on)."""
     return f"{table}_copy" if number == 1 else f"{table}_copy_{number}"
+
+
+def guest_stem(table: str, run_id: int) -> str:
+    """The stem of the names of the copies that a run makes on a server that joins it: no other run makes such names."""
+    return f"{table}_copy_run_{run_id}"
 
 
 def place_copies(servers: Sequence[str], strengths: dict[str, int], count: int) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pg_mop.backend.database import Database
@@ -10,6 +11,23 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns import Transform, madlib
 from pg_mop.engines.base import COPIES
+from pg_mop.packing.partitions import quoted
+
+Entry = tuple[int, str | None, str, str]  # a copy: segment, server, schema, name
+LOCK_SECONDS = 2  # to wait for a lock on a summary that is to be changed
+
+# SQL: why a role must not write to a table, or NULL. A table of another role, a trigger, a rule, a policy, or what lies behind
+# a view may run functions of somebody else with the role's privileges.
+OBSTACLE = """
+SELECT CASE
+    WHEN c.relkind <> 'r' THEN 'it is no plain table'
+    WHEN NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.oid = c.relowner AND r.rolname = current_user)
+        THEN 'it belongs to another role'
+    WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+        THEN 'it has triggers'
+    WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) THEN 'it has rules'
+    WHEN c.relrowsecurity THEN 'it has row security' END AS obstacle
+FROM pg_catalog.pg_class c WHERE c.oid = {oid}"""
 
 
 def write(
@@ -48,19 +66,66 @@ def complete(db: Database, summary: str, buffer_size: int, num_classes: list[int
 def copies_in(row: dict[str, Any] | None, table: Any) -> list[tuple[int, str | None, str]]:
     """[(segment, server, quoted table there), ...]: the copies of segments in a summary's row.
 
-    The server is None for copies on the coordinator's server. `table`: the summary, quoted. Raises MopError.
+    The server is None for copies on the coordinator's server. No entry is there twice. `table`: the summary, quoted. Raises
+    MopError.
     """
+    return [(key, server, quoted((schema, name))) for key, server, schema, name in entries_in(row, table)]
+
+
+def entries_in(row: dict[str, Any] | None, table: Any) -> list[Entry]:
+    """The same as `copies_in`, with the schema and the name of each copy. Raises MopError."""
     try:
-        return [
-            (
-                int(key),
-                server if server is None else str(server),
-                f"{quote_identifier(str(schema))}.{quote_identifier(str(name))}",
+        return list(
+            dict.fromkeys(
+                (int(key), server if server is None else str(server), str(schema), str(name))
+                for key, server, schema, name in json.loads((row or {}).get(COPIES) or "[]")
             )
-            for key, server, schema, name in json.loads((row or {}).get(COPIES) or "[]")
-        ]
+        )
     except (ValueError, TypeError):
         raise MopError(
             f'column "{COPIES}" of {table} is not what a preprocessor writes',
             hint=f"UPDATE {table} SET {COPIES} = NULL; gives the copies up.",
         ) from None
+
+
+def entries_now(catalog: Any, summary: Any) -> list[Entry]:
+    """The copies that a summary (a Table) has now, as a session of its own sees them; see `entries_in`. Raises MopError and
+    psycopg2.Error."""
+    if summary.kind != "r":
+        return []
+    rows = catalog.execute(f"SELECT * FROM {str(summary).replace('%', '%%')}")
+    return entries_in(rows[0] if rows else None, summary)
+
+
+def note(catalog: Any, summary: Any, new: Iterable[Entry], gone: Collection[Entry]) -> str | None:
+    """Write `new` copies into a summary (a Table), beside those that other runs have noted by now, and without those that are
+    `gone`.
+
+    Returns why the role must not, or None. Raises MopError and psycopg2.Error.
+    """
+    obstacle_sql, table = OBSTACLE.format(oid=int(summary.oid)), str(summary).replace("%", "%%")
+
+    def work(cursor: Any) -> str | None:
+        cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+        cursor.execute(obstacle_sql)
+        if (obstacle := _first(cursor)["obstacle"]) is not None:  # (a lock on a view would lock what lies behind it)
+            return obstacle
+        # nobody makes a trigger, a rule or a policy meanwhile
+        cursor.execute(f"LOCK TABLE ONLY {summary} IN SHARE ROW EXCLUSIVE MODE")
+        cursor.execute(obstacle_sql)
+        if (obstacle := _first(cursor)["obstacle"]) is not None:
+            return obstacle
+        cursor.execute(f"SELECT {COPIES} FROM ONLY {summary}")
+        noted = [entry for entry in entries_in(_first(cursor), summary) if entry not in gone]
+        cursor.execute(f"UPDATE ONLY {table} SET {COPIES} = %s", (json.dumps(list(dict.fromkeys([*noted, *new]))),))
+        return None
+
+    return catalog.within_transaction(work)
+
+
+def _first(cursor: Any) -> dict[str, Any]:
+    """The first row of a cursor. Raises MopError where there is none."""
+    row = cursor.fetchone()
+    if row is None:
+        raise MopError("the summary of the packed table has gone", sqlstate="42P01")
+    return dict(row)

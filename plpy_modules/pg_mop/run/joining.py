@@ -9,7 +9,6 @@ A server that cannot be used, or fails before it has all copies, does not join, 
 """
 
 import dataclasses
-import json
 import math
 import time
 from collections import deque
@@ -19,24 +18,31 @@ from typing import Any
 import psycopg2
 
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
-from pg_mop.engines.base import COPIES, Segment
+from pg_mop.engines.base import Segment
+from pg_mop.engines.postgresql import content_sql
 from pg_mop.packing.partitions import columns_sql, foreign_options, partition_name, quoted
-from pg_mop.packing.placement import copy_stem, make_on
+from pg_mop.packing.placement import guest_stem, make_on
+from pg_mop.packing.summary import Entry, entries_now, note
 from pg_mop.run.context import RunContext
 from pg_mop.run.workers import SILENT_SECONDS, Workers
 
 Key = int  # of a training segment
 DISK = 1.3, 64 << 20  # times the rows' bytes, and bytes besides, that must be free
 MOST_SESSIONS = 1000  # of a run (mop_want_sessions)
+STEP_SECONDS = 10  # for a server that joins to do what the coordinator waits for, between two copies
+LOCK_SECONDS = 3  # for the locks on its tables
 CLEAN_SECONDS = 2  # for a server to drop what a join has left
+SAME = "mop_join.same"  # a setting of the relay session: whether a copy has the segment's rows
 
 
 @dataclasses.dataclass
 class Guest:
     """A server that is joining. `left`: the segments that are to be copied; `tables`: (schema, name) of their copies there;
-    `copies`: those that are complete."""
+    `found`: the segments with copies that another run has made there, which are compared, not made; `copies`: those that are
+    complete; `gone`: noted copies that are not there;
+    `kept`: (schema, name) of those that are there, but that the role cannot use."""
 
     name: str
     link: Any
@@ -44,7 +50,15 @@ class Guest:
     tables: dict[Key, tuple[str, str]]
     began: float
     copies: dict[Key, Segment] = dataclasses.field(default_factory=dict)
+    found: set[Key] = dataclasses.field(default_factory=set)
+    gone: list[Entry] = dataclasses.field(default_factory=list)
+    kept: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     relay: WorkerSession | None = None
+
+    @property
+    def made(self) -> list[str]:
+        """The tables (quoted) that this run has made there."""
+        return [quoted(table) for key, table in self.tables.items() if key not in self.found]
 
 
 class Joining:
@@ -82,8 +96,11 @@ class Joining:
                 "the run has no copies of segments", hint="SET pg_mop.replicas = 2; before the training call."
             )
         link = self.hosts.meet(name)
+        link.check_interrupts, link.lock_timeout = self.hosts.within(STEP_SECONDS), f"{LOCK_SECONDS}s"
         segments = {key: run.unit_specs.segments["training", key] for key in self._chosen(link)}
-        need = int(DISK[0] * sum(segment.bytes for segment in segments.values())) + DISK[1]
+        guest = Guest(name, link, deque(segments), {}, time.monotonic())
+        self._find(guest)
+        need = int(DISK[0] * sum(s.bytes for key, s in segments.items() if key not in guest.found)) + DISK[1]
         free = link.info.get("free_bytes")
         if free is not None and free < need:
             raise MopError(
@@ -92,15 +109,34 @@ class Joining:
             )
         schema, table = packed.table.schema, packed.table.name
         columns, count = self._columns(packed), len(run.board.segments)
-        made = {
-            key: (schema, partition_name(copy_stem(table, 1 + len(segment.copies)), key, count))
-            for key, segment in segments.items()
-        }
-        guest = self.guests[name] = Guest(name, link, deque(segments), {}, time.monotonic())
-        for key, partition in made.items():
+        self.guests[name] = guest
+        for key in [key for key in segments if key not in guest.found]:
+            partition = schema, partition_name(guest_stem(table, run.run_id), key, count)
+            if partition in guest.kept:
+                raise MopError(f"table {quoted(partition)}, a copy of segment {key}, is there and cannot be read")
             make_on(run.db, link, f"copy of segment {key} of {packed.table}", partition, key, columns)
             guest.tables[key] = partition  # (not before: a table that is in the way is somebody's)
         self._copy(guest)
+
+    def _find(self, guest: Guest) -> None:
+        """Find the copies there that another run has noted in the summary since this one began."""
+        packed = self.run.unit_specs.packed["training"]
+        for entry in entries_now(self.run.catalog, packed.summary_table):
+            key, server, schema, table = entry
+            if server != guest.name or key not in guest.left or key in guest.found:
+                continue
+            known = quote_literal(quoted((schema, table)))
+            ((there, usable),) = guest.link.run(
+                f"SELECT to_regclass({known}) IS NOT NULL, coalesce((SELECT c.relkind = 'r' AND "
+                f"has_table_privilege(c.oid, 'SELECT') FROM pg_class c WHERE c.oid = to_regclass({known})), false)"
+            )
+            if usable:
+                guest.tables[key] = schema, table
+                guest.found.add(key)
+            elif not there:
+                guest.gone.append(entry)
+            else:  # (it is never replaced)
+                guest.kept.add((schema, table))
 
     def _columns(self, packed: Any) -> list[tuple[str, str]]:
         return list(self.run.db.columns(packed.table).items())
@@ -131,6 +167,14 @@ class Joining:
         made = [("pg_temp.mop_copy", guest.name, guest.tables[key])]
         if source.server is not None:
             made.append(("pg_temp.mop_source", source.server, run.db.parse_name(source.table)))
+        rows = source.table if source.server is None else "pg_temp.mop_source"
+        if key in guest.found:
+            guest.link.share(quoted(guest.tables[key]))  # nobody writes to it after the comparison
+            digests = " = ".join(f"({content_sql(packed, table, key)})" for table in ("pg_temp.mop_copy", rows))
+            fill, then = f"SELECT set_config('{SAME}', ({digests})::text, false)", f"; SELECT current_setting('{SAME}')"
+        else:
+            fill = f"INSERT INTO pg_temp.mop_copy ({names}) SELECT {names} FROM {rows} WHERE {packed.of_segment(key)}"
+            then = ""
         guest.relay = relay
         try:
             relay.begin(
@@ -139,9 +183,7 @@ class Joining:
                     f"CREATE FOREIGN TABLE {name} ({columns_sql(columns)}) {foreign_options(server, table)}; "
                     for name, server, table in made
                 )
-                + f"INSERT INTO pg_temp.mop_copy ({names}) SELECT {names} FROM "
-                f"{source.table if source.server is None else 'pg_temp.mop_source'} WHERE {packed.of_segment(key)}; "
-                f"DROP FOREIGN TABLE {', '.join(name for name, _, _ in made)}; COMMIT"
+                + f"{fill}; DROP FOREIGN TABLE {', '.join(name for name, _, _ in made)}; COMMIT{then}"
             )
         except SessionLost:
             relay.close()  # the next wait for it reports that
@@ -156,12 +198,14 @@ class Joining:
     def ended(self, relay: WorkerSession, error: Exception | None) -> None:
         """A relay session has copied a segment, or has failed."""
         guest = next(guest for guest in self.guests.values() if guest.relay is relay)
-        guest.relay = None
+        guest.relay, guest.link.check_interrupts = None, self.hosts.within(STEP_SECONDS)
         if isinstance(error, SessionLost):
             relay.close()
         try:
             if error is not None:
                 raise error
+            if guest.left[0] in guest.found and relay.rows() != [("true",)]:
+                raise self._differs(guest.left[0])
             self._copied(guest)
             if guest.left:
                 self._copy(guest)
@@ -183,8 +227,11 @@ class Joining:
             raise MopError(f"the rows of segment {key} have changed since the run began")
         copy = run.unit_specs.engine.copy_there(packed, guest.name, table, key)
         if copy is None or (copy.rows, copy.bytes) != (segment.rows, segment.bytes):
-            raise MopError(f"the copy of segment {key} has other rows than the segment")
+            raise self._differs(key)
         guest.copies[key] = copy
+
+    def _differs(self, key: Key) -> MopError:
+        return MopError(f"the copy of segment {key} has other rows than the segment")
 
     def _admit(self, name: str) -> None:
         """All is copied: the server gets a remote run. Raises MopError, and errors of the servers."""
@@ -222,21 +269,21 @@ class Joining:
 
     def _note(self, guest: Guest) -> None:
         """Note the copies in the summary of the packed table, if the role may."""
-        run, packed = self.run, self.run.unit_specs.packed["training"]
-        summary = str(packed.summary_table).replace("%", "%%")
-        entries = json.dumps([[key, guest.name, *guest.tables[key]] for key in guest.copies])
+        run, summary = self.run, self.run.unit_specs.packed["training"].summary_table
+        if not guest.made:
+            return
+        new = [(key, guest.name, *guest.tables[key]) for key in guest.copies if key not in guest.found]
         try:
-            run.catalog.execute(
-                f"UPDATE {summary} SET {COPIES} = (coalesce(nullif({COPIES}, ''), '[]')::jsonb || %s::jsonb)::text",
-                (entries,),
-            )
-        except psycopg2.Error as error:
-            if error.pgcode == "57014":
+            why = note(run.catalog, summary, new, guest.gone)
+            why = why and f"they cannot be noted in {summary}: {why}"
+        except (MopError, psycopg2.Error) as error:
+            if getattr(error, "pgcode", None) == "57014":
                 raise
+            why = message_of(error)
+        if why is not None:
             run.db.notice(
-                f"run {run.run_id}: the copies on server {guest.name} are of this run alone: {message_of(error)}",
-                hint=f"A later run does not find them. On that server: DROP TABLE "
-                f"{', '.join(map(quoted, guest.tables.values()))};",
+                f"run {run.run_id}: the copies on server {guest.name} are of this run alone: {why}",
+                hint=f"A later run does not find them. On that server: DROP TABLE {', '.join(guest.made)};",
             )
 
     # --- the end --------------------------------------------------------------------------------------
@@ -272,11 +319,11 @@ class Joining:
                 guest.relay.cancel()
                 guest.relay.close()
             guest.link.check_interrupts = self.hosts.within(CLEAN_SECONDS)
-            tables = ", ".join(map(quoted, guest.tables.values()))
+            tables = ", ".join(guest.made)
             try:
                 if tables:
                     guest.link.run(f"ROLLBACK; SET lock_timeout = '{CLEAN_SECONDS}s'; DROP TABLE IF EXISTS {tables}")
-            except (psycopg2.Error, SessionLost) as error:  # (another join of the packed table replaces them)
+            except (psycopg2.Error, SessionLost) as error:  # (the next join of this run replaces them)
                 self.run.db.plpy.log(f"pg_mop: {tables} on server {name} are left behind: {message_of(error)}")
         self.hosts.part(name)
 
