@@ -10,6 +10,7 @@ from servers import CALL, Servers
 
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually
+from pg_mop.packing.summary import OBSTACLE
 from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
@@ -27,8 +28,8 @@ SLOWLY = (
     "CREATE FUNCTION slowly() RETURNS event_trigger LANGUAGE plpgsql AS $$ DECLARE made record; BEGIN FOR made IN "
     "SELECT * FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE 'public.flowers_packed_copy%%' AND "
     "object_type = 'table' LOOP PERFORM pg_sleep(coalesce(nullif(current_setting('mop.seconds', true), ''), '0')::float); "
-    "EXECUTE 'CREATE TRIGGER slow BEFORE INSERT ON ' || made.object_identity || ' FOR EACH ROW EXECUTE FUNCTION public.slow()'; "
-    "END LOOP; END $$; "
+    "EXECUTE 'CREATE TRIGGER slow BEFORE INSERT ON ' || made.object_identity || ' FOR EACH ROW EXECUTE FUNCTION public.slow()'"
+    "; END LOOP; END $$; "
     "CREATE EVENT TRIGGER slowly ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION slowly()"
 )
 AT_ONCE = "DROP EVENT TRIGGER slowly; DROP FUNCTION slowly(); DROP FUNCTION slow() CASCADE"
@@ -489,3 +490,119 @@ def test_an_administrator_drops_the_copies_with_the_packed_table(servers):
     db.run("SELECT madlib.mop_drop_packed('other_packed')")
     assert third.value(left) == 0
     third.close()
+
+
+# --- copies that are gone, or noted twice -------------------------------------------------------------
+
+
+def test_a_server_that_is_removed_blocks_nothing(servers):
+    """Its copies do not count, and a NOTICE tells that."""
+    db = servers.db
+    db.run(
+        "SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.segments = 3; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'third_packed', 'y', 'x', 9)"
+    )
+    with servers.busy():
+        call, run_id = servers.train(table="third_packed")
+        add(servers, run_id)
+        assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+    assert call.end() is None
+    db.run("DROP SERVER w3 CASCADE")
+    try:
+        told = 'server "w3", on which "public"."third_packed_summary" notes copies of segments, does not exist any more'
+        call, later = servers.train(table="third_packed")
+        assert call.end() is None
+        assert said(call).count(told) == 1
+        assert_invariants(db, later)
+        hint = said(call).split("To forget them: ")[1].split(";")[0]
+        db.connection.notices.clear()
+        db.run(f"BEGIN; {hint}")
+        kept = db.value("SELECT __internal_copies__::json FROM third_packed_summary")
+        assert {server for _, server, *_ in kept} == {"w1", "w2"}
+        db.run("ROLLBACK; SELECT madlib.mop_drop_packed('third_packed')")
+        assert told in " ".join(db.connection.notices)
+        assert db.value("SELECT to_regclass('third_packed')") is None
+    finally:
+        add_server(db, "w3", servers.third).close()
+        third = Client(servers.third, "postgres")
+        for key in range(3):
+            third.run(f"DROP TABLE IF EXISTS public.third_packed_copy_run_{run_id}_segment_{key}")
+        third.close()
+
+
+def test_entries_that_are_noted_twice_count_once(servers):
+    db = servers.db
+    db.run(
+        "SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.segments = 3; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'twice_packed', 'y', 'x', 9); "
+        "UPDATE twice_packed_summary SET __internal_copies__ = "
+        "(__internal_copies__::jsonb || __internal_copies__::jsonb)::text; SET pg_mop.replicas = 3"
+    )
+    call, run_id = servers.train("SET pg_mop.replicas = 3", table="twice_packed")
+    assert call.end() is None
+    assert 'of the segments of "twice_packed" have fewer than 2 copies' in said(call)
+    assert_invariants(db, run_id)
+    db.run(f"{REPLICAS}; SELECT madlib.mop_drop_packed('twice_packed')")
+    assert db.value("SELECT to_regclass('twice_packed')") is None
+    for worker in servers.workers:
+        client = Client(worker, "postgres")
+        assert client.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'twice_packed%%' AND relkind = 'r'") == 0
+        client.close()
+
+
+def test_a_packed_table_with_a_locked_copy_is_not_dropped(servers):
+    """Nor does mop_drop_packed wait for ever."""
+    db = servers.db
+    db.run(
+        "SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.segments = 3; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'held_packed', 'y', 'x', 9); SET pg_mop.lock_timeout = '500ms'"
+    )
+    worker = Client(servers.workers[1], "postgres")
+    name = worker.value("SELECT oid::regclass FROM pg_class WHERE relname LIKE 'held_packed_copy%%' AND relkind = 'r'")
+    worker.run(f"BEGIN; LOCK TABLE {name} IN SHARE MODE")
+    error = db.error("SELECT madlib.mop_drop_packed('held_packed')")
+    assert error.pgcode == "55P03" and "cannot be dropped" in str(error)
+    worker.run("COMMIT")
+    db.run("RESET pg_mop.lock_timeout; SELECT madlib.mop_drop_packed('held_packed')")
+    assert db.value("SELECT to_regclass('held_packed')") is None
+    worker.close()
+
+
+# --- the summary of the packed table ------------------------------------------------------------------
+
+EVIL = (
+    "CREATE FUNCTION evil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN NEW; END $$; "
+    "CREATE TRIGGER evil BEFORE UPDATE ON flowers_packed_summary FOR EACH ROW EXECUTE FUNCTION evil()"
+)
+HARMFUL = (
+    (EVIL, "it has triggers"),
+    ("CREATE RULE evil AS ON UPDATE TO flowers_packed_summary DO ALSO NOTIFY evil", "it has rules"),
+    ("ALTER TABLE flowers_packed_summary ENABLE ROW LEVEL SECURITY", "it has row security"),
+    ("CREATE ROLE packer; ALTER TABLE flowers_packed_summary OWNER TO packer", "it belongs to another role"),
+    ("DROP TABLE flowers_packed_summary; CREATE VIEW flowers_packed_summary AS SELECT 1 AS x", "it is no plain table"),
+)
+
+
+def test_a_summary_that_may_run_code_of_others_is_not_written(servers):
+    """The copies are of this run alone then."""
+    db = servers.db
+    oid = "SELECT 'flowers_packed_summary'::regclass::oid::int"
+    assert db.value(OBSTACLE.format(oid=db.value(oid))) is None
+    for change, why in HARMFUL:
+        db.run(f"BEGIN; {change}")
+        assert db.value(OBSTACLE.format(oid=db.value(oid))) == why
+        db.run("ROLLBACK")
+    before = db.value("SELECT __internal_copies__ FROM flowers_packed_summary")
+    db.run(EVIL)
+    try:
+        with servers.busy():
+            call, run_id = servers.train()
+            add(servers, run_id)
+            assert eventually(lambda: db.value(BY, [run_id, "w3"]) > 0, 60)
+        assert call.end() is None
+        assert db.value("SELECT __internal_copies__ FROM flowers_packed_summary") == before
+    finally:
+        db.run("DROP FUNCTION evil() CASCADE")
+    told = 'alone: they cannot be noted in "public"."flowers_packed_summary": it has triggers'
+    assert f"the copies on server w3 are of this run {told}" in said(call)
+    assert "evil" not in said(call)

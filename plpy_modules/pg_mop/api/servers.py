@@ -17,7 +17,7 @@ from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
 from pg_mop.packing.partitions import is_of, this_database
-from pg_mop.packing.summary import copies_in
+from pg_mop.packing.summary import copies_in, reachable
 from pg_mop.run.earlier import open_catalog, own_run
 
 
@@ -264,12 +264,13 @@ def mop_drop_packed(db, packed_table):
         summary = None
     copies = []
     if summary is not None and summary.kind == "r":  # a view could run its owner's functions with our privileges
-        copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary)
+        copies = reachable(db, copies_in(db.one(f"SELECT * FROM {summary}"), summary), summary)
     links, mine = Links(db), []
-    for server, there in [
+    elsewhere = [
         *foreign_partitions(db, table, packed_table),
         *((server, there) for _, server, there in copies if server is not None),
-    ]:
+    ]
+    for server, there in dict.fromkeys(elsewhere):
         mark = links[server].run(f"SELECT obj_description(to_regclass({quote_literal(there)}), 'pg_class')")[0][0]
         if is_of(mark or "", db, table):
             mine.append((server, there))
@@ -278,9 +279,8 @@ def mop_drop_packed(db, packed_table):
     # A summary may name any table.
     mine_here = [
         there
-        for _, server, there in copies
-        if server is None
-        and is_of(
+        for there in dict.fromkeys(there for _, server, there in copies if server is None)
+        if is_of(
             db.value(
                 "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
                 "c.oid = to_regclass($1) AND p.oid = $2",
@@ -295,4 +295,13 @@ def mop_drop_packed(db, packed_table):
     db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
     db.note_act("drop packed", {"table": str(table), "servers": sorted({server for server, _ in mine})})
     for server, there in mine:
-        links[server].run(f"DROP TABLE {there}")
+        link = links[server]
+        try:
+            link.run(f"SET lock_timeout = {quote_literal(link.lock_timeout)}; DROP TABLE IF EXISTS {there}")
+        except (psycopg2.Error, SessionLost) as error:
+            raise MopError(
+                f"{there} on server {quote_identifier(server)} cannot be dropped: {str(error).strip()}",
+                detail="Nothing was dropped here, and what was dropped on other servers before is gone.",
+                hint=f"Call again when no run uses it: SELECT * FROM {db.extension}.mop_runs WHERE status = 'running';",
+                sqlstate=getattr(error, "pgcode", None) or "08006",
+            ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import madlib
-from pg_mop.packing.summary import copies_in
+from pg_mop.packing.summary import Copy, copies_in, reachable
 
 REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
 
@@ -29,6 +30,7 @@ class PackedTable:
         Raises MopError as docs/contract/fit_multiple.md, section 7.
         """
         hint = REPACK.format(schema=db.extension)
+        self._db = db
         self.table = db.input_table(text, role, hint=hint, rows=False)  # raises MopError for NULL
         self.text = str(text)
         # a transaction that has read a foreign table depends on that table's server until its end
@@ -86,10 +88,12 @@ class PackedTable:
     def weighted(self) -> bool:
         return self.transform.weight is not None
 
-    @property
-    def copies(self) -> list[tuple[int, str | None, str]]:
-        """The copies of its segments: see packing.summary.copies_in."""
-        return copies_in(self.summary, self.summary_table)
+    @functools.cached_property
+    def copies(self) -> list[Copy]:
+        """The copies of its segments (see packing.summary.copies_in) on servers that exist, one for each segment and server:
+        of two that runs have made side by side, the first."""
+        noted = reachable(self._db, copies_in(self.summary, self.summary_table), self.summary_table)
+        return list({(key, server): (key, server, table) for key, server, table in reversed(noted)}.values())[::-1]
 
     def keys_sql(self) -> str:
         """SQL: the keys of its segments, in order, as `key`."""

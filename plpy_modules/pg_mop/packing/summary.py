@@ -8,11 +8,12 @@ from typing import Any
 
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform, madlib
 from pg_mop.engines.base import COPIES
 from pg_mop.packing.partitions import quoted
 
+Copy = tuple[int, str | None, str]  # segment, server, quoted table
 Entry = tuple[int, str | None, str, str]  # a copy: segment, server, schema, name
 LOCK_SECONDS = 2  # to wait for a lock on a summary that is to be changed
 
@@ -63,13 +64,29 @@ def complete(db: Database, summary: str, buffer_size: int, num_classes: list[int
         db.execute(f"UPDATE {summary} SET {COPIES} = $1", ["text"], [json.dumps(copies)])
 
 
-def copies_in(row: dict[str, Any] | None, table: Any) -> list[tuple[int, str | None, str]]:
+def copies_in(row: dict[str, Any] | None, table: Any) -> list[Copy]:
     """[(segment, server, quoted table there), ...]: the copies of segments in a summary's row.
 
     The server is None for copies on the coordinator's server. No entry is there twice. `table`: the summary, quoted. Raises
     MopError.
     """
     return [(key, server, quoted((schema, name))) for key, server, schema, name in entries_in(row, table)]
+
+
+def reachable(db: Database, copies: list[Copy], summary: Any) -> list[Copy]:
+    """Those of the `copies` in a summary whose server exists; a NOTICE tells of the others: they are not there."""
+    wanted = {server for _, server, _ in copies if server is not None}
+    known = (
+        {row["name"] for row in db.execute("SELECT srvname::text AS name FROM pg_foreign_server")} if wanted else set()
+    )
+    for server in sorted(wanted - known):
+        db.notice(
+            f"server {quote_identifier(server)}, on which {summary} notes copies of segments, does not exist any more: the "
+            "copies do not count",
+            hint=f"To forget them: UPDATE {summary} SET {COPIES} = (SELECT json_agg(c) FROM "
+            f"json_array_elements({COPIES}::json) c WHERE c->>1 IS DISTINCT FROM {quote_literal(server)})::text;",
+        )
+    return [copy for copy in copies if copy[1] is None or copy[1] in known]
 
 
 def entries_in(row: dict[str, Any] | None, table: Any) -> list[Entry]:

@@ -69,8 +69,13 @@ def _tell_of_fewer(spec: RunSpec, options: dict[str, Any], packed: Any, segments
     if spec.application is not None:
         return
     wanted = options["replicas"] - 1
-    noted = [key for key, _, _ in packed.copies]
-    fewer = [s.key for s in segments if s.server is not None and max(len(s.copies), noted.count(s.key)) < wanted]
+    noted = {(key, server) for key, server, _ in packed.copies}  # also those on servers that are away
+    fewer = [
+        s.key
+        for s in segments
+        if s.server is not None
+        and max(len(s.copies), sum(key == s.key and server != s.server for key, server in noted)) < wanted
+    ]
     if fewer:
         spec.inputs.db.notice(
             f"pg_mop.replicas is {options['replicas']}, but {len(fewer)} of the segments of "
