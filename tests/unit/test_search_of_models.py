@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from pg_mop.search import random_sampler
 from pg_mop.search import PROCEDURES, SearchError, create
 from pg_mop.search.models import FIRST_ID, ModelChoices
 from pg_mop.search.space import Space
@@ -248,3 +249,53 @@ def test_evolution_changes_hyper_parameters_without_a_model_space():
     driven(procedure, lambda _, configuration: Random(str(configuration)).random())
     changed = {lineage["changed"] for n in procedure.trials if (lineage := procedure.lineage(n))}
     assert changed <= {"model_id", "batch_size", "dropout"} and "dropout" in changed
+
+
+def misfits_first(count):
+    """A space whose first members, 2^count of them, do not fit: a convolution after a Dense layer; the others do."""
+    return [
+        {"change": "insert", "match": "hidden", "choices": [{"class": "Conv2D", "filters": 2, "kernel_size": 1}, None]},
+        *({"change": "insert", "match": "hidden", "choices": [None, {"class": "ReLU"}]} for _ in range(count)),
+    ]
+
+
+def test_a_grid_of_misfits_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(random_sampler, "MOST_MISFITS", 50)
+    sampler = random_sampler.GridSampler(space(*misfits_first(40), bases=[Base(1, dense())]), 0)
+    with pytest.raises(SearchError, match="none of the first 50 members .* Conv2D takes an input of 3 dimensions") as error:
+        sampler.ask(1)
+    assert "random" in error.value.hint
+
+
+def test_a_grid_with_misfits_goes_on_after_them_and_ends_where_nothing_else_comes(monkeypatch):
+    made = space(*misfits_first(4), bases=[Base(1, dense())])
+    sampler = random_sampler.GridSampler(made, 0)
+    assert sampler.ask(1) is not None and made.models.missed == 16
+    monkeypatch.setattr(random_sampler, "MOST_MISFITS", 50)
+    mutators = misfits_first(10)
+    mutators[0]["choices"].reverse()
+    mutators.append(mutators.pop(0))
+    mutators[:0] = [{"change": "value", "match": "hidden", "argument": "units", "choices": [4, 5]}]
+    mutators[-1]["choices"] = [None, *({"class": "Conv2D", "filters": n, "kernel_size": 1} for n in range(1, 100))]
+    made = space(*mutators, bases=[Base(1, dense())])
+    sampler = random_sampler.GridSampler(made, 0)
+    found = iter(lambda: sampler.ask(1), None)
+    assert len(list(found)) == len(GRID["batch_size"]) and made.models.ended
+
+
+@pytest.mark.parametrize("procedure", ["grid", "random", "regularized-evolution", "tpe"])
+def test_a_cancel_is_heard_for_each_member(procedure):
+    class Cancelled(BaseException):
+        pass
+
+    heard = []
+
+    def check():
+        heard.append(1)
+        if len(heard) > 300:
+            raise Cancelled
+
+    bases = [Base(1, dense())]
+    found = ModelChoices(ModelSpace(bases, json.dumps(misfits_first(40)), check=check))
+    with pytest.raises(Cancelled):
+        driven(create(procedure, Space(GRID, models=found), 1, "min", "iterations=1, trials=1000"), lambda *_: 1.0)

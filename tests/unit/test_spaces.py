@@ -800,3 +800,65 @@ def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(se
                 assert len(set(layers)) == len(layers)
         assert showing.text(models, models.sample(2, 0))
     assert made > 8 and fitting > 3
+
+
+# --- small texts that ask for much work ----------------------------------------------------------------------------------
+
+RELU = {"class": "ReLU"}
+
+
+@pytest.mark.parametrize(
+    ("mutators", "fragment"),
+    [
+        ([change("insert", "hidden", choices=[None, [RELU] * 50_000])], "option of 50000 layers, at most 200"),
+        ([change("layer", "hidden", choices=["keep", [RELU] * 201])], "option of 201 layers"),
+        ([change("cell", "hidden", operations=[[RELU] * 201])], "option of 201 layers"),
+        ([change("cell", "hidden", operations=[[RELU] * 200], nodes=10, inputs=2, times=[1, 100])], "more than 2000"),
+        ([change("insert", "hidden", choices=[None, *([RELU] * n for n in range(1, 201))])] * 2, "more than 20000 layers"),
+        ([change("inputs", "out", **{"from": ["h*"] * 100_000})], "from 100000 names, at most 1000"),
+    ],
+)
+def test_small_mutators_of_much_work_are_refused_before_it(mutators, fragment):
+    begun = time.monotonic()
+    with pytest.raises(SpaceError, match=fragment):
+        space(*mutators)
+    assert time.monotonic() - begun < 5
+
+
+def test_many_keys_of_which_one_comes_twice_are_refused_at_once():
+    keys = [f'"{chr(0x4E00 + n % 20_000)}{n // 20_000}":1' for n in range(60_000)]
+    begun = time.monotonic()
+    with pytest.raises(SpaceError, match='key "zz" twice'):
+        ModelSpace([Base(1, CNN)], '[{"a":{' + ",".join(keys) + ',"zz":1,"zz":1}}]')
+    assert time.monotonic() - begun < 5
+
+
+def test_a_name_that_many_layers_want_costs_little():
+    mutators = [change("insert", "hidden", choices=[None, *([{**RELU, "name": "r"}] * n for n in range(1, 60))])] * 5
+    begun = time.monotonic()
+    assert space(*mutators).size == 60**5
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "mutators",
+    [
+        [change("insert", "hidden", choices=[None, [RELU] * 100])],
+        [change("value", "hidden", argument="units", choices=list(range(1, 200)))],
+        [change("insert", "hidden", choices=[RELU])] * 100,
+        [change("repeat", "hidden", times=[1, 100])],
+    ],
+)
+def test_a_cancel_is_heard_while_a_space_is_read(mutators):
+    class Cancelled(BaseException):
+        pass
+
+    heard = []
+
+    def check():
+        heard.append(1)
+        if len(heard) > 60:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        ModelSpace([Base(1, CNN)], json.dumps(mutators), check=check)

@@ -138,6 +138,11 @@ class Members:
     def tell_misfits(self):
         """Send a NOTICE if members were drawn that do not fit together."""
         misfits = self.models.misfits
+        if self.models.ended:
+            self.db.notice(
+                f'the grid ended before the last member of "{self.name}", because very many in a row do not fit together',
+                hint="Use another procedure: 'random' draws members of the whole space.",
+            )
         if misfits:
             self.db.notice(
                 f'{sum(misfits.values())} members of "{self.name}" that were drawn do not fit together, and are no trials',

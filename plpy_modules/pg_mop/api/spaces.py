@@ -64,8 +64,8 @@ def mop_space(db, space, arch_table, base, mutators, adapt):
         raise MopError(f"the base models have more than {MOST_CHARACTERS} characters")
     made = db.output_table(space)
     with errors_of_spaces():
-        models = ModelSpace(bases, mutators, _adapt(adapt))
-        looked = models.check_some(db.check_interrupts)
+        models = ModelSpace(bases, mutators, _adapt(adapt), db.hear_interrupts)
+        looked = models.check_some()
     if looked.refused:
         reason = max(looked.refused, key=lambda text: looked.refused[text])
         count = sum(looked.refused.values())
@@ -114,7 +114,7 @@ def mop_space_sample(db, space, n, seed):
     if seed is None:
         raise MopError("seed must not be NULL")
     models = read(db, space)
-    found = models.sample(count, seed, db.check_interrupts)
+    found = models.sample(count, seed)
     if found.refused or len(found.members) < count:
         refused = sum(found.refused.values())
         reason = max(found.refused, key=lambda text: found.refused[text]) if found.refused else None
@@ -141,7 +141,7 @@ def mop_space_show(db, space):
     """A space as text: its base models' layers with their choice points, and what of it fits. Raises MopError."""
     models = read(db, space)
     with errors_of_spaces():
-        return showing.text(models, models.check_some(db.check_interrupts))
+        return showing.text(models, models.check_some())
 
 
 def read(db, text: str | None) -> ModelSpace:
@@ -167,7 +167,7 @@ def read(db, text: str | None) -> ModelSpace:
     if row["base"] is None or row["mutators"] is None:
         raise MopError(f'model space "{text}" has a NULL in place of its base models or mutators')
     with errors_of_spaces():
-        return ModelSpace(_bases(row["base"]), row["mutators"], _adapt(row["adapt"]))
+        return ModelSpace(_bases(row["base"]), row["mutators"], _adapt(row["adapt"]), db.hear_interrupts)
 
 
 def _bases(text: str) -> list[Base]:

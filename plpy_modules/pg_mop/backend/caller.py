@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ PINNED = {
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
 }
+
+CHECK_SECONDS = 0.1  # between two checks of `hear_interrupts`
 
 _known_functions: dict[tuple[str, str], bool] = {}  # (function, argument types): this server has it
 _lacking_settings: dict[tuple[str, ...], set[str]] = {}  # names of settings: those that this server lacks
@@ -51,11 +54,25 @@ class CallerSession:
         self.while_waiting: list[Callable[[], None]] = []  # called whenever a procedure waits
         self.at_end: list[Callable[[], None]] = []  # called after the call and its last transaction
         self.explaining: Explaining | None = None  # the call is explained: it is checked and planned, and does not run
+        self._heard = 0.0  # when `hear_interrupts` has last checked
         self.on_nodes = False  # Citus may have extended the transaction to other nodes
 
     # --- waiting -------------------------------------------------------------------------------
     def check_interrupts(self) -> None:
         """Let PostgreSQL process interrupts: a cancel is raised from this call. A procedure commits."""
+        self._let_interrupt()
+        if self.commits:
+            for work in self.while_waiting:
+                work()
+            self.commit()
+
+    def hear_interrupts(self) -> None:
+        """The same for loops that compute: it may be called for each small step, and commits nothing."""
+        if time.monotonic() - self._heard >= CHECK_SECONDS:
+            self._let_interrupt()
+            self._heard = time.monotonic()
+
+    def _let_interrupt(self) -> None:
         self.check_cancel()
         # PL/Python sets a savepoint for each query, on Greenplum on all segments. The error of a lost segment would
         # pass Python's frames, so Greenplum runs a query only if an interrupt is pending.
@@ -63,10 +80,6 @@ class CallerSession:
             ctypes.c_bool.in_dll(ctypes.CDLL(None), name).value for name in ("QueryCancelPending", "ProcDiePending")
         ):
             self.plpy.execute("SELECT 1")
-        if self.commits:
-            for work in self.while_waiting:
-                work()
-            self.commit()
 
     def check_cancel(self) -> None:
         """Raise a pending cancel. Call this before using plpy without `execute`.

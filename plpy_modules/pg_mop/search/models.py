@@ -37,6 +37,8 @@ class ModelChoices:
         self._places: dict[int, Place] = {}  # model_id -> its coordinates
         self._ids: dict[tuple[Any, ...], int | None] = {}  # coordinates -> model_id; None: a misfit
         self.misfits: dict[str, int] = {}  # why members did not fit -> how many
+        self.missed = 0  # how many in all
+        self.ended = False  # the grid has ended before its last member, after very many misfits
 
     @property
     def size(self) -> int:
@@ -81,6 +83,7 @@ class ModelChoices:
 
     def model_id(self, place: Mapping[str, Coordinate]) -> int | None:
         """The model_id of the member at a point; None where it does not fit together."""
+        self.space.check()
         own = self.own(place)
         key = tuple(own.items())
         if key not in self._ids:
@@ -101,6 +104,7 @@ class ModelChoices:
     def _number(self, member: Member, own: Place) -> int | None:
         if member.architecture is None:
             reason = member.misfit or ""
+            self.missed += 1
             self.misfits[reason] = self.misfits.get(reason, 0) + 1
             return None
         number = FIRST_ID + int(hashlib.sha256(member.architecture.encode()).hexdigest()[:12], 16) % FIRST_ID

@@ -1,11 +1,13 @@
 """Samplers that do not learn: at random, and the grid in its order."""
 
+from pg_mop.search.parameters import SearchError
 from pg_mop.search.sampler import Sampler
 from pg_mop.search.space import Point, Space
 
 MOST_TRIES = 1000  # random draws in a row without a new configuration, before the remaining ones are listed
 MOST_LISTED = 1_000_000  # configurations of a space that are listed
 MOST_MADE = 10_000  # the same of a space of models, which are made one by one
+MOST_MISFITS = 10_000  # members of a grid in a row that do not fit together
 
 
 class GridSampler(Sampler):
@@ -18,11 +20,32 @@ class GridSampler(Sampler):
         self.ahead = next(self.points, None)
 
     def ask(self, trial: int | None) -> Point | None:
+        """Raises SearchError where no member is found among the first MOST_MISFITS of a space of models; a grid that has
+        proposed configurations ends there."""
+        before = self._misfits()
         while self.ahead is not None:
             point, self.ahead = self.ahead, next(self.points, None)
             if self.claim(self.space.configuration(point)):
                 return point
+            if self._misfits() - before >= MOST_MISFITS:
+                self.ahead = None
+                self._end()
         return None
+
+    def _misfits(self) -> int:
+        return 0 if self.space.models is None else self.space.models.missed
+
+    def _end(self) -> None:
+        models = self.space.models
+        assert models is not None
+        if not self.claimed:
+            reason = max(models.misfits, key=lambda text: models.misfits[text])
+            raise SearchError(
+                f"none of the first {MOST_MISFITS} members of the model space fits together, the most frequent reason is: "
+                f"{reason}",
+                "Use another procedure: 'random' draws members of the whole space.",
+            )
+        models.ended = True
 
 
 class RandomSampler(Sampler):

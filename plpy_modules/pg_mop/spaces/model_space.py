@@ -86,15 +86,19 @@ class ModelSpace:
     [{'primitive': 'set', 'layer': 'hidden', 'argument': 'units', 'value': 16}]
     """
 
-    def __init__(self, bases: Sequence[Base], mutators: str, adapt: str | None = None) -> None:
-        """`mutators`: JSON text. Raises SpaceError."""
+    def __init__(
+        self, bases: Sequence[Base], mutators: str, adapt: str | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`mutators`: JSON text; `check`: called in each loop, also of later calls, so that the caller can cancel. Raises
+        SpaceError."""
+        self.check = check
         if adapt not in ADAPTS:
             raise SpaceError(f"adapt must be {PROJECT!r} or NULL, not {str(adapt)[:100]!r}")
         if not bases:
             raise SpaceError("a space needs a base model")
         if len(bases) > MOST_BASES:
             raise SpaceError(f"a space has at most {MOST_BASES} base models, not {len(bases)}")
-        self.adapt, self.mutators = adapt, read(mutators)
+        self.adapt, self.mutators = adapt, read(mutators, check)
         ids = [base.model_id for base in bases]
         if len(set(ids)) < len(ids):
             raise SpaceError(f"base model {next(i for i in ids if ids.count(i) > 1)} is named twice")
@@ -113,11 +117,12 @@ class ModelSpace:
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _planned(self, base: Base) -> _Planned:
+        self.check()
         try:
             checked = check(base.architecture)
             check_text(checked)
             outputs = fit(Graph(checked), self.adapt)
-            return _Planned(base, checked, Plan(Graph(checked), base.model_id, self.mutators), outputs)
+            return _Planned(base, checked, Plan(Graph(checked), base.model_id, self.mutators, self.check), outputs)
         except (ArchitectureError, Misfit) as error:
             raise SpaceError(f"base model {base.model_id} cannot be used: {error}") from None
 
@@ -175,14 +180,12 @@ class ModelSpace:
         """All members, by number."""
         return map(self.member, range(self.size))
 
-    def sample(self, count: int, seed: int, check: Callable[[], None] = lambda: None) -> Sampled:
-        """Random members that fit, each once; fewer where too few fit, or are found. `check`: called for each number drawn, so
-        that the caller can cancel."""
+    def sample(self, count: int, seed: int) -> Sampled:
+        """Random members that fit, each once; fewer where too few fit, or are found."""
         found, drawn = Sampled(), set()
         for number in self._drawn(count * TRIES + TRIED, Random(seed)):
             if len(found.members) >= count:
                 break
-            check()
             drawn.add(number)
             found.tried += 1
             member = self.member(number)
@@ -206,11 +209,10 @@ class ModelSpace:
                 seen.add(number)
                 yield number
 
-    def check_some(self, check: Callable[[], None] = lambda: None) -> Sampled:
+    def check_some(self) -> Sampled:
         """Look at members: all of a small space, else TRIED. Raises SpaceError where none of them fits."""
         found = Sampled()
         for number in self._drawn(TRIED, Random(0)):
-            check()
             found.tried += 1
             member = self.member(number)
             if member.misfit is None:
@@ -229,6 +231,7 @@ class ModelSpace:
         return next(planned for planned in self.bases if planned.base.model_id == model_id)
 
     def _made(self, planned: _Planned, chosen: Mapping[str, int], number: int) -> Member:
+        self.check()
         options = {point.name: point.options for point in planned.plan.choices.points}
         choices = {name: options[name][at] for name, at in chosen.items()}
         graph, text, misfit, parameters = Graph(planned.checked), None, None, None

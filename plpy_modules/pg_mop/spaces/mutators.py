@@ -68,8 +68,12 @@ Step = Callable[[Graph, Chosen], None]
 class Plan:
     """The choice points and steps of a base model under mutators. `matched`: numbers of the mutators that match a layer."""
 
-    def __init__(self, base: Graph, model_id: int, mutators: Sequence[Mutator]) -> None:
-        """`base`: its graph, which is changed. Raises SpaceError."""
+    def __init__(
+        self, base: Graph, model_id: int, mutators: Sequence[Mutator], check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`base`: its graph, which is changed; `check`: called for each layer that a mutator changes. Raises SpaceError."""
+        self.check = check
+        self._numbers: dict[str, int] = {}  # a name that was wanted -> the last number that it got
         self.graph, self.model_id = base, model_id
         self.points: list[Point] = []
         self.steps: list[Step] = []
@@ -89,21 +93,36 @@ class Plan:
 
     # --- matching ------------------------------------------------------------------------------------
     def _apply(self, mutator: Mutator) -> None:
+        self.check()
         targets = self._targets(mutator, mutator.match)
         if not targets:
             return
         self.matched.add(mutator.number)
         own: Callable[[Mutator, list[Target]], None] = getattr(self, f"_{mutator.change}")
+        self._check_growth(mutator, targets)
         if mutator.together:
             own(mutator, targets)
             self._check_size()
             return
         for name in [target.name for target in targets]:
+            self.check()
             # (what was done to the one before may have changed the next one)
             slots = [slot for slot in self.slots if slot.name == name and mutator.match.fits(name, slot.class_name)]
             if slots:
                 own(mutator, [self._target(mutator, name, slots)])
                 self._check_size()
+
+    def _check_growth(self, mutator: Mutator, targets: Sequence[Target]) -> None:
+        """Raises SpaceError, before any work, where a mutator's layers make a plan too large."""
+        if mutator.change == "cell":
+            longest = max(len(layers) for layers in mutator.options)
+            of_node = mutator.inputs * longest + (mutator.inputs > 1)
+            self._check_size(0, len(targets) * (max(mutator.times) * (mutator.nodes * of_node + 1) - 1))
+        elif mutator.change in ("layer", "insert"):
+            sizes = [len(layers or ()) for layers in mutator.options]
+            gone = sum(len(target.slots) for target in targets) if mutator.change == "layer" else 0
+            grown = max(sizes) - (mutator.change == "layer")
+            self._check_size(len(targets) * sum(sizes) - gone, len(targets) * max(grown, 0))
 
     def _check_size(self, more_slots: int = 0, more_layers: int = 0) -> None:
         """Raises SpaceError for a plan that is too large, with so many more slots, and layers of the template graph."""
@@ -161,9 +180,11 @@ class Plan:
 
     def free(self, name: str) -> str:
         """A name that no layer of any member has; it is taken from now on."""
-        number, made = 1, name
+        number, made = self._numbers.get(name, 2), name
         while made in self.names:
-            number, made = number + 1, f"{name}_{number}"
+            made = f"{name}_{number}"
+            number += 1
+        self._numbers[name] = number
         self.names.add(made)
         return made
 
@@ -201,6 +222,7 @@ class Plan:
             if (mutator.number, class_name) not in self._checked:
                 values = []
                 for value in mutator.options:
+                    self.check()
                     layer = {"class_name": class_name, "config": {mutator.argument: value}}
                     try:
                         values.append(checked_layer(layer)["config"].get(mutator.argument, value))
@@ -215,6 +237,7 @@ class Plan:
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, where, mutator.written)
         for target in targets:
+            self.check()
             names = [self._named(option, target.name, True) for option in mutator.options]
             self._offer(target, point, mutator.options, names)
             self.steps.append(_replacing(target, point, mutator.options, names))
@@ -248,6 +271,7 @@ class Plan:
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, f"{word} {where}", mutator.written)
         for target in targets:
+            self.check()
             names = [self._named(option, f"{target.name}_{word}", False) for option in options]
             at = max(range(len(options)), key=lambda at: len(options[at]))
             _put_beside(self.graph, target.slots[0].anchor, options[at], names[at], mutator.before)
@@ -298,6 +322,7 @@ class Plan:
         self._check_size((most - 1) * len(own), (most - 1) * len(inside))
         named: dict[tuple[str, int], str] = {}
         for number in range(2, most + 1):
+            self.check()
             enough = frozenset(at for at, times in enumerate(mutator.options) if times >= number)
             names = {name: self.free(f"{name}_{number}") for name in dict.fromkeys([*inside, *(s.name for s in own)])}
             named.update({(name, number): copied for name, copied in names.items()})
@@ -335,7 +360,8 @@ class Plan:
         name, anchor = target.name, target.slots[0].anchor
         every = [slot.name for slot in self.slots] + [n for n in self.graph.layers if not self.graph.is_layer(n)]
         sources: dict[str, None] = {}
-        for pattern in mutator.sources:
+        for pattern in dict.fromkeys(mutator.sources):
+            self.check()
             found = [other for other in dict.fromkeys(every) if fnmatchcase(other, pattern) and other != name]
             if not found:
                 raise SpaceError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +20,8 @@ MOST_DEPTH = 40
 MOST_MUTATORS = 1000
 MOST_OPTIONS = 1000
 MOST_TIMES = 100
+MOST_IN_OPTION = 200  # layers of an option
+MOST_SOURCES = 1000  # names or patterns of inputs
 MOST_NODES = 10
 
 KEEP = "keep"  # the option of a layer choice that leaves the layer as it is
@@ -107,8 +110,8 @@ JOINS = ("Concatenate", "Add", "Average", "Maximum", "Multiply")
 NEVER_SET = ("name", "batch_shape", "batch_input_shape", "dtype", "trainable", "class_name", "module")
 
 
-def read(text: str) -> list[Mutator]:
-    """The mutators of a JSON text: a list of objects. Raises SpaceError."""
+def read(text: str, check: Callable[[], None] = lambda: None) -> list[Mutator]:
+    """The mutators of a JSON text: a list of objects. `check`: called for each part. Raises SpaceError."""
     if len(text) > MOST_CHARACTERS:
         raise SpaceError(f"mutators have {len(text)} characters, at most {MOST_CHARACTERS}")
     try:
@@ -123,16 +126,17 @@ def read(text: str) -> list[Mutator]:
     if len(given) > MOST_MUTATORS:
         raise SpaceError(f"there are {len(given)} mutators, at most {MOST_MUTATORS}")
     _check_depth(given)
-    return [_Reader(number, one).mutator() for number, one in enumerate(given, 1)]
+    return [_Reader(number, one, check).mutator() for number, one in enumerate(given, 1)]
 
 
 class _Reader:
     """Reads one mutator."""
 
-    def __init__(self, number: int, given: dict[str, Any]) -> None:
-        self.number, self.given = number, given
+    def __init__(self, number: int, given: dict[str, Any], check: Callable[[], None]) -> None:
+        self.number, self.given, self.check = number, given, check
 
     def mutator(self) -> Mutator:
+        self.check()
         change = self.given.get("change")
         if not isinstance(change, str) or change not in CHANGES:
             raise self._error(f"has change {_short(change)}, which is none of {', '.join(CHANGES)}", EXAMPLE)
@@ -191,6 +195,8 @@ class _Reader:
         sources = self.given.get("from")
         if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
             raise self._error(f"has from {_short(sources)}, which is no list of layers' names")
+        if len(sources) > MOST_SOURCES:
+            raise self._error(f"takes inputs from {len(sources)} names, at most {MOST_SOURCES}")
         least, most = self.given.get("least", 1), self.given.get("most", self.given.get("least", 1))
         for key, value in (("least", least), ("most", most)):
             if not _is_integer(value) or not 1 <= value <= 100:
@@ -219,10 +225,12 @@ class _Reader:
             raise self._error(f"has {key} {_short(choices)}, which is no list of options")
         if len(choices) > MOST_OPTIONS:
             raise self._error(f"has {len(choices)} {key}, at most {MOST_OPTIONS}")
-        texts = [json.dumps(one, sort_keys=True) for one in choices]
-        twice = next((one for at, one in enumerate(choices) if texts[at] in texts[:at]), choices)
-        if twice is not choices:
-            raise self._error(f"has the option {_short(twice)} twice")
+        seen: set[str] = set()
+        for one in choices:
+            text = json.dumps(one, sort_keys=True)
+            if text in seen:
+                raise self._error(f"has the option {_short(one)} twice")
+            seen.add(text)
         return choices
 
     def _integers(self, key: str, lowest: int, highest: int) -> list[int]:
@@ -257,10 +265,16 @@ class _Reader:
         """An option of layers: one, a list of them, or none (null)."""
         if given is None:
             return []
+        if isinstance(given, list) and len(given) > MOST_IN_OPTION:
+            raise self._error(
+                f"has an option of {len(given)} layers, at most {MOST_IN_OPTION}",
+                'To have a layer several times: {"change": "repeat", "match": "dense_1", "times": [1, 2]}.',
+            )
         return [self._checked(one) for one in (given if isinstance(given, list) else [given])]
 
     def _checked(self, given: Any) -> dict[str, Any]:
         """A layer that the user has written in Keras' form or as {"class": ..., argument: value, ...}."""
+        self.check()
         if isinstance(given, dict) and "class" in given and "class_name" not in given:
             config = {key: value for key, value in given.items() if key != "class"}
             given = {"class_name": given["class"], "config": config}
@@ -305,8 +319,7 @@ def _without_shapes(layer: Mapping[str, Any]) -> Mapping[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise SpaceError(f"mutators have the key {_short(twice)} twice in one object")
     return found
 
