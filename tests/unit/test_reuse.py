@@ -114,10 +114,12 @@ def test_an_iteration_that_was_evaluated_here_and_elsewhere_is_told():
 # --- runs at the same time --------------------------------------------------------------------------------------------
 
 
-def beside(stages, run, trained=(), evaluated=True, ends=None):
+def beside(stages, run, trained=(), evaluated=True, ends=None, fits=()):
     """{identity: [Beside]} of a run that wants these stages; `ends`: numbers of the last ones of its paths."""
     ends = {stages[-1].number} if ends is None else ends
-    return {s.identity: [Beside(run, s.number in ends, evaluated, s.number in trained)] for s in stages}
+    return {
+        s.identity: [Beside(run, s.number in ends, evaluated, s.number in trained, frozenset(fits))] for s in stages
+    }
 
 
 def test_a_path_that_another_run_is_about_to_train_is_waited_for():
@@ -157,3 +159,11 @@ def test_what_the_run_has_begun_is_not_waited_for():
     assert awaited(stages[1:], beside(stages, 7)) == {}, "the run trains the first one itself"
     stages[0].origin = 7, 1
     assert awaited(stages[1:], beside(stages, 7)) == {2: 7, 3: 7}
+
+
+def test_a_rule_that_the_other_run_does_not_have_is_not_waited_for():
+    """It may end the path at a state that the other run does not keep."""
+    _, stages = chain(1, 2, 3)
+    early = {1: {"stop"}, 2: {"stop"}, 3: {"stop"}}
+    assert awaited(stages, beside(stages, 7, fits={"plain"}), early) == {}
+    assert len(awaited(stages, beside(stages, 7, fits={"plain", "stop"}), early)) == 3

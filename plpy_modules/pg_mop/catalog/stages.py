@@ -287,15 +287,16 @@ class Stages(CatalogSession):
             )
         return known
 
-    def runs_beside(self, run_id: int) -> list[int]:
-        """The runs of the role that began before a run, and go on."""
+    def runs_beside(self, run_id: int, priority: int) -> list[int]:
+        """The runs of the role that began before a run, go on with at least its priority, and share what they train."""
         rows = self.execute(
             f"""
             SELECT r.run_id FROM {self.prefix}run r JOIN {self.schema}.mop_runs s USING (run_id)
             WHERE r.owner = {self._role} AND r.status = 'running' AND r.run_id < %s AND s.status = 'running'
-              AND r.function <> 'remote_run'
+              AND r.function <> 'remote_run' AND r.parameters -> 'settings' ->> 'reuse' = 'true'
+              AND (r.parameters -> 'settings' ->> 'priority')::integer >= %s
             """,
-            (run_id,),
+            (run_id, priority),
         )
         return sorted(row["run_id"] for row in rows)
 
@@ -303,7 +304,7 @@ class Stages(CatalogSession):
         """{identity: [Beside, ...]} of the stages that these runs want, and that have not failed."""
         rows = self.execute(
             f"""
-            SELECT DISTINCT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends,
+            SELECT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends, array_agg(c.fit_params) AS fits,
                    m.version = s.iteration * (r.segments - coalesce(array_length(c.held_out, 1), 0)) AS trained
             FROM {self.prefix}stage s
             JOIN {self.prefix}run r USING (run_id)
@@ -311,18 +312,19 @@ class Stages(CatalogSession):
             JOIN {self.prefix}configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
             JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
             LEFT JOIN (
-                SELECT n.run_id, n.parent FROM {self.prefix}stage n
+                SELECT DISTINCT n.run_id, n.parent FROM {self.prefix}stage n
                 JOIN {self.prefix}request w ON (w.run_id, w.stage) = (n.run_id, n.stage)
                 WHERE n.run_id = ANY (%s)
             ) p ON (p.run_id, p.parent) = (s.run_id, s.stage)
             WHERE s.run_id = ANY (%s) AND s.identity = ANY (%s) AND c.error IS NULL
+            GROUP BY 1, 2, 3, 4, 6
             """,
             (list(runs), list(runs), list(identities)),
         )
         found: dict[str, list[Beside]] = {}
         for row in rows:
             found.setdefault(row["identity"], []).append(
-                Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"])
+                Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"], frozenset(row["fits"]))
             )
         return found
 

@@ -25,6 +25,7 @@ class Beside(NamedTuple):
     ends: bool  # a path of that run ends with it: its state stays
     evaluated: bool  # that run wants its metrics
     trained: bool  # on all segments
+    fits: frozenset[str | None] = frozenset()  # the fit parameters of the configurations that want it
 
 
 def adoptable(
@@ -65,23 +66,36 @@ def adoptable(
         refused |= lacking
 
 
-def awaited(stages: Sequence[Stage], beside: Mapping[Identity, Sequence[Beside]]) -> dict[StageNumber, int]:
+def awaited(
+    stages: Sequence[Stage],
+    beside: Mapping[Identity, Sequence[Beside]],
+    early: Mapping[StageNumber, Collection[str | None]] | None = None,
+) -> dict[StageNumber, int]:
     """The stages that a run had better wait for, since another one is about to train them: {stage number: that run}.
 
-    `stages`: of a plan, parents first, none of which has begun. `beside`: stages of other runs by identity.
+    `stages`: of a plan, parents first, none of which has begun. `beside`: stages of other runs by identity. `early`:
+    {stage number: fit parameters} of the configurations on a stage that may end before their last iteration, or keep another
+    state than their last one. Such a stage is waited for only if the other run has a configuration of the same rule, which
+    ends at the same iteration and keeps the same state.
 
     A stage is waited for if the other run wants it and all stages before it, with all metrics that this run wants, and a path
     of that run ends with it or with a stage below it, whose state this run can then take over. A path whose last stage is
     trained already is not waited for: it has been taken over, or cannot be.
     """
     found: dict[StageNumber, int] = {}
+    early = early or {}
     numbers = {stage.number for stage in stages}
     for run in sorted({one.run for ones in beside.values() for one in ones}):
         theirs = {name: one for name, ones in beside.items() for one in ones if one.run == run}
         common: set[StageNumber] = set()
         for stage in stages:
             one, parent = theirs.get(stage.identity), stage.parent
-            if one is None or stage.evaluated and not one.evaluated:
+            if (
+                one is None
+                or stage.evaluated
+                and not one.evaluated
+                or not one.fits.issuperset(early.get(stage.number, ()))
+            ):
                 continue
             if parent is None or parent.number in common or parent.number not in numbers and parent.origin is not None:
                 common.add(stage.number)

@@ -34,7 +34,8 @@ class RunsBeside:
         search = adoption.spec.search
         # (where a procedure stops trials, any of a path's states may be needed, and the other run keeps one)
         waits = adoption.allowed and not (search is not None and search.stops_within_budget)
-        self.older = run.catalog.runs_beside(run.run_id) if waits else []
+        self.priority: int = adoption.planner.workload.options["priority"]
+        self.older = run.catalog.runs_beside(run.run_id, self.priority) if waits else []
         adoption.beside = self.older
         self.told: set[int] = set()  # runs that the user knows of
         self.tries = 0
@@ -84,14 +85,19 @@ class RunsBeside:
 
     def _narrow(self) -> None:
         """Forget the runs that have ended."""
-        self.older = self.run.catalog.runs_beside(self.run.run_id)
+        self.older = self.run.catalog.runs_beside(self.run.run_id, self.priority)
 
     def _awaited(self, stages: list[Stage]) -> dict[int, int]:
         """{stage number: run} of those of the stages that other runs are about to train."""
         if not self.older:
             return {}
         beside = self.run.catalog.stages_beside(self.older, [stage.identity for stage in stages])
-        return reuse.awaited(stages, beside)
+        spec, early = self.adoption.spec, dict[int, set[str | None]]()
+        fits = {c["mst_key"]: c["fit_params"] for c in spec.configurations if spec.may_end_early(c)}
+        for stage in stages if fits else ():
+            if asking := stage.trials & fits.keys():
+                early[stage.number] = {fits[key] for key in asking}
+        return reuse.awaited(stages, beside, early)
 
     def _tell(self, held: dict[int, int]) -> None:
         for run in sorted(set(held.values()) - self.told):
