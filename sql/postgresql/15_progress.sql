@@ -122,22 +122,34 @@ CROSS JOIN LATERAL (
         WHERE t.run_id = d.run_id) n) l;
 
 -- For \watch: a line of at most 100 characters for each training run, or for the last run if none is running. The best
--- configuration has the least loss so far: of the means over folds if there are folds, in evaluations of the validation
--- rows if they exist, else of the training rows, and before the first evaluation in training units. (The function comes
--- last, where long lines are cut.)
+-- configuration is that of the page (report/configurations.py): by the metric that the call names, else by the common first
+-- metric, if its name tells whether more of it is better (search/goals.py), else by the loss; then by the loss. It counts the
+-- means over folds if there are folds, else the validation rows if they exist, else the training rows; of each
+-- configuration the last evaluation, or the best one if it keeps its best state. Before the first evaluation, the least
+-- loss of a training unit is the best. (The function comes last, where long lines are cut.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
            CASE WHEN s.status <> 'running' THEN s.status || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
                 ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || w.busy || ' busy' END,
            p.failed,
-           coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
+           coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || CASE WHEN abs(b.value) < 'Infinity'
+               THEN round(b.value::numeric, 4)::text ELSE b.value::text END, 'no loss yet'),
            regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
 FROM (
     SELECT r.run_id, r.function, t.status, bool_or(t.status = 'running') OVER () AS any_runs,
-           max(r.run_id) OVER () AS last
+           max(r.run_id) OVER () AS last, r.function IN ('mop_search', 'madlib_keras_automl') AS by_loss,
+           coalesce((r.parameters #>> '{tables,searched}')::boolean, r.function = 'mop_search') AS searched,
+           n.named[1] AS named_dataset, n.named[2] AS named, n.named[3] AS named_goal, p.less, p.more
     FROM @extschema@.mop_seen_run r CROSS JOIN LATERAL (
         SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS status) t
+    CROSS JOIN LATERAL (
+        SELECT (SELECT m FROM regexp_matches(trim(r.parameters #>> '{arguments,metric}'),
+                    '^(?:(training|validation)_)?(\w+)(?:\s+(max|min))?$') AS m) AS named) n
+    CROSS JOIN (SELECT 'loss|error|crossentropy|^(mae|mse|mape|msle|ce|bce|kld?)$|divergence|hinge|poisson|'
+                       'cosh|false_|false(positives|negatives)'::text AS less,
+                       'acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|'
+                       'correlation|concordance|top_?k|top_\d'::text AS more) p
     WHERE r.function <> 'remote_run' AND @extschema@.mop_trains(r.function)) s
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
@@ -153,29 +165,66 @@ CROSS JOIN LATERAL (
     SELECT count(DISTINCT (u.backend_pid, u.started_at)) AS busy FROM @extschema@.mop_unit u
     WHERE u.run_id = s.run_id AND u.status = 'running') w
 LEFT JOIN LATERAL (
-    SELECT x.what, x.loss, x.mst_key FROM (
-        SELECT 0 AS rank, 'held-out loss' AS what, avg(m.loss) AS loss, c.fold_of AS mst_key
-        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-        JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
-        WHERE m.run_id = s.run_id AND c.fold IS NOT NULL
-        GROUP BY c.fold_of, q.iteration
-        HAVING count(*) = (SELECT count(*) FROM @extschema@.mop_configuration d
-                           WHERE d.run_id = s.run_id AND d.fold_of = c.fold_of)
-        UNION ALL
-        SELECT 1, 'val. loss', m.loss, q.mst_key
-        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-        WHERE m.run_id = s.run_id AND m.dataset = 'validation'
-        UNION ALL
-        SELECT 2, 'loss', m.loss, q.mst_key
-        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-        WHERE m.run_id = s.run_id AND m.dataset = 'training' AND NOT EXISTS (
-            SELECT 1 FROM @extschema@.mop_configuration c
-            WHERE (c.run_id, c.mst_key) = (q.run_id, q.mst_key) AND c.fold IS NOT NULL)
-        UNION ALL
-        SELECT 3, 'unit loss', u.loss, q.mst_key
-        FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
-        WHERE u.run_id = s.run_id AND u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') x
-    ORDER BY x.rank, x.loss, x.mst_key LIMIT 1) b ON true
+    SELECT k.mst_key, k.value, k.prefix || k.name AS what FROM (
+        SELECT DISTINCT ON (v.rank, v.mst_key) v.*,
+               CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END AS least
+        FROM (
+            SELECT j.rank, j.prefix, j.mst_key, j.iteration, j.loss, j.keeps, j.name, j.asks,
+                   CASE WHEN j.asks THEN j.asked WHEN j.name = 'loss' THEN j.loss ELSE j.metric END AS value,
+                   CASE WHEN j.asks AND s.named_goal IS NOT NULL THEN s.named_goal
+                        WHEN j.name ~* s.less THEN 'min'
+                        WHEN j.name ~* s.more THEN 'max'
+                        ELSE 'min' END AS goal
+            FROM (
+                SELECT g.*, CASE WHEN g.asks THEN s.named
+                                 WHEN NOT s.by_loss AND g.first_name = g.last_name AND NOT g.some_lack
+                                      AND (g.first_name ~* s.less OR g.first_name ~* s.more)
+                                 THEN g.first_name ELSE 'loss' END AS name
+                FROM (
+                    SELECT e.*, e.rank < 3 AND bool_or(e.asked IS NOT NULL) OVER w AS asks,
+                           min(e.metric_name) OVER w AS first_name, max(e.metric_name) OVER w AS last_name,
+                           bool_or(e.metric_name IS NULL) OVER w AS some_lack
+                    FROM (
+                        SELECT 0 AS rank, 'held-out ' AS prefix, c.fold_of AS mst_key, q.iteration, avg(m.loss) AS loss,
+                               avg(m.metric) AS metric, min(n.metric_name) AS metric_name, avg(n.asked) AS asked,
+                               bool_or(CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
+                                            ELSE s.searched END) AS keeps
+                        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+                        JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
+                        CROSS JOIN LATERAL (
+                            SELECT (SELECT x FROM json_object_keys(m.metrics) AS x LIMIT 1) AS metric_name,
+                                   CASE WHEN s.named = 'loss' THEN m.loss
+                                        ELSE (m.metrics ->> s.named)::double precision END AS asked) n
+                        WHERE m.run_id = s.run_id AND c.fold IS NOT NULL AND c.error IS NULL
+                        GROUP BY c.fold_of, q.iteration
+                        HAVING count(*) = (SELECT count(*) FROM @extschema@.mop_configuration d
+                                           WHERE d.run_id = s.run_id AND d.fold_of = c.fold_of)
+                        UNION ALL
+                        SELECT CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END,
+                               CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END, q.mst_key, q.iteration, m.loss,
+                               m.metric, n.metric_name, n.asked,
+                               CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
+                                    ELSE s.searched END
+                        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+                        JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
+                        CROSS JOIN LATERAL (
+                            SELECT (SELECT x FROM json_object_keys(m.metrics) AS x LIMIT 1) AS metric_name,
+                                   CASE WHEN s.named = 'loss' THEN m.loss
+                                        ELSE (m.metrics ->> s.named)::double precision END AS asked) n
+                        WHERE m.run_id = s.run_id AND c.error IS NULL AND (m.dataset = 'validation' OR c.fold IS NULL)
+                        UNION ALL
+                        SELECT 3, 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL, true
+                        FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
+                        WHERE u.run_id = s.run_id AND u.kind = 'train' AND u.status = 'finished'
+                          AND u.loss < 'Infinity') e
+                    WINDOW w AS (PARTITION BY e.rank)) g) j) v
+        ORDER BY v.rank, v.mst_key, CASE WHEN v.keeps THEN CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END END,
+                 v.iteration DESC) k
+    ORDER BY k.rank > 0,
+             (k.asks AND k.rank < 3 AND k.rank = CASE s.named_dataset WHEN 'validation' THEN 1 WHEN 'training' THEN 2 END)
+                 IS NOT TRUE,
+             k.rank, k.value IS NULL OR k.value = 'NaN', k.least, nullif(k.loss, 'NaN') NULLS LAST, k.mst_key
+    LIMIT 1) b ON true
 WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
 
 -- Trials: the status and metrics of each configuration, and of each fold of one (`fold` of the configuration `fold_of`). The

@@ -260,9 +260,10 @@ def test_a_report_ranks_by_the_means_and_shows_no_fold_as_a_configuration(db, ru
 def test_the_line_of_a_run_names_the_best_mean(db, data):
     selection(db, "mst_line", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in RATES])
     last = fit_folds(db, 3, "lined", "mst_line")
-    best = db.run("SELECT mst_key, folds_loss_mean FROM lined_info ORDER BY folds_loss_mean LIMIT 1")[0]
+    best = json.loads(db.value("SELECT madlib.mop_report(%s, 'summary')", [last]))["summary"]["best"]
     line = db.value("SELECT line FROM madlib.mop_watch WHERE run_id = %s", [last])
-    assert f"best {best['mst_key']}: held-out loss {best['folds_loss_mean']:.4f}" in line
+    assert best["series"] == "held-out accuracy"
+    assert f"best {best['mst_key']}: held-out accuracy {best['value']:.4f}" in line
 
 
 def test_progress_counts_the_units_of_folds(db, run_id):

@@ -1,12 +1,17 @@
 """mop_watch: a line for each run that goes on, else of the last one."""
 
+import json
+import pathlib
 import re
 import threading
 
 import pytest
 
 from conftest import Calling, eventually
+from pg_mop.search import goals
 from workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
+
+TWIN = pathlib.Path(__file__).parents[2] / "sql" / "greenplum" / "17_watch.sql"
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,49 @@ def test_a_role_without_runs_has_no_line(db, data):
     db.run("DROP OWNED BY onlooker; DROP ROLE onlooker")
 
 
+def page_best(db, run_id):
+    """The best configuration on the page: mst_key, series, value."""
+    return json.loads(db.value("SELECT madlib.mop_report(%s, 'summary')", [run_id]))["summary"]["best"]
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    "compiled, kept, series",
+    [
+        ("metrics=['accuracy']", "", "accuracy"),  # equal accuracies: then the loss decides
+        ("metrics=['mae']", "", "mae"),
+        ("metrics=['accuracy']", ", keep='best'", "accuracy"),
+        ("metrics=[]", "", "loss"),
+    ],
+)
+def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, validates):
+    rates = (0.001, 0.01, 0.05, 0.1, 0.3)
+    chosen = [f"loss='categorical_crossentropy', optimizer='Adam(learning_rate={rate})', {compiled}" for rate in rates]
+    selection(db, "mst", "arch", [(1, params, f"batch_size=4{kept}") for params in chosen])
+    run_id = fit(db, data, "models", "mst", 4, data if validates else None, 1)
+    best = page_best(db, run_id)
+    what = best["series"].replace("validation", "val.").replace("training ", "")
+    assert best["series"] == f"{'validation' if validates else 'training'} {series}"
+    (line,) = lines(db)
+    told = re.search(r", best (\d+): (.+) (\S+), ", line)
+    assert told and (int(told[1]), told[2]) == (best["mst_key"], what), (line, best)
+    assert float(told[3]) == pytest.approx(best["value"], abs=1e-4)
+    # the twin for Greenplum, whose catalog has the same tables
+    db.run("DROP VIEW IF EXISTS madlib.twin_of_watch")
+    db.run(
+        TWIN.read_text().replace("@extschema@.mop_watch", "@extschema@.twin_of_watch").replace("@extschema@", "madlib")
+    )
+    twin = db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id])
+    assert re.search(r", best .*", twin)[0] == re.search(r", best .*", line)[0]
+    db.run("DROP VIEW madlib.twin_of_watch")
+
+
+def test_the_line_knows_which_metrics_are_better_if_greater():
+    for sql in (TWIN, TWIN.parents[1] / "postgresql" / "15_progress.sql"):
+        text = re.sub(r"'\n\s*'", "", sql.read_text())
+        assert f"'{goals.LESS.pattern}'::text AS less" in text and f"'{goals.MORE.pattern}'::text AS more" in text
+
+
 @pytest.mark.slice
 def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
     selection(
@@ -39,16 +87,12 @@ def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
         [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"), (1, NAN, "batch_size=8")],
     )
     run_id = fit(db, data, "models", "mst", 3, data, 1)
-    best = db.run(
-        "SELECT mst_key, value FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' "
-        "AND name = 'loss' ORDER BY value LIMIT 1",
-        [run_id],
-    )[0]
+    best = page_best(db, run_id)
     (line,) = lines(db)
     done = db.value("SELECT sum(units_done) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
     told = re.fullmatch(
         r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
-        r"best (\d+): val\. loss (\S+), fit_multiple",
+        r"best (\d+): val\. accuracy (\S+), fit_multiple",
         line,
     )
     assert told, line
