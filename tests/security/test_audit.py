@@ -181,6 +181,25 @@ def test_what_is_on_no_table_of_the_catalog_leaves_a_row_too(db, roles):
         assert "no such act" in str(acts.error("SELECT madlib.mop_note_act(%s, '{}')", [act])), "no act can be made up"
     long = "SELECT madlib.mop_note_act('end trainers', json_build_object('x', repeat('x', 10001)))"
     assert "longer than 10000 bytes" in str(acts.error(long))
+    # nor details: only what the act has is kept, and a table is one's own
+    note, before = "SELECT madlib.mop_note_act(%s, %s)", len(acts_of(db))
+    for act, details in (
+        ("end trainers", None), ("end trainers", "[]"), ("end trainers", "{}"), ("end trainers", '{"trainers": -1}'),
+        ("end trainers", '{"trainers": "x"}'), ("end trainers", '{"trainers": 10000000}'),
+        ("drop packed", '{"trainers": 1}'), ("drop packed", '{"table": "none"}'), ("drop packed", '{"table": ["x"]}'),
+        ("connect servers", '{"servers": ["x", "y"]}'), ("connect servers", '{"servers": "x"}'), ("connect servers", "3"),
+    ):  # fmt: skip
+        error = acts.error(note, [act, details])
+        assert f'the act "{act}" has other details' in str(error), details
+    theirs = '{"table": "\\"madlib\\".\\"mop_run\\""}'
+    assert 'must be owner of table "madlib"."mop_run"' in str(acts.error(note, ["drop packed", theirs]))
+    assert len(acts_of(db)) == before
+    acts.run(note, ["end trainers", '{"trainers": 3, "x": "' + "x" * 900 + '"}'])
+    own = '{"table": "\\"public\\".\\"to_drop\\"", "servers": ["x", 3, null], "more": 1}'
+    acts.run(note, ["drop packed", own])
+    assert [row[3] for row in acts_of(acts)[-2:]] == [
+        {"trainers": 3}, {"table": '"public"."to_drop"', "servers": []},
+    ]  # fmt: skip
     acts.run("DROP TABLE to_drop")
 
 

@@ -292,8 +292,8 @@ def mop_drop_packed(db, packed_table):
             table,
         )
     ]
-    db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
     db.note_act("drop packed", {"table": str(table), "servers": sorted({server for server, _ in mine})})
+    db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
     for server, there in mine:
         link = links[server]
         try:
