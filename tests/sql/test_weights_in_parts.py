@@ -293,7 +293,7 @@ def test_a_trained_and_retrained_model_has_parts(db, data):
     assert db.value("SELECT count(*) FROM madlib.mop_predict('aged', 'people', NULL, 2)") == 200
     report = db.value("SELECT madlib.mop_model_report('aged', NULL, 'json')")
     size = Reference.read(bytes(db.value("SELECT model_weights FROM aged WHERE in_use"))).size
-    assert f'"bytes of weights": {size}' in report
+    assert f'"bytes of weights": "{size}"' in report
 
 
 # --- bad input ----------------------------------------------------------------------------------------
