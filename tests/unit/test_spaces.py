@@ -862,3 +862,32 @@ def test_a_cancel_is_heard_while_a_space_is_read(mutators):
 
     with pytest.raises(Cancelled):
         ModelSpace([Base(1, CNN)], json.dumps(mutators), check=check)
+
+
+# --- odd values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cropping", ["x", {}, [["a", 1], [1, 1]], None])
+def test_a_cropping_that_cannot_be_read_is_a_misfit(cropping):
+    models = space(change("insert", "conv", choices=[None, {"class": "Cropping2D", "cropping": cropping}]))
+    assert "Cropping2D has arguments that cannot be read" in models.member(1).misfit
+
+
+@pytest.mark.parametrize("name", [3, ["a"], {"a": 1}, True])
+def test_a_name_of_an_option_that_is_no_text_is_refused(name):
+    with pytest.raises(SpaceError, match="mutator 1"):
+        space(change("insert", "conv", choices=[{"class": "ReLU", "name": name}]))
+
+
+def test_a_merge_of_numbers_without_dimensions_is_a_misfit():
+    base = functional(node("InputLayer", "x", batch_shape=[None]), node("Subtract", "out", "x"))
+    with pytest.raises(SpaceError, match="Subtract takes two inputs, not 1"):
+        space(base=base, adapt="project")
+
+
+def test_a_member_of_too_many_parameters_does_not_fit():
+    wide = {"class": "Dense", "units": 2**31 - 1}
+    models = space(change("insert", "hidden", choices=[None, [wide] * 4, [wide, {"class": "Dense", "units": 4}]]))
+    assert "more than 2^40 parameters" in models.member(1).misfit
+    assert models.member(2).parameters > 2**31
+    assert sorted(member.number for member in models.sample(10, 0).members) == [0, 2]

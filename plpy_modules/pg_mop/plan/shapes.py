@@ -131,10 +131,12 @@ def output_shape(class_name: str, config: Mapping[str, Any], shapes: Sequence[Sh
         return shape if class_name != "MultiHeadAttention" else None
     if not shape and class_name in ("Dense", "Embedding"):
         raise Misfit(f"{class_name} takes an input of at least one dimension")
-    _check_windows(class_name, config, shape)
-    _check_forms(class_name, config, shape)
     try:
+        _check_windows(class_name, config, shape)
+        _check_forms(class_name, config, shape)
         first, second = (LAYERS[class_name](config, [_filled(shape, stand)])[0] for stand in STANDS)
+    except Misfit:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         raise Misfit(f"{class_name} has arguments that cannot be read: {_short(dict(config))}") from None
     return tuple(a if a == b else None for a, b in zip(first, second))

@@ -22,6 +22,7 @@ from pg_mop.spaces.reading import SpaceError, check_text, read
 ADAPTS = (None, PROJECT)
 MOST_BASES = 1000
 TRIED = 1000  # members of a large space that are looked at to find one that fits
+MOST_PARAMETERS = 1 << 40  # of a member
 TRIES = 20  # numbers drawn for each member of a sample, at most, where many do not fit
 
 
@@ -242,8 +243,10 @@ class ModelSpace:
                 if given is not None and wanted is not None and given != wanted:
                     raise Misfit(f"an output has shape {_show([given])}, that of the base model {_show([wanted])}")
             checked = check(graph.architecture())
-            text = json.dumps(checked)
             counted = Arithmetic.find(checked)
+            if counted is not None and counted.parameters > MOST_PARAMETERS:
+                raise Misfit("the model is too large: it has more than 2^40 parameters")
+            text = json.dumps(checked)
             parameters = None if counted is None or counted.unknown else counted.parameters
         except (ArchitectureError, Misfit) as error:
             misfit = str(error)

@@ -291,7 +291,7 @@ class _Reader:
         if layer["class_name"] == "InputLayer":
             raise self._error("adds an InputLayer: all members of a space take the inputs of their base model")
         name = layer["config"].get("name")
-        if name is not None and (not name or "/" in name or len(name) > 500):
+        if name is not None and (not isinstance(name, str) or not name or "/" in name or len(name) > 500):
             raise self._error(f"names a layer {_short(name)}: a name has 1 to 500 characters, and no '/'")
         return layer
 
