@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from pg_mop.search import random_sampler
-from pg_mop.search import PROCEDURES, SearchError, create
+from pg_mop.search import PROCEDURES, SearchError, create, random_sampler
 from pg_mop.search.models import FIRST_ID, ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.spaces import Base, ModelSpace
@@ -262,7 +261,9 @@ def misfits_first(count):
 def test_a_grid_of_misfits_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(random_sampler, "MOST_MISFITS", 50)
     sampler = random_sampler.GridSampler(space(*misfits_first(40), bases=[Base(1, dense())]), 0)
-    with pytest.raises(SearchError, match="none of the first 50 members .* Conv2D takes an input of 3 dimensions") as error:
+    with pytest.raises(
+        SearchError, match="none of the first 50 members .* Conv2D takes an input of 3 dimensions"
+    ) as error:
         sampler.ask(1)
     assert "random" in error.value.hint
 

@@ -814,7 +814,10 @@ RELU = {"class": "ReLU"}
         ([change("layer", "hidden", choices=["keep", [RELU] * 201])], "option of 201 layers"),
         ([change("cell", "hidden", operations=[[RELU] * 201])], "option of 201 layers"),
         ([change("cell", "hidden", operations=[[RELU] * 200], nodes=10, inputs=2, times=[1, 100])], "more than 2000"),
-        ([change("insert", "hidden", choices=[None, *([RELU] * n for n in range(1, 201))])] * 2, "more than 20000 layers"),
+        (
+            [change("insert", "hidden", choices=[None, *([RELU] * n for n in range(1, 201))])] * 2,
+            "more than 20000 layers",
+        ),
         ([change("inputs", "out", **{"from": ["h*"] * 100_000})], "from 100000 names, at most 1000"),
     ],
 )

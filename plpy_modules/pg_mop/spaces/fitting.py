@@ -43,7 +43,11 @@ def _project(graph: Graph, name: str, shapes: dict[str, Shape]) -> None:
         return
     except Misfit as error:
         found = [shape for shape in known if shape is not None]
-        if len({len(shape) for shape in found}) != 1 or () in found or None in {size for shape in found for size in shape}:
+        if (
+            len({len(shape) for shape in found}) != 1
+            or () in found
+            or None in {size for shape in found for size in shape}
+        ):
             raise
         joined = layer["class_name"] == "Concatenate"
         if joined and layer["config"].get("axis", -1) not in (-1, len(found[0])) or _first_channels(layer["config"]):
