@@ -6,6 +6,11 @@ CREATE FUNCTION @extschema@.mop_ask(run bigint, run_fencing_token integer, confi
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    -- mop_lineage reads these parts: what it cannot read is refused here, so that no role's run can make the view fail
+    PERFORM (c.member ->> 'parent')::integer, c.member ->> 'changed', c.member ->> 'before', c.member ->> 'after',
+        c.member ->> 'inherited', (c.member ->> 'base')::integer, (c.member ->> 'member')::numeric,
+        (c.member -> 'choices')::jsonb, (c.member -> 'primitives')::jsonb
+    FROM json_to_recordset(configurations) AS c(member json) WHERE c.member IS NOT NULL;
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
         blame, weights_sql, weights_md5, member)
     SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
