@@ -6,7 +6,7 @@ import pytest
 
 from payloads import ARCHITECTURES, call, code, made
 from pg_mop.spaces import Base, ModelSpace, SpaceError
-from workload import dense, load, sequential
+from workload import dense, load, make_data, sequential
 from workload import layer as plain_layer
 
 GOOD = dense()
@@ -164,3 +164,71 @@ def test_hostile_spaces_in_the_database_run_nothing(db, ann, tmp_path):
     for call_ in ("mop_space_size('own')", "mop_space_show('own')", "mop_space_sample('own')"):
         assert "layer class 'Lambda' may not be loaded" in str(ann.error(f"SELECT madlib.{call_}"))
     assert not (tmp_path / "mark").exists()
+
+
+CASTS = """CREATE TABLE proof (who text); GRANT INSERT ON proof TO PUBLIC;
+CREATE TYPE evil AS (t text);
+CREATE FUNCTION said(evil) RETURNS text LANGUAGE plpgsql AS
+    $f$ BEGIN INSERT INTO space_room.proof VALUES (current_user); RETURN $1.t; END $f$;
+CREATE CAST (evil AS text) WITH FUNCTION said(evil);
+CREATE TABLE spoilt AS SELECT row(base::text)::evil AS base, mutators, adapt FROM own;
+CREATE TABLE spoilt_arch AS SELECT model_id, model_arch, model_weights, row('n')::evil AS name FROM arch;
+CREATE TABLE spoilt_json AS SELECT model_id, row(model_arch::text)::evil AS model_arch, model_weights FROM arch;
+CREATE TABLE spoilt_sel AS SELECT 1 AS mst_key, 1 AS model_id, row('x')::evil AS compile_params,
+    'batch_size=1'::text AS fit_params;
+CREATE TABLE spoilt_sel_summary AS SELECT 'space_room.arch'::text AS model_arch_table, NULL::text AS object_table;
+GRANT SELECT ON ALL TABLES IN SCHEMA space_room TO space_ben"""
+
+
+def test_casts_of_another_role_are_not_run(db, ann):
+    make_data(db, rows=20, segments=1)
+    db.run("GRANT SELECT ON flowers_packed, flowers_packed_summary TO space_ben")
+    ann.run(CASTS)
+    ben = db.another("space_ben")
+    try:
+        ben.run("SET search_path = space_room, public")
+        space = "$${'loss': ['mse'], 'batch_size': [8]}$$"
+        for call_ in (
+            "mop_space_size('spoilt')",
+            "mop_space_show('spoilt')",
+            "mop_space_sample('spoilt')",
+            "mop_space('mine', 'spoilt_arch', ARRAY[1], '[]')",
+            "mop_space('mine', 'spoilt_json', ARRAY[1], '[]')",
+            "load_model_selection_table('spoilt_json', 'sel', ARRAY[1], ARRAY['loss=''mse'''], ARRAY['batch_size=2'])",
+            "madlib_keras_fit('flowers_packed', 'm', 'spoilt_json', 1, 'loss=''mse''', 'batch_size=2', 1)",
+            "madlib_keras_fit_multiple_model('flowers_packed', 'm', 'spoilt_sel', 1, FALSE)",
+            f"mop_search('flowers_packed', 'x', NULL, {space}, model_space => 'spoilt')",
+            f"mop_search('flowers_packed', 'x', 'spoilt_json', {space})",
+        ):
+            assert "has the type space_room.evil, which is not built in" in str(ben.error(f"SELECT madlib.{call_}")), (
+                call_
+            )
+    finally:
+        ben.close()
+    assert ann.value("SELECT count(*) FROM proof") == 0
+
+
+OPEN = """SELECT madlib.mop_open_run(json_build_object('coordinator', (SELECT backend FROM madlib.mop_tokens), 'function',
+'mop_search', 'source_table', 's', 'model_output_table', 'o', 'seed', 1, 'scheduler', 'x', 'num_iterations', 1,
+'metrics_iterations', json_build_array(1), 'configurations', 1, 'segments', 1, 'parameters', '{}'::json,
+'sessions', 1), '[]')"""
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        '{"parent": "abc"}',
+        '{"base": 1e30}',
+        '{"member": "x"}',
+        '{"changed": "\\u0000"}',
+        '{"choices": {"a": "\\ud800"}}',
+        '{"primitives": ["\\u0000"]}',
+    ],
+)
+def test_a_members_record_that_the_view_cannot_read_is_refused(db, ann, member):
+    run = ann.value(OPEN)
+    asked = '[{"mst_key": 1, "model_id": 1, "compile_params": "", "fit_params": "", "model_arch": "{}", "member": %s}]'
+    error = str(ann.error("SELECT madlib.mop_ask(%s, 1, %s, '[]', '[]')", [run, asked % member]))
+    assert "input syntax" in error or "nicode" in error, error
+    db.run("SELECT * FROM madlib.mop_lineage")
+    assert db.value("SELECT count(*) FROM madlib.mop_lineage WHERE run_id = %s", [run]) == 0

@@ -500,3 +500,20 @@ def test_the_tutorial_runs(db):
         assert len(db.run(second.replace("%", "%%"))) == 5
     finally:
         db.run("RESET search_path; DROP SCHEMA tutorial CASCADE")
+
+
+def test_a_grid_of_which_nothing_fits_hears_a_timeout(db):
+    mutators = [
+        {"change": "insert", "match": "hidden", "choices": [{"class": "Conv2D", "filters": 2, "kernel_size": 1}, None]},
+        *({"change": "insert", "match": "hidden", "choices": [None, {"class": "ReLU"}]} for _ in range(40)),
+    ]
+    make(db, "far", json.dumps(mutators), base=(1,))
+    grid = SPACE.replace("[0.001, 0.1, 'log']", "[0.01]")
+    begun = time.monotonic()
+    db.run("SET statement_timeout = '2s'")
+    try:
+        with pytest.raises(Exception, match="statement timeout"):
+            search(db, procedure="grid", parameters="iterations=1, trials=3", model_space="far", space=grid)
+    finally:
+        db.run("RESET statement_timeout")
+    assert time.monotonic() - begun < 20

@@ -9,7 +9,7 @@ import pytest
 
 from mop_udf.architecture_classes import LAYERS, OTHER_MODULES
 from pg_mop.plan.shapes import NEEDED_BY, Misfit, output_shape
-from pg_mop.spaces import Base, ModelSpace, SpaceError, showing
+from pg_mop.spaces import Base, ModelSpace, SpaceError, model_space, showing
 from pg_mop.spaces.graph import Graph
 from pg_mop.spaces.reading import MOST_DEPTH
 from workload import HOSTILE, dense, layer, sequential
@@ -590,7 +590,7 @@ def test_a_large_space_of_which_little_fits_is_looked_at_in_bounded_time():
         change("value", "hidden", argument="units", choices=list(range(1, 1001))),
     )
     found = models.check_some()
-    assert found.tried == 1000 and 0 <= len(found.members) < 20
+    assert found.tried == 1000 and 0 <= found.fitting < 20
     assert all("an output has shape" in reason for reason in found.refused)
 
 
@@ -894,3 +894,16 @@ def test_a_member_of_too_many_parameters_does_not_fit():
     assert "more than 2^40 parameters" in models.member(1).misfit
     assert models.member(2).parameters > 2**31
     assert sorted(member.number for member in models.sample(10, 0).members) == [0, 2]
+
+
+def test_a_sample_of_too_many_bytes_is_refused(monkeypatch):
+    monkeypatch.setattr(model_space, "MOST_BYTES", 1 << 20)
+    models = space(change("value", "hidden", argument="units", choices=list(range(1, 900))))
+    with pytest.raises(SpaceError, match="members of the sample have more than 1 MB"):
+        models.sample(800, 0)
+    assert len(models.sample(50, 0).members) == 50
+
+
+def test_looking_at_a_space_keeps_no_member():
+    found = space(change("value", "hidden", argument="units", choices=list(range(1, 50)))).check_some()
+    assert found.fitting == found.tried == 49 and found.members == []

@@ -75,6 +75,7 @@ def open_table(db, text):
     )
     if "model_id" not in db.columns(table):
         raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
+    db.check_built_in(table, COLUMNS)
     return table
 
 

@@ -169,6 +169,7 @@ def read_model(db, model_arch_table, model_id, previous):
     arch = db.input_table(
         model_arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
     )
+    db.check_built_in(arch, ("model_id", "model_arch", "model_weights"))
     if model_id is None:
         raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
     row = db.one(

@@ -154,6 +154,7 @@ class SelectionTable:
             missing = [c for c in wanted if c not in db.columns(relation)]
             if missing:
                 raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
+            db.check_built_in(relation, (*wanted, "model_arch_schema"))
         arch_table_name, arch_table = architecture_table(db, summary)
         selection = cls(db, text, arch_table_name, db.value(f"SELECT object_table FROM {summary}"))
         selection.table, selection.arch_table = table, arch_table
@@ -165,6 +166,7 @@ class SelectionTable:
         arch = db.input_table(
             self.arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
         )
+        db.check_built_in(arch, ("model_id", "model_arch", "model_weights"))
         for column in ("mst_key", "model_id"):
             kind = db.columns(table)[column]
             if kind not in ("smallint", "integer", "bigint") or db.value(
@@ -192,6 +194,7 @@ class SelectionTable:
         """A configuration that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = added
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
+        self.db.check_built_in(arch, ("model_id", "model_arch", "model_weights"))
         row = self.db.one(
             f"SELECT model_arch::text AS model_arch, {weights.digest_sql('model_weights')} "
             f"FROM {arch} WHERE model_id = $1",

@@ -139,6 +139,7 @@ class OwnModel(TableModel):
     def __init__(self, db, text, model_id, class_values, normalizing_const, dependent_count):
         """Read model `model_id` of the architecture table that the caller calls `text`. Raises MopError."""
         table = db.input_table(text, "model architecture table")
+        db.check_built_in(table, ("model_id", "model_arch", "model_weights"))
         if model_id is None:
             raise MopError("model_id must not be NULL", hint=f"SELECT model_id, name FROM {table};")
         if dependent_count is None or dependent_count < 1:

@@ -12,7 +12,7 @@ from pg_mop.api import architectures
 from pg_mop.api.output import insert
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import as_integer, sql_function
-from pg_mop.spaces import Base, ModelSpace, SpaceError, showing
+from pg_mop.spaces import Base, Member, ModelSpace, SpaceError, showing
 
 # of a table that holds a space; it has one row
 COLUMNS = {
@@ -114,26 +114,29 @@ def mop_space_sample(db, space, n, seed):
     if seed is None:
         raise MopError("seed must not be NULL")
     models = read(db, space)
-    found = models.sample(count, seed)
-    if found.refused or len(found.members) < count:
+    with errors_of_spaces():
+        found = models.sample(count, seed, _row)
+    if found.refused or found.fitting < count:
         refused = sum(found.refused.values())
         reason = max(found.refused, key=lambda text: found.refused[text]) if found.refused else None
         db.notice(
             f"{refused} of {found.tried} members drawn do not fit together"
-            + (f"; there are {len(found.members)} others" if len(found.members) < count else ""),
+            + (f"; there are {found.fitting} others" if found.fitting < count else ""),
             detail=reason and f"For instance: {reason}",
         )
-    return [
-        {
-            "member": Decimal(one.number),
-            "model_id": one.model_id,
-            "choices": json.dumps(one.choices),
-            "model_arch": one.architecture,
-            "parameters": one.parameters,
-            "primitives": json.dumps(one.record),
-        }
-        for one in found.members
-    ]
+    return found.members
+
+
+def _row(one: Member) -> dict[str, Any]:
+    """A member as a row of mop_space_sample."""
+    return {
+        "member": Decimal(one.number),
+        "model_id": one.model_id,
+        "choices": json.dumps(one.choices),
+        "model_arch": one.architecture,
+        "parameters": one.parameters,
+        "primitives": json.dumps(one.record),
+    }
 
 
 @sql_function
@@ -158,6 +161,7 @@ def read(db, text: str | None) -> ModelSpace:
             hint=f"SELECT {db.extension}.mop_space(...) makes one.",
         )
     db.check_readable(table, ["base", "mutators", "adapt"])
+    db.check_built_in(table, ["base", "mutators", "adapt"])
     rows = db.execute(
         f"SELECT base::text AS base, mutators::text AS mutators, adapt::text AS adapt FROM {table} LIMIT 2"
     )

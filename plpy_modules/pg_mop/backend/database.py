@@ -208,6 +208,25 @@ class Database(CallerSession):
                     detail="A query that names other columns needs no right on this one.",
                 )
 
+    def check_built_in(self, table: Table, columns: Iterable[str]) -> None:
+        """Raises MopError if one of the columns has a type that is not built in: its owner may have made casts of it, which
+        would run with the rights of the caller."""
+        row = self.one(
+            "SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace WHERE a.attrelid = $1 "
+            "AND a.attnum > 0 AND NOT a.attisdropped AND n.nspname <> 'pg_catalog' AND a.attname::text = ANY ($2) "
+            "ORDER BY a.attnum LIMIT 1",
+            ["oid", "text[]"],
+            [table.oid, list(columns)],
+        )
+        if row is not None:
+            raise MopError(
+                f'column "{row["attname"]}" of {table} has the type {row["kind"]}, which is not built in',
+                detail="Casts of such a type are functions of its owner, and would run with your rights.",
+                hint=f"Its owner can change it: ALTER TABLE {table} ALTER COLUMN {quote_identifier(row['attname'])} TYPE ...;",
+                sqlstate="42804",
+            )
+
     def find_column(self, columns: Container[str], name: str) -> str | None:
         """The column that the user calls `name`: an exact match, else in lower case; None if absent."""
         if name in columns:

@@ -23,6 +23,7 @@ ADAPTS = (None, PROJECT)
 MOST_BASES = 1000
 TRIED = 1000  # members of a large space that are looked at to find one that fits
 MOST_PARAMETERS = 1 << 40  # of a member
+MOST_BYTES = 128 << 20  # of a sample
 TRIES = 20  # numbers drawn for each member of a sample, at most, where many do not fit
 
 
@@ -67,9 +68,10 @@ class _Planned:
 
 @dataclass
 class Sampled:
-    """Members of a sample, and those that did not fit: how many of `tried`, and {reason: how many}."""
+    """What was drawn: how many of `tried` fit, and {reason: how many} of the others. `members`: what was kept of a sample."""
 
-    members: list[Member] = field(default_factory=list)
+    members: list[Any] = field(default_factory=list)
+    fitting: int = 0
     tried: int = 0
     refused: dict[str, int] = field(default_factory=dict)
 
@@ -181,17 +183,24 @@ class ModelSpace:
         """All members, by number."""
         return map(self.member, range(self.size))
 
-    def sample(self, count: int, seed: int) -> Sampled:
-        """Random members that fit, each once; fewer where too few fit, or are found."""
-        found, drawn = Sampled(), set()
+    def sample(self, count: int, seed: int, keep: Callable[[Member], Any] = lambda member: member) -> Sampled:
+        """Random members that fit, each once; fewer where too few fit, or are found. `keep`: what to keep of each. Raises
+        SpaceError for more than MOST_BYTES of architectures, choices and records."""
+        found, size = Sampled(), 0
         for number in self._drawn(count * TRIES + TRIED, Random(seed)):
-            if len(found.members) >= count:
+            if found.fitting >= count:
                 break
-            drawn.add(number)
             found.tried += 1
             member = self.member(number)
             if member.misfit is None:
-                found.members.append(member)
+                found.fitting += 1
+                found.members.append(keep(member))
+                size += sum(len(str(part)) for part in (member.architecture, member.choices, member.record))
+                if size > MOST_BYTES:
+                    raise SpaceError(
+                        f"{found.fitting} members of the sample have more than {MOST_BYTES >> 20} MB",
+                        f"Draw fewer at a time, for instance {max(found.fitting // 2, 1)}, with several seeds.",
+                    )
             else:
                 found.refused[member.misfit] = found.refused.get(member.misfit, 0) + 1
         return found
@@ -217,10 +226,10 @@ class ModelSpace:
             found.tried += 1
             member = self.member(number)
             if member.misfit is None:
-                found.members.append(member)
+                found.fitting += 1
             else:
                 found.refused[member.misfit] = found.refused.get(member.misfit, 0) + 1
-        if not found.members:
+        if not found.fitting:
             reason = max(found.refused, key=lambda text: found.refused[text])
             raise SpaceError(
                 f"no member of the space fits together ({found.tried} of {digits(self.size)} looked at): {reason}",

@@ -24,7 +24,7 @@ def _lines(space: ModelSpace, looked: Sampled) -> Iterator[str]:
     yield f"{digits(space.size)} members of {count} base model{'s' * (count > 1)}" + (
         f", adapt: {space.adapt}" if space.adapt else ""
     )
-    fitting, whole = len(looked.members), looked.tried == space.size
+    fitting, whole = looked.fitting, looked.tried == space.size
     yield f"{fitting} of {'all ' if whole else ''}{looked.tried} members looked at fit together"
     for reason, times in sorted(looked.refused.items(), key=lambda item: (-item[1], item[0]))[:5]:
         yield f"  {times} do not: {reason}"
