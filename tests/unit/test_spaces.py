@@ -317,8 +317,8 @@ def test_together_makes_one_choice_for_all():
     ],
 )
 def test_matches(match, names):
-    models = space(change("value", match, argument="trained", choices=[1, 2]))
-    assert [point.name for point in models.points(1)] == [f"{name}.trained" for name in names]
+    models = space(change("value", match, argument="autocast", choices=[1, 2]))
+    assert [point.name for point in models.points(1)] == [f"{name}.autocast" for name in names]
 
 
 def test_base_models_have_their_own_mutators_and_members_come_base_by_base():
@@ -907,3 +907,11 @@ def test_a_sample_of_too_many_bytes_is_refused(monkeypatch):
 def test_looking_at_a_space_keeps_no_member():
     found = space(change("value", "hidden", argument="units", choices=list(range(1, 50)))).check_some()
     assert found.fitting == found.tried == 49 and found.members == []
+
+
+@pytest.mark.parametrize(
+    ("layer_", "argument"), [("hidden", "unitz"), ("conv", "kernel"), ("flat", "units"), ("pool", "rate")]
+)
+def test_a_misspelled_argument_of_a_layer_written_by_hand_is_refused(layer_, argument):
+    with pytest.raises(SpaceError, match=f"sets '{argument}', which is no argument of the"):
+        space(change("value", layer_, argument=argument, choices=[1, 2]))

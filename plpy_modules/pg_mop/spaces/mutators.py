@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mop_udf.architecture import ArchitectureError
+from pg_mop.plan.arguments import ARGUMENTS, EVERYWHERE, knows
 from pg_mop.plan.shapes import Misfit
 from pg_mop.spaces.cells import Cell
 from pg_mop.spaces.choices import ALWAYS, Chosen, Condition, Point, Points, either, opened
@@ -195,6 +196,11 @@ class Plan:
             if argument in slot.chosen:
                 raise SpaceError(f"mutator {mutator.number} chooses {argument!r} of layer {slot.name!r} a second time")
             slot.chosen.add(argument)
+            if not knows(slot.class_name, argument):
+                raise SpaceError(
+                    f"mutator {mutator.number} sets {argument!r}, which is no argument of the {slot.class_name} {slot.name!r}",
+                    f"It may have {', '.join(sorted(ARGUMENTS[slot.class_name] - EVERYWHERE))}.",
+                )
             config = slot.layer["config"]
             if (
                 argument not in config and "trainable" in config and "dtype" in config
