@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,49 +20,12 @@ from pg_mop.spaces.cells import Cell
 from pg_mop.spaces.choices import ALWAYS, Chosen, Condition, Point, Points, either, opened
 from pg_mop.spaces.graph import LISTS, Graph
 from pg_mop.spaces.reading import MOST_OPTIONS, Mutator, SpaceError, checked_layer
+from pg_mop.spaces.steps import Slot, Step, Target, inserting, lead, put_beside, replacing
 
 MOST_POINTS = 2000  # of a base model
 MOST_LAYERS = 2000  # of a member
 MOST_SLOTS = 20_000  # layers that members may have, over all choices
 MOST_DEPTH = 100  # of points, each open for options of the one before
-
-Layer = dict[str, Any]
-
-
-@dataclass(eq=False)
-class Slot:
-    """A layer that members may have: `class_name` and `layer` as far as known, and the condition of its being there.
-
-    `anchor`: the layer of the template graph that has its place; `entangled`: whether it is there depends on two choices at
-    once, so that no later mutator can change it.
-    """
-
-    name: str
-    layer: Layer
-    condition: Condition
-    anchor: str
-    entangled: bool = False
-    chosen: set[str] = field(default_factory=set)  # arguments that a mutator has chosen
-    in_cell: bool = False  # a cell has its place
-
-    def __post_init__(self) -> None:
-        self.condition = either([self.condition]) or self.condition  # in its shortest form, to be compared
-
-    @property
-    def class_name(self) -> str:
-        return str(self.layer["class_name"])
-
-
-@dataclass
-class Target:
-    """A layer that a mutator changes, and the condition of its being there."""
-
-    name: str
-    condition: Condition
-    slots: list[Slot]
-
-
-Step = Callable[[Graph, Chosen], None]
 
 
 class Plan:
@@ -246,7 +208,7 @@ class Plan:
             self.check()
             names = [self._named(option, target.name, True) for option in mutator.options]
             self._offer(target, point, mutator.options, names)
-            self.steps.append(_replacing(target, point, mutator.options, names))
+            self.steps.append(replacing(target, point, mutator.options, names))
 
     _remove = _layer
 
@@ -262,7 +224,7 @@ class Plan:
         anchor = target.slots[0].anchor
         at = max(range(len(options)), key=lambda at: len(options[at] or ()))
         if len(options[at] or ()) > 1:
-            _lead(self.graph, anchor, options[at], names[at])
+            lead(self.graph, anchor, options[at], names[at])
         # the last layer has the place of the target's, those before it that of as many layers of the longest option
         places = [*names[at][:-1], anchor]
         for number, option in enumerate(options):
@@ -280,7 +242,7 @@ class Plan:
             self.check()
             names = [self._named(option, f"{target.name}_{word}", False) for option in options]
             at = max(range(len(options)), key=lambda at: len(options[at]))
-            _put_beside(self.graph, target.slots[0].anchor, options[at], names[at], mutator.before)
+            put_beside(self.graph, target.slots[0].anchor, options[at], names[at], mutator.before)
             entangled = target.condition != opened(point)
             made = [
                 Slot(name, layer, Condition(point, frozenset([number])), place, entangled)
@@ -289,7 +251,7 @@ class Plan:
             ]
             beside = self.slots.index(target.slots[0]) if mutator.before else self.slots.index(target.slots[-1]) + 1
             self.slots[beside:beside] = made
-            self.steps.append(_inserting(target, point, options, names, mutator.before))
+            self.steps.append(inserting(target, point, options, names, mutator.before))
 
     def _named(self, option: Any, name: str, keeps: bool) -> list[str]:
         """Names of an option's layers. `keeps`: the last one keeps the name `name`, so that others find it."""
@@ -436,60 +398,3 @@ def _order(graph: Graph) -> list[str]:
         return graph.order()
     except Misfit as error:
         raise SpaceError(f"a base model cannot be used: {error}") from None
-
-
-def _replacing(target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]]) -> Step:
-    def step(graph: Graph, chosen: Chosen) -> None:
-        if point.name in chosen and target.condition.holds(chosen) and target.name in graph.layers:
-            at = chosen[point.name]
-            if options[at] is not None:
-                _replace(graph, target.name, options[at], names[at])
-
-    return step
-
-
-def _replace(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str]) -> None:
-    """Put layers, or none, in the place of a layer."""
-    if not layers:
-        graph.remove(name)
-        return
-    graph.replace(name, layers[-1])
-    if len(layers) > 1:
-        _lead(graph, name, layers, names)
-
-
-def _lead(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str]) -> None:
-    """Put all but the last of several layers before a layer, of which they are a part now."""
-    own = list(names[: len(layers) - 1])
-    for layer, each in zip(layers[:-1], own):
-        graph.insert_before(name, each, layer)
-    graph.leads[name] = [*graph.leads.get(name, ()), *own]
-
-
-def _inserting(
-    target: Target, point: Point, options: Sequence[Any], names: Sequence[Sequence[str]], before: bool
-) -> Step:
-    def step(graph: Graph, chosen: Chosen) -> None:
-        if point.name in chosen and target.condition.holds(chosen):
-            at = chosen[point.name]
-            _put_beside(graph, target.name, options[at], names[at], before)
-
-    return step
-
-
-def _put_beside(graph: Graph, name: str, layers: Sequence[Layer], names: Sequence[str], before: bool) -> None:
-    """Insert layers before or after a layer, and what was inserted there already."""
-    if not layers:
-        return
-    own = list(names[: len(layers)])
-    if before:
-        first = graph.first_of(name)
-        for each, layer in zip(own, layers):
-            graph.insert_before(first, each, layer)
-        graph.leads[name] = [*own, *graph.leads.get(name, ())]
-        return
-    last = graph.last_of(name)
-    for each, layer in zip(own, layers):
-        graph.insert_after(last, each, layer)
-        last = each
-    graph.follows[name] = [*graph.follows.get(name, ()), *own]
