@@ -269,7 +269,7 @@ def test_copies_that_a_summary_names_are_looked_at(db, worker):
     for copies, text in (
         ("{", "is not what a preprocessor writes"),
         ("[[0, null]]", "is not what a preprocessor"),
-        ('[[0, "nowhere", "public", "packed_segment_0"]]', 'server "nowhere" does not exist'),
+        ('[[0, "nowhere", "public", "packed_segment_0"]]', "has no copy on another server"),
         ('[[0, "w1", "public", "packed_segment_0"]]', "has no copy on another server"),
         ('[[0, null, "public", "theirs"]]', "is no copy of a segment"),
         ('[[0, null, "public", "seen"]]', "is no copy of a segment"),
