@@ -119,16 +119,8 @@ $$;
 CREATE FUNCTION @extschema@.mop_put_weights(run bigint, of_stages integer[], weights bytea,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    target integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run, token);
-    -- compaction may have dropped the first state table already
-    target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
-            || ' SELECT unnest($1), 0, 0, $2' USING of_stages, weights;
-    UPDATE @extschema@.mop_stage_state m SET state_table = target, bytes = octet_length(weights)
-    WHERE m.run_id = run AND m.stage = ANY (of_stages) AND m.version = 0;
+    PERFORM @extschema@.mop_put_weights_part(run, of_stages, 0, weights, token);
 END
 $$;
 
@@ -140,6 +132,7 @@ DECLARE
     target integer;
 BEGIN
     PERFORM @extschema@.mop_own(run, token);
+    -- compaction may have dropped the first state table already
     target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
             || ' SELECT unnest($1), 0, $2, $3' USING of_stages, number, weights;

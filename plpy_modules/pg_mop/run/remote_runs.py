@@ -85,13 +85,22 @@ class RemoteRuns:
 
         Raises MopError; its `sqlstate` is SOURCE_CHANGED if the server has other rows now.
         """
-        link, server = self.engine.reopen(name, self.spec.inputs.tables, self.within(BACK_SECONDS)), None
+        link = self.engine.reopen(name, self.spec.inputs.tables, self.within(BACK_SECONDS))
         try:
-            self._check_rows(link)
+            self._admit(name, link, self._check_rows)
+        except BaseException:
+            link.session.close()
+            raise
+
+    def _admit(self, name: str, link: Any, check: Callable[[Any], None] | None = None) -> None:
+        """Put the server of a link into `servers`, with a remote run. `check(link)` may refuse it first. Raises MopError."""
+        server = None
+        try:
+            if check is not None:
+                check(link)
             server = self._server(link)
             self.open(server)
         except BaseException as error:
-            link.session.close()
             if server is not None:
                 server.catalog.close()
             if isinstance(error, (psycopg2.Error, SessionLost)):
@@ -134,19 +143,9 @@ class RemoteRuns:
 
     def admit(self, name: str) -> None:
         """Put a server that has been met into `servers`, with a remote run. Raises MopError."""
-        link, server = self.engine.links[name], None
+        link = self.engine.links[name]
         link.check_interrupts = self.within(BACK_SECONDS)
-        try:
-            server = self._server(link)
-            self.open(server)
-        except BaseException as error:
-            if server is not None:
-                server.catalog.close()
-            if isinstance(error, (psycopg2.Error, SessionLost)):
-                raise link.target.refused(error) from None
-            raise
-        link.check_interrupts = self.db.check_interrupts
-        self.servers[name] = server
+        self._admit(name, link)
 
     def within(self, seconds: float) -> Callable[[], None]:
         """A function to be called while another server is waited for; it raises SessionLost after so many seconds."""

@@ -40,11 +40,6 @@ class RunsBeside:
         self.told: set[int] = set()  # runs that the user knows of
         self.tries = 0
 
-    @property
-    def waits(self) -> bool:
-        """True while stages are held."""
-        return bool(self.run.board.held)
-
     def hold(self, stages: Iterable[Stage]) -> None:
         """Hold those of the stages that another run is about to train. (They are on the board, or about to come onto it.)"""
         fresh = [stage for stage in stages if self._is_fresh(stage)] if self.older else []
