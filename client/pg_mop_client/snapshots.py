@@ -340,6 +340,7 @@ class Summaries:
         self.engine, self.schema = engine, schema
         self._known: OrderedDict[int, tuple[Hashable, float, dict[str, Any] | None]] = OrderedDict()
         self._wanted: dict[int, Hashable] = {}
+        self._being_read: tuple[int, Hashable] | None = None  # (run_id, state)
         self._lock = threading.Lock()
         self._reads = False
 
@@ -357,7 +358,8 @@ class Summaries:
                 if summary is not None:
                     found[run["run_id"]] = summary
                 if before != state or run["status"] == "running" and time.monotonic() >= until:
-                    self._wanted[run["run_id"]] = state
+                    if self._being_read != (run["run_id"], state):
+                        self._wanted[run["run_id"]] = state
                     pending += before != state and summary is None
             if self._wanted and not self._reads:
                 self._reads = True
@@ -370,7 +372,8 @@ class Summaries:
                 self._reads = False
                 return None
             run_id = next(iter(self._wanted))
-            return run_id, self._wanted.pop(run_id)
+            self._being_read = run_id, self._wanted.pop(run_id)
+            return self._being_read
 
     def _read(self) -> None:
         """Read the wanted summaries, one at a time."""
@@ -387,7 +390,7 @@ class Summaries:
                     )
             except LostError:  # the list says so, and asks again
                 with self._lock:
-                    self._wanted, self._reads = {}, False
+                    self._wanted, self._being_read, self._reads = {}, None, False
                 return
             except ClientError:  # the run was dropped meanwhile, or its summary fails: in this state it has none
                 pass
@@ -395,6 +398,7 @@ class Summaries:
             for name in ("ranked", "next", "causes"):  # (the list does not show them)
                 (summary or {}).pop(name, None)
             with self._lock:
+                self._being_read = None
                 self._known[run_id] = state, time.monotonic() + max(LEAST_SECONDS, took / SHARE), summary
                 self._known.move_to_end(run_id)
                 while len(self._known) > MOST_SUMMARIES:

@@ -1,6 +1,7 @@
 """The live page's queries: what it asks again and what not, and how old its answers say that they are."""
 
 import math
+import threading
 import time
 
 import pytest
@@ -54,6 +55,27 @@ def test_a_summary_that_fails_is_not_read_again_and_keeps_no_other_from_its_turn
         assert found["pending"] == 0 and found["summaries"] == {}
         time.sleep(0.2)
     assert len(asked) == count
+    engine.dispose()
+
+
+def test_a_summary_that_is_being_read_is_not_asked_for_again(db, run_id):
+    engine, asked, begun, may_end = make_engine(db.uri()), [], threading.Event(), threading.Event()
+
+    @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
+    def note(connection, cursor, statement, *others):
+        if "'summary'" in statement:
+            asked.append(statement)
+            begun.set()
+            may_end.wait(30)
+
+    snapshots = Snapshots(engine, "madlib")
+    runs = [run for run in snapshots.runs(1)["runs"] if run["run_id"] == run_id]
+    snapshots.summaries.of(runs)
+    assert begun.wait(30)
+    assert snapshots.summaries.of(runs) == ({}, 1)
+    may_end.set()
+    assert eventually(lambda: run_id in snapshots.summaries._known and not snapshots.summaries._reads, 30)
+    assert len(asked) == len(snapshots.summaries._known)
     engine.dispose()
 
 
