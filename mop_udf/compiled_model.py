@@ -10,6 +10,7 @@ import numpy as np
 
 from mop_udf import params, prefixes, state
 from mop_udf.errors import first_line
+from mop_udf.inherited_weights import InheritanceError, inherited
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.framework import framework
 from mop_udf.kernels.prefix import split
@@ -190,6 +191,19 @@ class CompiledModel:
         not fit.
         """
         self.model.set_weights(self.weights_of(data, True))
+
+    def inherit(self, told, data):
+        """Give the model, in its initial state, what it inherits from a trained one (inherited_weights.py).
+
+        `told`: the parent's `architecture` (JSON text), the `layers` that inherit, and the `seed`; `data`: the parent's state
+        (bytes of `save`). Raises ConfigurationError where these do not fit together.
+        """
+        parent = build(normalise(told["architecture"]), 0)
+        try:
+            parent.set_weights(state.output_weights(data))
+            self.model.set_weights(inherited(parent, self.model, told["layers"], told["seed"]))
+        except (InheritanceError, state.StateError, ValueError) as error:
+            raise ConfigurationError(f"the weights of the parent cannot be inherited: {first_line(error)}") from error
 
     def weights_of(self, data, plain, replicas=None, read=state.output_weights):
         """The weights in `data`, a model state (bytes of `save`) or, if `plain`, float32 bytes: a list of arrays.

@@ -184,7 +184,9 @@ class UnitTraining:
             work.held.put(compiled)
         elif seed is not None:
             compiled.start(seed)
-            if state is not None:
+            if state is not None and unit.get("inherits"):
+                compiled.inherit(unit["inherits"], state)
+            elif state is not None:
                 compiled.set_weights(state)
         else:
             began = time.monotonic()

@@ -143,7 +143,7 @@ END
 $$;
 
 -- A worker session reads the model states of stages: all parts of a stage together, in their order. An untrained
--- stage has its parent's state; a stage without any state has no row.
+-- stage has its parent's state, which may be the last one of another path; a stage without any state has no row.
 CREATE FUNCTION @extschema@.mop_read_states(run bigint, of_stages integer[], at_versions integer[],
     token text DEFAULT @extschema@.mop_token()) RETURNS TABLE (stage integer, data bytea)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -162,9 +162,10 @@ BEGIN
         WHERE m.run_id = run AND m.stage = of_stages[i] AND m.version = at_versions[i] AND m.state_table IS NOT NULL;
         IF NOT FOUND THEN
             SELECT m.* INTO state FROM @extschema@.mop_stage_state m
-            WHERE m.run_id = run AND m.version = at_versions[i] AND m.state_table IS NOT NULL
+            WHERE m.run_id = run AND m.state_table IS NOT NULL
             AND m.stage = (SELECT s.parent FROM @extschema@.mop_stage s
-                           WHERE s.run_id = run AND s.stage = of_stages[i]);
+                           WHERE s.run_id = run AND s.stage = of_stages[i])
+            AND (m.version = at_versions[i] OR at_versions[i] = 0);  -- 0: it inherits from the last stage of a path
         END IF;
         CONTINUE WHEN NOT FOUND;
         state_tables := state_tables || state.state_table;

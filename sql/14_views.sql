@@ -139,7 +139,8 @@ CREATE VIEW @extschema@.mop_lineage WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, (c.member ->> 'parent')::integer AS parent, c.member ->> 'changed' AS changed,
        c.member ->> 'before' AS value_before, c.member ->> 'after' AS value_after, c.member ->> 'inherited' AS inherited,
        (c.member ->> 'base')::integer AS base_model, (c.member ->> 'member')::numeric AS member,
-       (c.member -> 'choices')::jsonb AS choices, (c.member -> 'primitives')::jsonb AS primitives
+       (c.member -> 'choices')::jsonb AS choices, (c.member -> 'primitives')::jsonb AS primitives,
+       (c.member -> 'inherits')::jsonb AS inheritance
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
 WHERE c.member IS NOT NULL AND c.fold IS NULL;
 

@@ -57,17 +57,18 @@ BEGIN
     IF array_length(parents, 1) > 0 THEN
         numbers := ARRAY(SELECT s.parent FROM unnest(parents) AS s);  -- (a constant for the next query's planner)
         models := models || ARRAY(SELECT m FROM @extschema@.mop_stage_state m WHERE m.run_id = run
-            AND m.stage = ANY (numbers) AND m.version = ANY (at_versions) AND m.state_table IS NOT NULL);
+            AND m.stage = ANY (numbers) AND (m.version = ANY (at_versions) OR 0 = ANY (at_versions))
+            AND m.state_table IS NOT NULL);
     END IF;
     FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         wanted := of_stages[i];
-        version := at_versions[i];
         stage := NULL;
         -- the stage's state, or its parent's
-        SELECT m.stage, m.state_table, m.bytes, m.made_on INTO stage, state_table, bytes, segment
+        SELECT m.stage, m.version, m.state_table, m.bytes, m.made_on INTO stage, version, state_table, bytes, segment
         FROM unnest(models) AS m
-        WHERE m.version = at_versions[i] AND (m.stage = of_stages[i] OR m.stage = (
-            SELECT s.parent FROM unnest(parents) AS s WHERE s.stage = of_stages[i]))
+        WHERE m.version = at_versions[i] AND m.stage = of_stages[i]
+           OR (m.version = at_versions[i] OR at_versions[i] = 0)  -- 0: it inherits from the last stage of a path
+              AND m.stage = (SELECT s.parent FROM unnest(parents) AS s WHERE s.stage = of_stages[i])
         ORDER BY m.stage <> of_stages[i] LIMIT 1;
         CONTINUE WHEN stage IS NULL;
         RETURN NEXT;

@@ -25,6 +25,11 @@ SegmentKey = tuple[str, int]  # (dataset, number of the segment)
 Shareable = Callable[[Sequence[Stage], Collection[int]], int]
 
 
+def inherits(c: Configuration) -> dict[str, Any] | None:
+    """What a configuration inherits from another trial (run/inheriting.py); None: nothing."""
+    return (c.get("member") or {}).get("inherits")
+
+
 @dataclass(frozen=True)
 class Workload:
     """What there is to train, as plain values.
@@ -88,6 +93,7 @@ class Planner:
         self.plan = Plan()
         self.sharing = Sharing(self._architectures(configurations), workload.shape, workload.options["keras_backend"])
         self._held_out = {c["mst_key"]: tuple(c["held_out"]) for c in configurations if c.get("held_out")}
+        self._heirs = {c["mst_key"]: found for c in configurations if (found := inherits(c))}
         self._first = configurations[0] if configurations else None
         self._unit_seconds: dict[Any, float] = {}
         if earlier is not None and not earlier.replay:
@@ -106,6 +112,8 @@ class Planner:
     def register(self, c: Configuration) -> None:
         """Take note of a configuration that is added while the run goes on."""
         self.sharing.architectures[c["mst_key"]] = c["model_arch"]
+        if found := inherits(c):
+            self._heirs[c["mst_key"]] = found
         if c.get("held_out"):
             self._held_out[c["mst_key"]] = tuple(c["held_out"])
 
@@ -175,7 +183,8 @@ class Planner:
         (mst_key, stage) for each stage that is new to the configuration.
         """
         key = key or c["mst_key"]
-        before, root, at, apart = len(self.plan.path(key)), self._root(c, key), c["resolver"].at, None
+        donor = self._donor(c, key)
+        before, root, at, apart = len(self.plan.path(key)), self._root(c, key, donor), c["resolver"].at, None
         if self.followed is not None:
             apart = self.followed.apart.get(key)
         elif shareable is not None:
@@ -183,12 +192,31 @@ class Planner:
             shared = shareable(stages, evaluated)
             if shared < len(stages):  # others have trained these stages and given the states up: they are done again
                 apart = {before + shared + 1: key}
-        stages = self.plan.ask(key, root, at, until, evaluated, apart)
+        stages = self.plan.ask(key, root, at, until, evaluated, apart, donor)
         return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
 
-    def _root(self, c: Configuration, key: int) -> str:
-        """The identity of a path's start: a digest of everything that decides it, apart from the parameters."""
-        work, options = self.workload, self.workload.options
+    # --- inheritance --------------------------------------------------------------------------------
+    def _donor(self, c: Configuration, key: int) -> Stage | None:
+        """The stage from whose state a configuration inherits; None for one that starts anew. `key`: its own."""
+        found = self._heirs.get(key)
+        if found is None:
+            return None
+        # (the trial of a fold inherits from the trial of the same fold)
+        other = found["trial"] + (key - c["fold_of"] if c.get("fold") is not None else 0)
+        return self.plan.path(other)[found["iteration"] - 1]
+
+    def inherited(self, stage: Stage) -> dict[str, Any] | None:
+        """What the first stage of a path inherits from another trial, as CompiledModel.inherit takes it; None: nothing."""
+        found = self._heirs.get(stage.mst_key) if stage.iteration == 1 else None
+        if found is None or stage.parent is None:
+            return None
+        architecture = self.sharing.architectures[stage.parent.mst_key]
+        return {"architecture": architecture, "layers": found["layers"], "seed": found["seed"]}
+
+    def _root(self, c: Configuration, key: int, donor: Stage | None = None) -> str:
+        """The identity of a path's start: a digest of everything that decides it, apart from the parameters. `donor`: see
+        `_donor`."""
+        work, options, heir = self.workload, self.workload.options, self._heirs.get(key, {})
         # random draws and files that belong to one configuration cannot be shared
         alone = (
             work.averaging
@@ -213,6 +241,7 @@ class Planner:
                 "averaging": work.averaging,
                 "own": key if alone else None,
                 **({"held_out": list(self._held_out[key])} if key in self._held_out else {}),
+                **({} if donor is None else {"inherits": [donor.identity, heir["layers"], heir["seed"]]}),
             }
         )
 

@@ -1,6 +1,7 @@
 """The search plan: the forest of the stages that trials ask for.
 
-A *stage* is one iteration of training from its parent's state under given parameters. A trial is a path from a root.
+A *stage* is one iteration of training from its parent's state under given parameters. A trial is a path from a root, or from
+the last stage of another trial, whose weights it inherits: such a first stage has that stage as its parent, and iteration 1.
 Stages of equal identity are one stage, so two trials share exactly their longest common path (TreeML's search plan,
 thesis 2021, section 4.2, with one node for each iteration, so that no node is ever split). A stage that no trial wants
 any more stays in the plan, because a trial may ask for it again, but the run does not train it.
@@ -98,14 +99,16 @@ class Plan:
         until: Iteration,
         evaluated: Collection[Iteration] = (),
         apart: Mapping[Iteration, object] | None = None,
+        donor: "Stage | None" = None,
     ) -> list[Stage]:
         """Extend a trial's path up to the iteration `until`. Returns the stages that need work now, parents first: those
         that no trial wanted before, and those whose metrics no trial wanted before.
 
         `root`: the identity of the path's start. `parameters`: gives the parameters of an iteration. `evaluated`: the
         iterations whose metrics the trial wants, earlier ones included. `apart`: {iteration: text} of iterations that
-        the trial shares only with trials that give the same text. A path ends with the first failed stage, which is
-        never returned: see `failed`.
+        the trial shares only with trials that give the same text. `donor`: the last stage of another trial, from whose
+        state the path begins; `root` covers its identity. A path ends with the first failed stage, which is never returned:
+        see `failed`.
         """
         path, found = self._paths.setdefault(mst_key, []), []
         for stage in path if evaluated else ():
@@ -119,7 +122,9 @@ class Plan:
             name = identity.child(parent.identity if parent else root, values)
             if apart and iteration in apart:
                 name += f"/{apart[iteration]}"
-            stage = self._by_identity.get(name) or self._put(self._next, parent, iteration, name, values, mst_key)
+            stage = self._by_identity.get(name) or self._put(
+                self._next, parent or donor, iteration, name, values, mst_key
+            )
             new = not stage.trials
             stage.trials.add(mst_key)
             self._wanted += new

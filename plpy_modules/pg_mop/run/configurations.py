@@ -181,6 +181,14 @@ class Configurations:
             self._architectures[text] = architecture.check(text)
         return self._architectures[text]
 
+    def read_architecture(self, c: Configuration) -> dict[str, Any] | None:
+        """The checked architecture of a configuration, which is added to it; None where it cannot be read."""
+        try:
+            c["architecture"] = self._architecture(c["model_arch"])
+        except architecture.ArchitectureError:
+            return None
+        return c["architecture"]
+
     def judged_by(self) -> tuple[str, str, str]:
         """(metric, dataset, goal) that chooses the best state. Raises MopError."""
         return self._judged_by or self.inputs.read_metric("loss")

@@ -614,6 +614,7 @@ class Coordinator:
             planner.may_chain,
             setup.logged_kernels(planner, self.configurations.misfits),
             cost_history=self.history,
+            inherited=planner.inherited,
         )
 
     def _digests_of(self, mst_key: int) -> Any:
@@ -652,6 +653,7 @@ class Coordinator:
             log=lambda number, new: catalog.log_search(run_id, number, new),
             late_requests=lambda: catalog.control_requests(run_id, last=True),
             stopped_before=self.earlier.stopped if self.earlier is not None else (),
+            seed=self.seed,
         )
 
     def _executor(self, sessions: Sessions) -> Executor:

@@ -13,6 +13,7 @@ from pg_mop.run import metrics
 from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController
 from pg_mop.run.earlier import END
+from pg_mop.run.inheriting import inherit
 from pg_mop.run.requests import Ask, GiveUp, HasState, Register, Steps, Withdraw
 from pg_mop.run.spec import Search
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
@@ -39,14 +40,15 @@ class SearchController(RunController):
         log: Callable[[int, list[Event]], None],
         late_requests: Callable[[], Sequence[dict[str, Any]]],
         stopped_before: Collection[int] = (),
+        seed: int = 0,
     ) -> None:
         """`began`: when the call began (time.monotonic); `events`: the log of an earlier coordinator; `log(number,
         events)`: writes events to the log; `late_requests()`: the last control requests, after which the run takes no
-        more; `stopped_before`: mst_keys that were stopped in the run that this call resumes."""
+        more; `stopped_before`: mst_keys that were stopped in the run that this call resumes; `seed`: of the run."""
         super().__init__(*arguments)
         self.procedure, self.search, self.began, self.num_iterations = procedure, search, began, num_iterations
         self.events, self.logged, self.log = list(events), len(events), log
-        self.late_requests, self.stopped_before = late_requests, stopped_before
+        self.late_requests, self.stopped_before, self.seed = late_requests, stopped_before, seed
         self.heard: dict[int, int] = {}  # mst_key -> the last iteration that the procedure knows
         self.halts: dict[int, int | None] = {}  # mst_key -> the iteration after which a rule stops it; None: a person
         self.over = False  # the time is up
@@ -204,7 +206,7 @@ class SearchController(RunController):
             self.taken += not outside
             c: Configuration = self.configurations.make(key, proposal.configuration)
             if lineage := self.procedure.lineage(key):
-                c["member"] = {**(c.get("member") or {}), **lineage}
+                yield from self._trace(c, lineage)
             plain = dict(c)
             problem, new = self.configurations.add(c, max(proposal.budget, self.num_iterations)), True
             self.begin_to_watch(c)
@@ -227,6 +229,23 @@ class SearchController(RunController):
             yield from self._hear(key)
             if key in self.watches:  # stages that others have trained may be its best, or its end
                 yield from self.look(key)
+
+    def _trace(self, c: Configuration, lineage: dict[str, Any]) -> Steps:
+        """Note a new trial's lineage, and what it inherits, where it is to inherit (`inherits` of the lineage)."""
+        told = {name: value for name, value in lineage.items() if name != "inherits"}
+        c["member"] = {**(c.get("member") or {}), **told}
+        if not lineage.get("inherits") or self.configurations.read_architecture(c) is None:
+            return
+        parent = None if lineage["parent"] is None else self.configurations[lineage["parent"]]
+        path = self.plan.path(lineage["parent"]) if parent is not None else []
+        ends = [
+            self.plan.path(each)[len(path) - 1 : len(path)]
+            for each in (self.configurations.trials_of(lineage["parent"]) if path else ())
+        ]
+        has = True
+        for end in ends:
+            has = has and bool(end) and end[0].trained and (yield HasState(end[0].number))
+        inherit(c, parent, path, has, self.seed)
 
     def _end_of(self, key: int) -> Steps:
         """The last iteration of a trial that is stopped: if others, or an earlier run, have trained more of its path, the

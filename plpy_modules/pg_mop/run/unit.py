@@ -343,8 +343,10 @@ class _Work:
             **{
                 name: model.get(name) for name in ("epochs", "kernel", "net", "costs", "passes_left", "run_passes_left")
             },
-            # version 0 has no state, or the weights alone of a warm start or of the architecture table
+            # version 0 has no state, or the weights alone of a warm start or of the architecture table; or the state of
+            # another trial, whose weights it inherits
             "plain_weights": model["version"] == 0,
+            **({"inherits": model["inherits"]} if model["version"] == 0 and model.get("inherits") else {}),
         }
 
     def states(self, models: Sequence[dict[str, Any]]) -> Steps:
@@ -375,8 +377,9 @@ class _Work:
         for stage, part in found:
             read.add(stage)
             yield stage, part
+        heirs = {model["stage"] for model in self.models if model.get("inherits")}
         for stage, version in unread:
-            if version > 0 and stage not in read:
+            if (version > 0 or stage in heirs) and stage not in read:
                 raise_error(
                     self.plpy,
                     f"the state of stage {stage} of run {self.unit['run_id']} at version {version} is missing",

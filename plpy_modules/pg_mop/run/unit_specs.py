@@ -43,6 +43,7 @@ class UnitSpecs:
     kernels: Mapping[Unit, str] = field(default_factory=dict)  # of a replay: the kernel that each unit used
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
+    inherited: Callable[[Stage], Any] = lambda stage: None  # what a stage inherits, see Planner.inherited
 
     def trainer(self, worker: int, segment: Any = None, threads: int | None = None) -> dict[str, Any]:
         """The options of a worker's trainer. On Greenplum the trainer is on the host of a Segment: at first, of the first
@@ -139,7 +140,9 @@ class UnitSpecs:
 
     def _model(self, unit: Unit) -> dict[str, Any]:
         """The part of a spec that tells of one unit of a step."""
+        inherits = self.inherited(self.plan.stages[unit.stage]) if unit.kind == "train" else None
         return {
+            **({} if inherits is None else {"inherits": inherits}),
             **self._passes_left(unit),
             "epochs": self._passes(unit),
             "kernel": self.kernels.get(unit, self.options["kernel"]),

@@ -120,7 +120,7 @@ class Board(Assignment):
         for stage in below:  # grows
             stage.failed = True
             below += stage.children
-        trials = set(below[0].trials)
+        trials = {mst_key for stage in below for mst_key in stage.trials}  # (also those that inherit)
         for mst_key in sorted(trials):
             for stage in self.plan.withdraw(mst_key):
                 if not stage.trials:

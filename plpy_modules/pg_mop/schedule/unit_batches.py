@@ -234,6 +234,8 @@ class UnitBatches:
         if len(stage.children) != 1 or stage.evaluated or stage.ends:
             return None
         (child,) = stage.children
+        if child.iteration != stage.iteration + 1:  # another trial inherits from the stage
+            return None
         return child if child.number in self.board.left and self.passes_on(stage, child) else None
 
     def _is_measured(self, units: Sequence[Unit]) -> bool:

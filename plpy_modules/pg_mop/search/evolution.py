@@ -10,7 +10,7 @@ from typing import Any
 from pg_mop.search.base import STOPPED, Procedure, Trial, TrialNumber
 from pg_mop.search.dimension import Coordinate, Dimension
 from pg_mop.search.fixed_budget import ITERATIONS
-from pg_mop.search.parameters import MOST_TRIALS, SearchError, integer
+from pg_mop.search.parameters import MOST_TRIALS, SearchError, integer, is_on, switch
 from pg_mop.search.random_sampler import RandomSampler
 from pg_mop.search.space import Point, Space
 
@@ -22,8 +22,9 @@ class Evolution(Procedure):
     population, the best is the parent, and the child differs from it in one random choice. The child joins the population when
     it has finished, and the oldest member leaves it, however good it is (aging).
 
-    A child trains from its own start. A choice that a mutation opens (of a layer that the parent lacks) is random; a mutated
-    number is drawn anew. Final results of an earlier search are its first members.
+    A child trains from its own start, or, with `inherit`, from what fits of its parent's trained weights. A choice that a
+    mutation opens (of a layer that the parent lacks) is random; a mutated number is drawn anew. Final results of an earlier
+    search are its first members.
     """
 
     name = "regularized-evolution"
@@ -33,6 +34,7 @@ class Evolution(Procedure):
         "iterations": ITERATIONS,
         "trials": integer(2, MOST_TRIALS, 100, "trials in all"),
         "parallel": integer(1, MOST_TRIALS, 8, "trials that train at a time"),
+        "inherit": switch("off", "children begin with their parents' trained weights"),
     }
 
     def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
@@ -102,7 +104,8 @@ class Evolution(Procedure):
             if self.sampler.claim(self.space.configuration(child)):
                 label, before = self.space.told(name, point[name])
                 after = self.space.told(name, child[name])[1]
-                return child, {"parent": parent, "changed": label, "before": before, "after": after}
+                lineage = {"parent": parent, "changed": label, "before": before, "after": after}
+                return child, {**lineage, "inherits": True} if is_on(self.settings.inherit) else lineage
         return None, None
 
     def _mutated(self, point: Point, name: str) -> Point:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mop_udf import params
 
+ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 MOST_TRIALS, MOST_ITERATIONS = 1_000_000, 1_000_000
 
 
@@ -46,6 +47,21 @@ def number(low: float, high: float, default: float, meaning: str) -> Parameter:
 def word(words: Sequence[str], default: str, meaning: str) -> Parameter:
     """A parameter that is one of some words, in any case."""
     return Parameter(lambda value: value in words, "one of " + ", ".join(words), default, meaning)
+
+
+def switch(default: str, meaning: str) -> Parameter:
+    """A parameter that is on or off."""
+    return Parameter(
+        lambda value: isinstance(value, bool) or value in (*ON, *OFF),
+        "one of " + ", ".join((*ON, *OFF)),
+        default,
+        meaning,
+    )
+
+
+def is_on(value: Any) -> bool:
+    """True for the value of a switch that is on."""
+    return value is True or value in ON
 
 
 def read_parameters(text: str | None) -> dict[str, Any]:

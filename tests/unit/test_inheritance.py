@@ -1,0 +1,334 @@
+"""What a child inherits from its parent: which layers, and that a widened or deepened net computes what its parent does."""
+
+import json
+import os
+from random import Random
+
+import numpy as np
+import pytest
+
+from mop_udf.architecture import check
+from mop_udf.inherited_weights import InheritanceError, changed, channels, shares
+from pg_mop.spaces import Base, ModelSpace
+from pg_mop.spaces.inheritance import inheritance
+from workload import layer, sequential
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+
+SEED = 7
+
+
+def dense(*units, activation="relu", inputs=4, last="softmax"):
+    hidden = [layer("Dense", name=f"d{n}", units=u, activation=activation) for n, u in enumerate(units, 1)]
+    return sequential("net", [inputs], *hidden, layer("Dense", name="out", units=3, activation=last))
+
+
+def found(parent, child):
+    return inheritance(check(parent), check(child))
+
+
+def layers(made):
+    return {entry["layer"]: entry["how"] for entry in made.layers}
+
+
+def test_an_unchanged_model_is_copied():
+    made = found(dense(8, 6), dense(8, 6))
+    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and made.same and not made.fresh
+
+
+def test_a_wider_layer_keeps_the_function_by_the_next_layer():
+    made = found(dense(8, 6), dense(12, 6))
+    assert layers(made) == {"d1": "widened", "d2": "copied", "out": "copied"} and made.same
+    widened, after, _ = made.layers
+    assert widened["out"] == after["in"] == ["wide", "d1", 8, 12]
+
+
+def test_a_narrower_layer_and_the_one_after_it_are_fresh():
+    made = found(dense(8, 6), dense(4, 6))
+    assert layers(made) == {"out": "copied"} and made.fresh == ["d1", "d2"] and not made.same
+
+
+def test_another_activation_keeps_the_weights_but_not_the_function():
+    made = found(dense(8, 6), dense(8, 6, activation="tanh"))
+    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and not made.same
+
+
+def test_the_output_is_never_widened():
+    parent = sequential("net", [4], layer("Dense", name="out", units=3))
+    made = found(parent, sequential("net", [4], layer("Dense", name="out", units=5)))
+    assert made.fresh == ["out"] and not made.layers
+
+
+def test_a_layer_after_which_units_cannot_be_told_apart_is_not_widened():
+    def normalised(units):
+        return sequential(
+            "net",
+            [4],
+            layer("Dense", name="d1", units=units),
+            layer("LayerNormalization", name="norm"),
+            layer("Dense", name="out", units=3),
+        )
+
+    made = found(normalised(4), normalised(6))
+    assert made.fresh == ["d1", "norm", "out"] and not made.same
+
+
+@pytest.mark.parametrize(
+    "activation,how,same", [("relu", "identity", True), ("linear", "identity", True), ("tanh", None, False)]
+)
+def test_an_inserted_layer_is_the_identity_where_its_activation_lets_all_pass(activation, how, same):
+    parent = dense(8)
+    child = sequential(
+        "net",
+        [4],
+        layer("Dense", name="d1", units=8, activation="relu"),
+        layer("Dense", name="new", units=8, activation=activation),
+        layer("Dense", name="out", units=3, activation="softmax"),
+    )
+    made = found(parent, child)
+    assert layers(made).get("new") == how and made.same == same
+    assert ("new" in made.fresh) == (how is None)
+
+
+def test_a_relu_is_not_the_identity_after_numbers_below_zero():
+    parent = dense(8, activation="tanh")
+    child = sequential(
+        "net",
+        [4],
+        layer("Dense", name="d1", units=8, activation="tanh"),
+        layer("Dense", name="new", units=8, activation="relu"),
+        layer("Dense", name="out", units=3, activation="softmax"),
+    )
+    made = found(parent, child)
+    assert made.fresh == ["new"] and not made.same and layers(made) == {"d1": "copied", "out": "copied"}
+
+
+def test_dropout_that_comes_or_goes_changes_no_prediction():
+    plain, dropped = (
+        sequential("net", [4], layer("Dense", name="d1", units=8), *between, layer("Dense", name="out", units=3))
+        for between in ([], [layer("Dropout", name="drop", rate=0.3)])
+    )
+    assert found(plain, dropped).same and found(dropped, plain).same and not found(plain, dropped).fresh
+
+
+def test_unlike_models_have_nothing_in_common():
+    other = sequential("other", [9], layer("Dense", name="a", units=2), layer("Dense", name="b", units=3))
+    assert not found(dense(8, 6), other).layers
+
+
+# --- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_repeated_units_sum_up_to_1_and_differ():
+    taken = channels(["wide", "layer", 3, 8], SEED)
+    made = shares(taken, 5, np.random.default_rng(1))
+    for channel in range(3):
+        np.testing.assert_allclose(made[taken == channel].sum(0), 1)
+    repeated = made[taken == np.bincount(taken).argmax()]
+    assert len(repeated) > 1 and len(np.unique(np.round(repeated, 12))) == repeated.size
+
+
+def test_channel_maps_are_the_same_for_the_same_seed():
+    one = ["wide", "layer", 4, 9]
+    assert list(channels(one, SEED)) == list(channels(one, SEED)) != list(channels(one, SEED + 1))
+    assert list(channels(one, SEED)[:4]) == [0, 1, 2, 3]
+    assert list(channels(["flat", ["wide", "x", 1, 2], 3], SEED)) == [0, 0, 1, 1, 2, 2]
+    assert list(channels(["join", [2, ["wide", "x", 1, 2]]], SEED)) == [0, 1, 2, 2]
+    with pytest.raises(InheritanceError):
+        channels(["exec", "x"], SEED)
+
+
+def test_a_kernel_of_repeated_channels_computes_the_same():
+    draw = np.random.default_rng(2)
+    kernel, bias, x = draw.normal(size=(3, 5)), draw.normal(size=5), draw.normal(size=(7, 3))
+    taken = channels(["wide", "a", 3, 6], SEED)
+    new, same = changed([kernel, bias], taken, None, draw)
+    np.testing.assert_allclose(x[:, taken] @ new + same, x @ kernel + bias)
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def build(text):
+    from mop_udf import models
+
+    return models.build(models.normalise(text), 1)
+
+
+def trained(text, seed):
+    """A model with arbitrary weights, as after training."""
+    model, draw = build(text), np.random.default_rng(seed)
+    model.set_weights(
+        [
+            np.abs(draw.normal(size=w.shape)).astype("f4") + 0.1
+            if w.path.endswith("moving_variance")
+            else draw.normal(size=w.shape).astype("f4") * 0.4
+            for w in model.weights
+        ]
+    )
+    return model
+
+
+def heir(parent, child, seed=SEED):
+    """(the parent, the child with what it inherits, the Inheritance)."""
+    from mop_udf.inherited_weights import inherited
+
+    made = found(parent, child)
+    old, new = trained(parent, seed), build(child)
+    new.set_weights(inherited(old, new, made.layers, seed))
+    return old, new, made
+
+
+def same_answers(old, new, tolerance=2e-5):
+    x = np.random.default_rng(3).normal(size=(6, *old.input_shape[1:])).astype("f4")
+    a, b = (np.asarray(model(x, training=False)) for model in (old, new))
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(a).max())))
+
+
+IMAGE = [
+    layer("Conv2D", name="conv", filters=4, kernel_size=3, padding="same", activation="relu"),
+    layer("BatchNormalization", name="norm"),
+    layer("Activation", name="act", activation="relu"),
+    layer("MaxPooling2D", name="pool"),
+    layer("Conv2D", name="deep", filters=5, kernel_size=3, padding="same", activation="relu"),
+    layer("Flatten", name="flat"),
+    layer("Dense", name="hidden", units=6, activation="relu"),
+    layer("Dense", name="out", units=3, activation="softmax"),
+]
+
+
+def image(**changes):
+    """The image net with other arguments, or other layers (lists), in place of layers of these names."""
+    made = []
+    for one in IMAGE:
+        change = changes.get(one["config"]["name"], {})
+        if isinstance(change, list):
+            made += change
+        else:
+            made.append({**one, "config": {**one["config"], **change}})
+    return sequential("image", [8, 8, 2], *made)
+
+
+CASES = {
+    "wider convolution before a batch normalization": {"conv": {"filters": 9}},
+    "wider convolution before Flatten": {"deep": {"filters": 8}},
+    "wider Dense": {"hidden": {"units": 11}},
+    "all wider": {"conv": {"filters": 5}, "deep": {"filters": 6}, "hidden": {"units": 20}},
+    "deeper": {
+        "pool": [
+            layer("MaxPooling2D", name="pool"),
+            layer("Conv2D", name="new", filters=4, kernel_size=3, padding="same", activation="relu"),
+        ],
+        "flat": [layer("Flatten", name="flat"), layer("Dropout", name="drop", rate=0.4)],
+    },
+    "deeper and wider at once": {
+        "pool": [
+            layer("MaxPooling2D", name="pool"),
+            layer("Conv2D", name="new", filters=7, kernel_size=4, padding="same", activation="relu"),
+        ]
+    },
+    "wider, and deeper behind it": {
+        "hidden": [
+            layer("Dense", name="hidden", units=9, activation="relu"),
+            layer("Dense", name="more", units=9, activation="relu"),
+            layer("Dense", name="most", units=12, activation="linear"),
+        ]
+    },
+    "a batch normalization more": {"flat": [layer("BatchNormalization", name="new"), layer("Flatten", name="flat")]},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wider_or_deeper_net_computes_what_its_parent_does(case):
+    old, new, made = heir(image(), image(**CASES[case]))
+    assert made.same and not made.fresh
+    assert {"widened", "identity"} & {entry["how"] for entry in made.layers}
+    same_answers(old, new)
+
+
+def functional(wide, concatenated):
+    import keras
+
+    x = keras.Input((6,), name="x")
+    a = keras.layers.Dense(wide, activation="relu", name="a")(x)
+    b = keras.layers.Dense(4, activation="relu", name="b")(x)
+    if concatenated:
+        y = keras.layers.Concatenate(name="join")([b, a, x])
+    else:
+        y = keras.layers.Add(name="join")([a, keras.layers.Dropout(0.1, name="drop")(a)])
+    y = keras.layers.Dense(5, activation="relu", name="c")(y)
+    return keras.Model(x, [keras.layers.Dense(3, name="out")(y)], name="graph").to_json()
+
+
+@pytest.mark.parametrize("concatenated", [True, False])
+def test_a_wider_layer_within_a_graph(concatenated):
+    old, new, made = heir(functional(4, concatenated), functional(7, concatenated))
+    assert made.same and layers(made)["a"] == "widened"
+    same_answers(old, new)
+
+
+def test_a_layer_whose_output_is_added_to_another_is_not_widened():
+    def added(units):
+        import keras
+
+        x = keras.Input((6,), name="x")
+        a = keras.layers.Dense(units, name="a")(x)
+        b = keras.layers.Dense(units, name="b")(x)
+        return keras.Model(x, keras.layers.Dense(3, name="out")(keras.layers.Add(name="sum")([a, b]))).to_json()
+
+    made = found(added(4), added(6))
+    assert made.fresh == ["a", "out"] and not made.same, "both would be repeated at random, and differently"
+
+
+def test_repeated_units_learn_different_things():
+    import keras
+
+    keras.utils.set_random_seed(1)
+    _, new, _ = heir(dense(3, activation="tanh", last=None), dense(6, activation="tanh", last=None))
+    taken = channels(["wide", "d1", 3, 6], SEED)
+    draw = np.random.default_rng(4)
+    x, y = draw.normal(size=(64, 4)).astype("f4"), draw.normal(size=(64, 3)).astype("f4")
+    new.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+    kernel = new.get_layer("d1").get_weights()[0]
+    twins = [(i, j) for i in range(6) for j in range(i) if taken[i] == taken[j]]
+    assert twins and all((kernel[:, i] == kernel[:, j]).all() for i, j in twins)
+    new.fit(x, y, epochs=10, batch_size=8, verbose=0)
+    kernel = new.get_layer("d1").get_weights()[0]
+    assert all(np.abs(kernel[:, i] - kernel[:, j]).max() > 1e-3 for i, j in twins)
+
+
+MUTATORS = [
+    {"change": "value", "match": "conv", "argument": "filters", "choices": [4, 6]},
+    {"change": "insert", "match": "conv", "choices": [None, {"class": "BatchNormalization"}]},
+    {"change": "repeat", "match": "conv", "times": [1, 2]},
+    {"change": "layer", "match": "pool", "choices": ["keep", {"class": "AveragePooling2D", "pool_size": 2}, None]},
+    {"change": "repeat", "match": "hidden", "times": [0, 1, 2]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [6, 8, 12]},
+    {"change": "insert", "match": "flat", "choices": [None, {"class": "Dropout", "rate": 0.2}]},
+]
+
+
+def test_whatever_is_said_to_be_the_same_function_is_the_same():
+    """Over random members of a space, and random children, one choice apart."""
+    simple = image(norm=[], act=[], deep=[])
+    space, draw = ModelSpace([Base(1, simple)], json.dumps(MUTATORS)), Random(5)
+    kept, changes = 0, set()
+    for trial in range(40):
+        parent = space.member(draw.randrange(space.size))
+        name = draw.choice(list(parent.chosen))
+
+        def choose(point, parent=parent, name=name):
+            if point.name in parent.chosen and point.name != name:
+                return parent.chosen[point.name]
+            return draw.choice([at for at in range(len(point.options)) if at != parent.chosen.get(point.name)])
+
+        child = space.of_choices(1, space.walk(1, choose))
+        if parent.architecture is None or child.architecture is None:
+            continue
+        old, new, made = heir(parent.architecture, child.architecture, trial)
+        if made.same:
+            same_answers(old, new)
+            kept += 1
+        changes |= {entry["how"] for entry in made.layers}
+    assert kept >= 5 and changes == {"copied", "widened", "identity"}
