@@ -26,11 +26,12 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian docs help demo demo-table check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
+.PHONY: debian docs help demo demo-table demo-space check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install missing packages, start an embedded PostgreSQL, run the demo'
 	@echo 'make demo-table the same with a table of columns of all kinds: train, predict, measure'
+	@echo 'make demo-space the same with a space of models: an evolution that inherits weights, and its family tree'
 	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
@@ -104,6 +105,9 @@ demo:
 
 demo-table:
 	@demo/run.sh table
+
+demo-space:
+	@demo/run.sh space
 
 # three at a time on two cores: most tests wait for half of their time
 SIDE_BY_SIDE = -n 3 --dist loadfile

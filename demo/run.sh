@@ -1,6 +1,7 @@
 #!/bin/sh
 # A whole demo: install what is missing, start the embedded server, run the SQL; says how long each step took.
-# `run.sh`: demo.sql, arrays; `run.sh table`: table.sql, a table with columns of all kinds.
+# `run.sh`: demo.sql, arrays; `run.sh table`: table.sql, a table with columns of all kinds; `run.sh space`: space.sql, a search
+# over a space of models.
 set -eu
 cd "$(dirname "$0")/.."
 demo=${1:-demo}
@@ -16,6 +17,9 @@ step 'Python packages' make -s packages
 if [ "$demo" = table ]; then step "the demo's data" tools/packages.sh .local/venv/bin/python --editable '.[demo-table,baseline]'; fi
 step 'the embedded server' make -s start
 step 'the main job' tools/server.sh psql -X -f "$PWD/demo/$demo.sql"
+if [ "$demo" = space ]; then
+    step "the family tree's picture" .local/venv/bin/python demo/family.py "$(make -s dsn)" .local/family.png
+fi
 printf '[all: %.1f s]\n' "$(echo "$(now) - $began" | awk '{print $1 - $3}')"
 cat <<'END'
 
@@ -30,6 +34,12 @@ Try:
     SELECT * FROM madlib.mop_feature_info('churn');             what became of each column
     SELECT madlib.mop_train();                help;  ('example') gives a script
     make demo                                 arrays, and configurations of your own
+END
+elif [ "$demo" = space ]; then cat <<'END'
+Look at .local/family.png. Try:
+    SELECT mst_key, parent, changed, inherited FROM madlib.mop_lineage;      who was made from whom
+    SELECT madlib.mop_space_show('digit_space');                the space, with its choice points
+    SELECT madlib.mop_search();               help;  ('example') gives a script
 END
 else cat <<'END'
 Try:

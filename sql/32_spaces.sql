@@ -62,3 +62,10 @@ CREATE FUNCTION @extschema@.mop_space_show(space text) RETURNS text LANGUAGE plp
 from pg_mop.api import spaces
 return spaces.mop_space_show(plpy, *args)
 $$;
+
+-- Users look at the family tree of a search with this: who was made from whom, what was changed and inherited.
+CREATE FUNCTION @extschema@.mop_family(run_id double precision) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import families
+return families.mop_family(plpy, *args)
+$$;

@@ -42,7 +42,7 @@ VIEWS = {
     "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
     "losses and metrics so far, and the reason if it stopped early.",
     "mop_lineage": "One row per trial of a model space, or made from another trial: its member, choices and primitives, its "
-    "parent and what was changed ([model spaces](spaces.md)).",
+    "parent, what was changed and inherited, layer by layer in `inheritance` ([model spaces](spaces.md)).",
     "mop_visit_order": "The order in which each configuration visited the segments. `mop_replay` follows it.",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
     "or drop them.",
@@ -219,7 +219,7 @@ GROUPS = {
         "mop_baselines",
     ],
     "Packing rows": ["training_preprocessor_dl", "validation_preprocessor_dl", "mop_drop_packed"],
-    "Model spaces": ["mop_space", "mop_space_size", "mop_space_sample", "mop_space_show"],
+    "Model spaces": ["mop_space", "mop_space_size", "mop_space_sample", "mop_space_show", "mop_family"],
     "Architectures and custom functions": [
         "load_keras_model",
         "delete_keras_model",

@@ -407,6 +407,13 @@ class Run:
         """The tree of stages; matplotlib's Axes."""
         return self._plots().stages(self.data, ax)
 
+    def plot_family(self, ax: Any = None) -> Any:
+        """The family tree of a search whose trials are made from other ones; matplotlib's Axes."""
+        needed("matplotlib", "plot")
+        from pg_mop_client import families
+
+        return families.family(self.data, ax)
+
     def plot_confusion(
         self,
         data: Any,

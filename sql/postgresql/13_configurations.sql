@@ -10,7 +10,7 @@ BEGIN
     -- mop_lineage reads these parts: what it cannot read is refused here, so that no role's run can make the view fail
     PERFORM (c.member ->> 'parent')::integer, c.member ->> 'changed', c.member ->> 'before', c.member ->> 'after',
         c.member ->> 'inherited', (c.member ->> 'base')::integer, (c.member ->> 'member')::numeric,
-        (c.member -> 'choices')::jsonb, (c.member -> 'primitives')::jsonb
+        (c.member -> 'choices')::jsonb, (c.member -> 'primitives')::jsonb, (c.member -> 'inherits')::jsonb
     FROM json_to_recordset(configurations) AS c(member json) WHERE c.member IS NOT NULL;
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
         blame, weights_sql, weights_md5, fold, fold_of, held_out, member)

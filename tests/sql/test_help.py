@@ -97,6 +97,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_trim_audit",
         "mop_space_sample",
         "mop_space_show",
+        "mop_family",
         "mop_space_size",
         "mop_drop_run",
         "mop_drop_states",

@@ -457,6 +457,8 @@ OF_RUNS = {
     "and the primitives that make it from its base model.",
     "mop_space_show": "Returns a model space as text: the layers of its base models with their choice points, and what does "
     "not fit.",
+    "mop_family": "Returns the family tree of a search as text: each trial below the one that it was made from, with its "
+    "measure, what was changed and what it inherited.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",
 }
 # functions that train: a call is a run, and takes long

@@ -199,11 +199,23 @@ class Planner:
     def _donor(self, c: Configuration, key: int) -> Stage | None:
         """The stage from whose state a configuration inherits; None for one that starts anew. `key`: its own."""
         found = self._heirs.get(key)
-        if found is None:
+        if found is None or found["trial"] not in self.sharing.architectures:
             return None
         # (the trial of a fold inherits from the trial of the same fold)
         other = found["trial"] + (key - c["fold_of"] if c.get("fold") is not None else 0)
         return self.plan.path(other)[found["iteration"] - 1]
+
+    def orphans(self) -> list[Stage]:
+        """First stages that inherit from a trial of another run, and that this run would have to train: it cannot."""
+        return [
+            stage
+            for stage in self.plan.stages.values()
+            if stage.iteration == 1
+            and stage.parent is None
+            and stage.trials
+            and not stage.trained
+            and stage.mst_key in self._heirs
+        ]
 
     def inherited(self, stage: Stage) -> dict[str, Any] | None:
         """What the first stage of a path inherits from another trial, as CompiledModel.inherit takes it; None: nothing."""
@@ -241,7 +253,11 @@ class Planner:
                 "averaging": work.averaging,
                 "own": key if alone else None,
                 **({"held_out": list(self._held_out[key])} if key in self._held_out else {}),
-                **({} if donor is None else {"inherits": [donor.identity, heir["layers"], heir["seed"]]}),
+                **(
+                    {"inherits": [donor.identity if donor else heir["identity"], heir["layers"], heir["seed"]]}
+                    if heir
+                    else {}
+                ),
             }
         )
 

@@ -134,9 +134,11 @@ def _best_by_parent(
             if not below and not found.state:
                 continue
             worth[stage.number, found.origin] = below + 1
-            other = best.get((stage.number, found.before))
+            # (a path may be without the trial that it inherits from: of mop_more)
+            before = None if stage.parent is None else found.before
+            other = best.get((stage.number, before))
             if other is None or rank(stage.number, found) > rank(stage.number, other):
-                best[stage.number, found.before] = found
+                best[stage.number, before] = found
     return best
 
 

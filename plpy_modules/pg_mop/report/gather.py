@@ -11,7 +11,7 @@ from typing import Any
 from pg_mop import __version__
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.report import configurations
+from pg_mop.report import configurations, family
 from pg_mop.report.configurations import MOST_TEXT
 from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import varied
@@ -23,6 +23,7 @@ from pg_mop.report.summary import add_summary, compile_seconds, progress
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
 MOST_FAILURES = 100
+MOST_FAMILY = 1000
 MOST_ATTEMPTS = 2  # at a finished unit, about: to expect how many bars the sessions have
 
 WITHOUT_PICTURES: dict[str, Any] = {
@@ -32,6 +33,7 @@ WITHOUT_PICTURES: dict[str, Any] = {
     "bars": [],
     "merged_bars": False,
     "stages": [],
+    "family": [],
     "time": [],
     "makespan": 0.0,
     "failed_units": [],
@@ -118,6 +120,7 @@ def gather(
     if pictures:
         _curves(db, schema, run_id, data)
         _stages(data)
+        _family(db, run_id, data)
         _failures(db, schema, run_id, data)
     else:
         data.update(copy.deepcopy(WITHOUT_PICTURES))
@@ -180,6 +183,15 @@ def _stages(data: Data) -> None:
         data["sampled"]["stages"] = f"the paths of the {MOST_PATHS} best of {len(paths)} configurations"
         paths = dict(list(paths.items())[:MOST_PATHS])
     data["stages"] = tree(paths)
+
+
+def _family(db: Database, run_id: int, data: Data) -> None:
+    """Add the family tree of a search: `family` (report/family.py)."""
+    nodes = family.of_run(db, run_id, data)
+    if len(nodes) > MOST_FAMILY:
+        data["sampled"]["family"] = f"no family tree: it has {len(nodes)} trials, more than {MOST_FAMILY}"
+        nodes = []
+    data["family"] = nodes
 
 
 def _failures(db: Database, schema: str, run_id: int, data: Data) -> None:

@@ -574,7 +574,15 @@ class Coordinator:
         return list(self.configurations)
 
     def _start_paths(self) -> None:
-        """Write the initial weights of paths, if the earlier coordinator has not done so."""
+        """Write the initial weights of paths, if the earlier coordinator has not done so. Raises MopError."""
+        if orphans := self.planner.orphans():
+            raise MopError(
+                f"mst_key {orphans[0].mst_key} began with weights of another trial, and no state of its own is left",
+                detail="A call that trains it alone can go on from its own state only.",
+                hint="SET pg_mop.reuse = on; before the search keeps states, and lets later calls take them over. Or load the "
+                "model's architecture and weights with load_keras_model, and train that.",
+                sqlstate="55000",
+            )
         begun = self.catalog.models(self.run_id)
         stages = self.planner.plan.stages.values()
         of = {

@@ -45,6 +45,7 @@ def inherit(
         member["inherits"] = {
             "trial": parent["mst_key"],
             "iteration": path[-1].iteration,
+            "identity": path[-1].identity,
             "seed": _seed(seed, parent["model_id"], child["model_id"]),
             "layers": found.layers,
             "fresh": found.fresh,

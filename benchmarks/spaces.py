@@ -1,0 +1,86 @@
+"""Searches over a space of models, compared at equal numbers of training units: evolution whose children inherit weights,
+evolution whose children begin anew, and random search; for several seeds. Prints a table.
+
+    demo/run.sh space; .local/venv/bin/python benchmarks/spaces.py "$(make -s dsn)"
+
+It takes the tables of the demo (digits_train_packed, digits_val_packed, digit_space). A search's answer is the best accuracy on
+the validation rows that any of its trials has at its end.
+"""
+
+import argparse
+import statistics
+import time
+
+import psycopg2
+
+SPACE = """{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [32],
+    'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.003]}]}"""
+EVOLUTION = "population=16, tournament=4, trials={trials}, iterations={iterations}, parallel=4"
+CONTENDERS = {
+    "inherited": ("regularized-evolution", EVOLUTION + ", inherit=on"),
+    "evolution": ("regularized-evolution", EVOLUTION),
+    "random": ("random", "trials={trials}, iterations={iterations}"),
+}
+TABLES = ("", "_info", "_summary", "_trials")
+
+
+def main():
+    """Run the searches and print what they found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dsn")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=2)
+    parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
+    asked = parser.parse_args()
+    connection = psycopg2.connect(asked.dsn)
+    connection.autocommit = True
+    print(
+        f"{asked.trials} trials of {asked.iterations} iterations each; best validation accuracy, its loss, units, seconds"
+    )
+    best = {}
+    for seed in range(1, asked.seeds + 1):
+        for name in asked.contenders:
+            found = best[name, seed] = search(connection, name, seed, asked)
+            print(f"seed {seed}  {name:10} {found[0]:.4f}  {found[1]:.4f}  {found[2]:6}  {found[3]:7.1f}", flush=True)
+    for name in asked.contenders:
+        mean = statistics.fmean(best[name, seed][0] for seed in range(1, asked.seeds + 1))
+        line = f"{name:10} mean {mean:.4f}"
+        if name != "random" and "random" in asked.contenders:
+            # (more accurate; of equal accuracies, the smaller loss of the best trial)
+            wins = sum(
+                (best[name, seed][0], -best[name, seed][1]) > (best["random", seed][0], -best["random", seed][1])
+                for seed in range(1, asked.seeds + 1)
+            )
+            line += f", better than random in {wins} of {asked.seeds} seeds"
+        print(line)
+
+
+def search(connection, name, seed, asked):
+    """(best accuracy, its loss, training units, seconds) of a contender with a seed."""
+    procedure, parameters = CONTENDERS[name]
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS " + ", ".join(f"reach_{name}{suffix}" for suffix in TABLES))
+        cursor.execute("SET client_min_messages = warning; SET pg_mop.reuse = off; SET pg_mop.resume = off")
+        cursor.execute("SET pg_mop.seed = %s", [seed])
+        began = time.monotonic()
+        cursor.execute(
+            "SELECT madlib.mop_search('digits_train_packed', %s, NULL, %s, %s, %s, metric => 'accuracy', "
+            "validation_table => 'digits_val_packed', model_space => 'digit_space')",
+            [f"reach_{name}", SPACE, procedure, parameters.format(trials=asked.trials, iterations=asked.iterations)],
+        )
+        seconds = time.monotonic() - began
+        cursor.execute(
+            f"SELECT t.metric_final, i.validation_loss_final FROM reach_{name}_trials t JOIN reach_{name}_info i "
+            "USING (mst_key) WHERE t.metric_final IS NOT NULL ORDER BY 1 DESC, 2 LIMIT 1"
+        )
+        accuracy, loss = cursor.fetchone()
+        cursor.execute(
+            "SELECT count(*) FROM madlib.mop_units WHERE kind = 'train' AND status = 'finished' AND NOT shared "
+            "AND run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
+        )
+        return accuracy, loss, cursor.fetchone()[0], seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The family tree of a search whose trials are made from other ones: its layout, and its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MOST_SHOWN = 40  # characters of a value
+
+
+def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a run's tree; empty where its trials have no lineage. `data`: of gather."""
+    rows = db.execute(
+        "SELECT mst_key, parent, changed, value_before, value_after, inherited, inheritance::text AS inheritance "
+        f"FROM {db.extension}.mop_lineage WHERE run_id = $1",
+        ["bigint"],
+        [run_id],
+    )
+    for row in rows:
+        row["inheritance"] = None if row["inheritance"] is None else json.loads(row["inheritance"])
+    series = data["measure"]["series"]
+    return tree(rows, {c["mst_key"]: c["last"].get(series) for c in data["configurations"]})
+
+
+def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) -> list[dict[str, Any]]:
+    """The trials of a search, each after the one that it was made from, and before that one's next child.
+
+    `rows`: of mop_lineage; `values`: {mst_key: the measure of a trial}. A node is a dict: mst_key; parent (index in the list,
+    or None: a trial without one in this run); x, its generation; y, its height (0 is the top); changed, a text; inherits:
+    whether it began with its parent's weights; same: whether with its parent's function; inherited, a text; value.
+    """
+    of = {row["mst_key"]: row for row in rows}
+    children: dict[int | None, list[int]] = {}
+    for key in sorted(of):
+        parent = of[key]["parent"]
+        children.setdefault(parent if parent in of and parent != key else None, []).append(key)
+    nodes: list[dict[str, Any]] = []
+    heights = 0
+    waiting: list[tuple[int, int | None]] = [(key, None) for key in reversed(children.get(None, []))]
+    while waiting:  # (without recursion: a line may be long)
+        key, above = waiting.pop()
+        row, inheritance = of[key], of[key]["inheritance"]
+        inheritance = inheritance if isinstance(inheritance, dict) else {}
+        below = children.get(key, [])
+        nodes.append(
+            {
+                "mst_key": key,
+                "parent": above,
+                "x": 0 if above is None else nodes[above]["x"] + 1,
+                "y": None if below else heights,
+                "changed": _changed(row),
+                "inherits": bool(inheritance),
+                "same": bool(inheritance.get("same")),
+                "inherited": row["inherited"],
+                "value": values.get(key),
+            }
+        )
+        heights += not below
+        waiting.extend((child, len(nodes) - 1) for child in reversed(below))
+    under: dict[int, list[float]] = {}
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        if node["y"] is None:
+            node["y"] = (min(under[index]) + max(under[index])) / 2
+        if node["parent"] is not None:
+            under.setdefault(node["parent"], []).append(node["y"])
+    return nodes
+
+
+def text(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of a tree as text, in the order of the nodes."""
+    last: dict[int | None, int] = {
+        node["parent"]: index for index, node in enumerate(nodes)
+    }  # each parent's last child
+    before: list[str] = []  # of each node: what the lines below it begin with
+    for index, node in enumerate(nodes):
+        above = node["parent"]
+        lead = "" if above is None else before[above] + ("`- " if last[above] == index else "|- ")
+        before.append("" if above is None else before[above] + ("   " if last[above] == index else "|  "))
+        told = [f"{lead}{node['mst_key']}"]
+        if node["value"] is not None:
+            told.append(f"{node['value']:.4g}")
+        told += [part for part in (node["changed"], node["inherited"]) if part]
+        yield "  ".join(told)
+
+
+def _changed(row: Mapping[str, Any]) -> str | None:
+    """What was changed, in words."""
+    if row["changed"] is None:
+        return None
+    if row["value_before"] is None and row["value_after"] is None:
+        return _cut(row["changed"])
+    return f"{_cut(row['changed'])}: {_cut(row['value_before'])} -> {_cut(row['value_after'])}"
+
+
+def _cut(value: str | None) -> str:
+    shown = "none" if value is None else value.replace("\n", " ")
+    return shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 3] + "..."

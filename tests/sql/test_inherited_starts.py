@@ -1,0 +1,268 @@
+"""Searches whose children begin with their parents' trained weights: what they inherit, replays, resumed runs, limits."""
+
+import json
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import HOSTILE, dense, holding, last_run, layer, load, make_data, sequential
+
+MUTATORS = json.dumps(
+    [
+        {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
+        {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 12]},
+        {"change": "insert", "match": "hidden", "choices": [None, {"class": "Dropout", "rate": 0.1}]},
+    ]
+)
+SPACE = (
+    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
+    "['Adam'], 'lr': [0.01]}], 'batch_size': [8]}"
+)
+EVOLUTION = "population=3, tournament=2, trials=10, iterations=2, parallel=1, inherit=on"
+TABLES = ("", "_info", "_summary", "_trials")
+NAME = HOSTILE.replace("/", "")  # (Keras allows no other slash)
+HEIRS = "SELECT * FROM madlib.mop_lineage WHERE run_id = %s AND inheritance IS NOT NULL ORDER BY mst_key"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, segments=2)
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(db, "arch", dense())
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+    db.run("SELECT madlib.mop_space('nets', 'arch', ARRAY[1], %s::text)", [MUTATORS])
+
+
+def drop(db, output):
+    db.run("DROP TABLE IF EXISTS " + ", ".join(output + suffix for suffix in TABLES))
+
+
+def search(db, output="found", parameters=EVOLUTION, source="flowers_packed", **more):
+    drop(db, output)
+    validation = "flowers_val" if source == "flowers_packed" else None
+    more = {"space": SPACE, "model_space": "nets", "validation_table": validation, **more}
+    named = "".join(f", {name} => %({name})s" for name in more)
+    db.run(
+        f"SELECT madlib.mop_search(%(source)s, %(output)s, NULL, procedure => 'regularized-evolution', "
+        f"procedure_params => %(parameters)s, metric => 'loss'{named})",
+        {"source": source, "output": output, "parameters": parameters, **more},
+    )
+    return last_run(db)
+
+
+def weights(db, output):
+    return db.run(f"SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {output} ORDER BY 1")
+
+
+@pytest.mark.slice
+def test_children_begin_where_their_parents_ended(db):
+    run_id = search(db)
+    heirs = db.run(HEIRS, [run_id])
+    assert len(heirs) >= 5 and not db.value("SELECT count(*) FROM found_trials WHERE status <> 'finished'")
+    stages = {row["stage"]: row for row in db.run("SELECT * FROM madlib.mop_stages WHERE run_id = %s", [run_id])}
+    for row in heirs:
+        told = row["inheritance"]
+        assert told["trial"] == row["parent"] and told["iteration"] == 2
+        (first,) = (s for s in stages.values() if row["mst_key"] in s["mst_keys"] and s["iteration"] == 1)
+        assert row["parent"] in stages[first["parent"]]["mst_keys"] and stages[first["parent"]]["iteration"] == 2
+        assert {entry["how"] for entry in told["layers"]} <= {"copied", "widened", "identity"}
+        assert "copied" in row["inherited"] and ("the same function" in row["inherited"]) == told["same"]
+    # with the function of its parent, a child is no worse than a fresh one after its first iteration
+    assert any(row["inheritance"]["same"] for row in heirs)
+    others = db.run(
+        "SELECT inherited, parent FROM madlib.mop_lineage WHERE run_id = %s AND inheritance IS NULL", [run_id]
+    )
+    assert all(row["parent"] is None and row["inherited"] is None for row in others if row["parent"] is None)
+
+
+def test_an_inherited_start_is_no_fresh_one(db):
+    """The same members, with and without inheritance, share no stage but those of the first trials."""
+    fresh = search(db, "fresh", EVOLUTION.replace("inherit=on", "inherit=off"))
+    inherited = search(db)
+    identities = "SELECT identity FROM madlib.mop_stages WHERE run_id = %s AND parent IS NULL"
+    assert db.value(f"SELECT count(*) FROM ({identities} INTERSECT {identities}) s", [fresh, inherited]) == 3
+    heirs = {row["mst_key"] for row in db.run(HEIRS, [inherited])}
+    assert heirs and not db.run(HEIRS, [fresh])
+    roots = (
+        "SELECT DISTINCT unnest(mst_keys) AS key FROM madlib.mop_stages WHERE run_id = %s AND iteration = 1 AND parent "
+    )
+    assert {r["key"] for r in db.run(roots + "IS NOT NULL", [inherited])} == heirs
+
+
+def test_a_replay_gives_the_same_bytes_and_lineage(db):
+    run_id = search(db)
+    drop(db, "again")
+    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert weights(db, "found") == weights(db, "again")
+    assert db.run("TABLE found_trials ORDER BY mst_key") == db.run("TABLE again_trials ORDER BY mst_key")
+    lineage = (
+        "SELECT mst_key, parent, changed, member, choices, inherited, inheritance FROM madlib.mop_lineage "
+        "WHERE run_id = %s ORDER BY 1"
+    )
+    assert db.run(lineage, [run_id]) == db.run(lineage, [last_run(db)])
+
+
+def test_the_same_search_again_takes_over_what_was_inherited(db):
+    db.run("SET pg_mop.reuse = on")
+    try:
+        first = search(db, random_state=4)
+        second = search(db, "later", random_state=4)
+    finally:
+        db.run("RESET pg_mop.reuse")
+    stages = "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run IS "
+    assert db.value(stages + "NULL", [second]) == 0 < db.value(stages + "NULL", [first])
+    assert weights(db, "found") == weights(db, "later")
+
+
+def test_an_heir_is_trained_on_from_its_state_alone(db):
+    db.run("SET pg_mop.reuse = on")
+    run_id = search(db)
+    key = db.run(HEIRS, [run_id])[-1]["mst_key"]
+    db.run("SET pg_mop.reuse = off")
+    error = db.error("SELECT madlib.mop_more(%s, %s, 1)", [run_id, key])
+    assert f"mst_key {key} began with weights of another trial" in str(error) and "SET pg_mop.reuse = on" in str(error)
+    db.run("SET pg_mop.reuse = on")
+    try:
+        db.run("SELECT madlib.mop_more(%s, %s, 1)", [run_id, key])
+    finally:
+        db.run("RESET pg_mop.reuse")
+    assert db.value("SELECT iteration FROM found_info WHERE mst_key = %s", [key]) == 3
+
+
+def test_a_search_that_is_cancelled_between_parent_and_child_ends_as_if_nothing_had_happened(db):
+    make_data(db, "one", segments=1)  # (with one segment there is one order of visits)
+    undisturbed = search(db, "undisturbed", source="one_packed")
+    other, name = db.another(), "goes_on"
+    other.run(
+        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off"
+    )
+    drop(db, name)
+    sql = (
+        f"SELECT madlib.mop_search('one_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
+        f"'{EVOLUTION}', metric => 'loss', model_space => 'nets')"
+    )
+    finished = (
+        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
+        f"'{name}' AND u.status = 'finished'"
+    )
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, sql)
+        assert eventually(lambda: db.value(finished) > 16 or let_some_begin(), 90)
+        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert call.end().pgcode == "57014"
+    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
+    other.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert weights(db, name) == weights(db, "undisturbed")
+    lineage = "SELECT mst_key, parent, inherited, inheritance FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1"
+    assert db.run(lineage, [run_id]) == db.run(lineage, [undisturbed])
+    drop(db, "repeated")
+    db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
+    assert weights(db, name) == weights(db, "repeated")
+    other.close()
+
+
+def test_children_of_an_earlier_run_start_anew_and_say_so(db):
+    first = search(db, parameters=EVOLUTION.replace("trials=10", "trials=3"))
+    drop(db, "later")
+    second = search(db, "later", EVOLUTION.replace("trials=10", "trials=2"), continue_from=first)
+    rows = db.run(
+        "SELECT parent, inherited, inheritance FROM madlib.mop_lineage WHERE run_id = %s ORDER BY mst_key", [second]
+    )
+    assert rows[0] == {
+        "parent": None,
+        "inherited": "nothing: the parent is a trial of an earlier run",
+        "inheritance": None,
+    }
+
+
+def test_folds_inherit_from_the_same_fold(db):
+    run_id = search(db, validation_table=None, folds=2)
+    heirs = db.run(HEIRS, [run_id])
+    assert heirs
+    parents = db.run(
+        "SELECT s.mst_keys, p.mst_keys AS parents FROM madlib.mop_stages s JOIN madlib.mop_stages p ON p.run_id = s.run_id "
+        "AND p.stage = s.parent WHERE s.run_id = %s AND s.iteration = 1",
+        [run_id],
+    )
+    of = {row["mst_key"]: row["parent"] for row in heirs}
+    assert len(parents) == 3 * len(heirs)
+    for row in parents:
+        own, other = row["mst_keys"][0], row["parents"][0]
+        key = own % 10_000_000
+        assert other - of[key] == own - key, "a fold never learns from the rows that it is judged by"
+
+
+def test_a_child_above_the_memory_limit_fails_alone(db):
+    wide = json.dumps([{"change": "value", "match": "hidden", "argument": "units", "choices": [8, 1_000_000]}])
+    db.run("DROP TABLE IF EXISTS too_wide")
+    db.run("SELECT madlib.mop_space('too_wide', 'arch', ARRAY[1], %s::text)", [wide])
+    db.run("SET pg_mop.max_model_mb = 10")
+    two = SPACE.replace("[0.01]", "[0.01, 0.02]")
+    try:
+        parameters = "population=2, tournament=1, trials=4, iterations=1, parallel=1, inherit=on"
+        search(db, parameters=parameters, model_space="too_wide", space=two)
+    finally:
+        db.run("RESET pg_mop.max_model_mb")
+    trials = db.run("SELECT choices, status, reason FROM found_trials ORDER BY mst_key")
+    assert {t["status"] for t in trials if t["choices"]["hidden.units"] == 8} == {"finished"}
+    failed = [t for t in trials if t["choices"]["hidden.units"] == 1_000_000]
+    assert failed and all(t["status"] == "failed" and "max_model_mb" in t["reason"] for t in failed)
+
+
+def test_layers_with_hostile_names(db):
+    load(
+        db,
+        "quoted_arch",
+        sequential("s", [4], layer("Dense", name=NAME, units=4, activation="relu"), layer("Dense", name="o", units=3)),
+    )
+    mutators = [
+        {"change": "value", "match": {"class": "Dense", "position": 1}, "argument": "units", "choices": [4, 6, 9]}
+    ]
+    db.run("DROP TABLE IF EXISTS quoted")
+    db.run("SELECT madlib.mop_space('quoted', 'quoted_arch', ARRAY[1], %s::text)", [json.dumps(mutators)])
+    space = SPACE.replace("categorical_crossentropy", "mse").replace("[0.01]", "[0.01, 0.02]")
+    parameters = "population=2, tournament=2, trials=5, iterations=1, parallel=1, inherit=on"
+    run_id = search(db, parameters=parameters, model_space="quoted", space=space)
+    assert any(entry["layer"] == NAME for row in db.run(HEIRS, [run_id]) for entry in row["inheritance"]["layers"])
+    assert NAME.replace("\n", " ")[:30] in db.value("SELECT madlib.mop_family(%s)", [run_id])
+
+
+def test_without_a_model_space_children_inherit_whole_models(db):
+    space = SPACE.replace("[0.01]", "[0.001, 0.1, 'log']")
+    drop(db, "found")
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'regularized-evolution', "
+        "'population=2, tournament=2, trials=5, iterations=1, parallel=1, inherit=yes', metric => 'loss')",
+        [space],
+    )
+    heirs = db.run(HEIRS, [last_run(db)])
+    assert heirs and all(row["inheritance"]["same"] and row["changed"] == "lr" for row in heirs)
+
+
+@pytest.mark.parametrize("value", ["maybe", "2", "NULL", "'; DROP TABLE arch"])
+def test_wrong_values_are_refused(db, value):
+    drop(db, "found")
+    error = db.error(
+        "SELECT madlib.mop_search('flowers_packed', 'found', NULL, %s, 'regularized-evolution', %s, model_space => 'nets')",
+        [SPACE, f"inherit={value}"],
+    )
+    assert "inherit" in str(error) and db.value("SELECT to_regclass('found') IS NULL")
+
+
+def test_the_family_tree_as_text(db):
+    run_id = search(db)
+    text = db.value("SELECT madlib.mop_family(%s)", [run_id])
+    head, *lines = text.split("\n")
+    assert head.startswith("mst_key  validation loss")
+    rows = {row["mst_key"]: row for row in db.run("SELECT * FROM madlib.mop_lineage WHERE run_id = %s", [run_id])}
+    assert len(lines) == len(rows) == 10
+    above = []
+    for line in lines:
+        depth = (len(line) - len(line.lstrip("|`- "))) // 3
+        key = int(line.lstrip("|`- ").split()[0])
+        del above[depth:]
+        assert rows[key]["parent"] == (above[-1] if above else None)
+        assert (rows[key]["inherited"] or "") in line and (rows[key]["changed"] or "") in line
+        above.append(key)
+    assert "there is no run 999999" in str(db.error("SELECT madlib.mop_family(999999)"))
+    assert "there is no run NULL" in str(db.error("SELECT madlib.mop_family(NULL)"))
