@@ -6,6 +6,13 @@ import subprocess
 
 import pytest
 
+DESKTOP, PHONE = (1400, 900, False), (390, 844, True)  # width, height, is a phone
+# what can be pressed, with less than 24 pixels
+SMALL = """return [...document.querySelectorAll('button, a, input, select, summary')]
+    .filter(e => e.checkVisibility() && !e.closest('.unseen, .skip'))
+    .map(e => [e.outerHTML.slice(0, 120), (e.closest('label') || e).getBoundingClientRect()])
+    .filter(([, r]) => r.height < 23.5 || r.width < 23.5).map(([html, r]) => `${html} ${r.width} x ${r.height}`)"""
+
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
@@ -40,3 +47,32 @@ def value(browser, script):
 def problems(browser):
     """The browser's complaints: errors of scripts, and requests that the content security policy has blocked."""
     return [line["message"] for line in browser.get_log("browser") if "Failed to load resource" not in line["message"]]
+
+
+@pytest.fixture
+def screen(browser):
+    """Sets the size of the screen, and dark or light colours."""
+
+    def set_to(size, dark=False):
+        width, height, mobile = size
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile},
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    yield set_to
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def text(browser, selector):
+    return value(browser, f"document.querySelector('{selector}')?.innerText ?? ''")
+
+
+def press(browser, key):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()

@@ -9,7 +9,7 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from browser import browser
+from browser import browser, screen
 from cluster import HOME, ROOT, Cluster, eventually
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "connect",
     "eventually",
     "of_backend",
+    "screen",
     "trainers",
 ]  # the names that tests use
 

@@ -28,19 +28,22 @@ from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
-# page.js, slices.js, tables.js, strip.js, model.js and page.css are the reports': page and reports draw with the same code
+# page and reports draw with the same code: these scripts and page.css are the reports'
+DRAWING = (
+    "page.js",
+    "axes.js",
+    "curves.js",
+    "slices.js",
+    "surface.js",
+    "parallel.js",
+    "results.js",
+    "tables.js",
+    "model.js",
+    "strip.js",
+)
 FILES = {
-    "page.js": "text/javascript",
-    "slices.js": "text/javascript",
-    "tables.js": "text/javascript",
-    "model.js": "text/javascript",
-    "strip.js": "text/javascript",
-    "files.js": "text/javascript",
-    "drawer.js": "text/javascript",
-    "lists.js": "text/javascript",
-    "live.js": "text/javascript",
-    "page.css": "text/css",
-    "live.css": "text/css",
+    **dict.fromkeys((*DRAWING, "files.js", "filter.js", "drawer.js", "lists.js", "live.js"), "text/javascript"),
+    **dict.fromkeys(("page.css", "live.css"), "text/css"),
 }
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
@@ -244,12 +247,16 @@ class Dashboard:
             kind: {
                 name[len(kind) + 1 :]: value for name, value in asked.items() if name.startswith(f"{kind}.") and value
             }
-            for kind in ("low", "high", "is")
+            for kind in ("low", "high")
         }
+        words: dict[str, list[str]] = {}
+        for name, value in asked.multi_items():
+            if name.startswith("is.") and value:
+                words.setdefault(name[3:], []).append(value)
         for kind in ("low", "high"):
             given[kind] = {name: _number(value, name) for name, value in given[kind].items()}
         best = _whole(asked["best"], "best") if asked.get("best") else None
-        found = viewing.chosen(data, states, best, given["low"], given["high"], given["is"])
+        found = viewing.chosen(data, states, best, given["low"], given["high"], words)
         return viewing.ordered(data, found, asked.get("sort"), asked.get("desc") == "1")
 
     # --- actions -----------------------------------------------------------------------------------------

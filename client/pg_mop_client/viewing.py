@@ -10,6 +10,9 @@ MOST_DRAWN = 500  # configurations in the pictures
 MOST_FAILED = 1000  # listed configurations that have failed
 MOST_TEXT = 300  # characters of an argument in a comparison
 MOST_WORDS = 200  # listed values of a parameter
+LEAST_COMPARED = 8  # configurations with the most iterations, for a distribution (as in mop_report)
+MOST_VALUES = 200  # of the distribution of the results that pass a filter
+TIME = "training seconds"
 LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
 
@@ -33,7 +36,7 @@ def columns(data: Data) -> dict[str, Callable[[Data], Any]]:
         **{name: _within("last", name) for name in series},
         f"best {measure}": lambda c: c["best"],
         "iterations": lambda c: c["iterations"],
-        "training seconds": lambda c: c["seconds"],
+        TIME: lambda c: c["seconds"],
         "why it ended": lambda c: c["reason"],
     }
 
@@ -43,13 +46,17 @@ def _within(part: str, name: str) -> Callable[[Data], Any]:
 
 
 def choices(data: Data) -> dict[str, dict[str, Any]]:
-    """The possible filters for each parameter: {'low', 'high'} for numbers, {'words', 'count'} for other values.
+    """The possible filters for each parameter, the result and the time.
+
+    {'low', 'high'} for numbers, {'words', 'count'} for other values.
 
     `words` lists the first MOST_WORDS of the `count` different values.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name in data["varied"]:
-        values = [v for c in data["configurations"] if (v := c["parameters"].get(name)) is not None]
+    for name in (*data["varied"], data["measure"]["series"], TIME):
+        values = [v for c in data["configurations"] if (v := valued(c, name)) is not None]
+        if not values and name not in data["varied"]:
+            continue
         if values and all(_is_number(v) for v in values):
             found[name] = {"low": min(values), "high": max(values)}
         else:
@@ -58,18 +65,25 @@ def choices(data: Data) -> dict[str, dict[str, Any]]:
     return found
 
 
+def valued(c: Data, name: str) -> Any:
+    """The value of a configuration for a name of `choices`: its time, a result, or a parameter; None if it has none."""
+    if name == TIME:
+        return c["seconds"]
+    return c["last"][name] if name in c["last"] else c["parameters"].get(name)
+
+
 def chosen(
     data: Data,
     states: Collection[str] = (),
     best: int | None = None,
     low: Mapping[str, float] | None = None,
     high: Mapping[str, float] | None = None,
-    words: Mapping[str, str] | None = None,
+    words: Mapping[str, Collection[str]] | None = None,
 ) -> list[Data]:
     """The configurations that pass a filter, by rank.
 
-    `states`: allowed states (none given: all). `low`, `high`, `words`: {parameter: limit or value}. `best`: the number
-    of configurations to keep at the end.
+    `states`: allowed states (none given: all). `low`, `high`: {name of `choices`: limit}; `words`: {name: allowed
+    values}. `best`: the number of configurations to keep at the end.
     """
     found = [c for c in data["configurations"] if not states or c["status"] in states]
     bounds: tuple[tuple[Mapping[str, float], Callable[[float, float], bool]], ...] = (
@@ -78,9 +92,9 @@ def chosen(
     )
     for limits, fits in bounds:
         for name, limit in limits.items():
-            found = [c for c in found if _is_number(c["parameters"].get(name)) and fits(c["parameters"][name], limit)]
-    for name, word in (words or {}).items():
-        found = [c for c in found if str(c["parameters"].get(name)) == word]
+            found = [c for c in found if _is_number(v := valued(c, name)) and fits(v, limit)]
+    for name, allowed in (words or {}).items():
+        found = [c for c in found if str(valued(c, name)) in allowed]
     return found[:best] if best else found
 
 
@@ -108,6 +122,11 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
     pictures = pictures or data
     curves = {key: own for key, own in pictures["curves"].items() if int(key) in keys}
     sampled = dict(pictures["sampled"])
+    series = data["measure"]["series"]
+    values = sorted(
+        (c["last"][series] for c in comparable(configurations, series, LEAST_COMPARED)),
+        reverse=data["measure"]["goal"] == "max",
+    )
     if len(drawn) < len(configurations):
         sampled["parallel"] = f"the best {len(drawn)} of {len(configurations)} configurations"
     first = (page - 1) * PER_PAGE
@@ -127,12 +146,14 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
                 "summary",
                 "causes",
                 "next",
+                "spread",
             )
         },
         **{
             name: pictures[name]
-            for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units")
+            for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units", "times")
         },
+        "shown_values": _thin(values, MOST_VALUES) if len(configurations) < len(data["configurations"]) else None,
         "best": best_so_far(data),
         "failed": failed(data)[:MOST_FAILED],
         "sampled": sampled,
@@ -176,6 +197,7 @@ def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
     return {
         **data,
         "curves": {key: own for key, own in data["curves"].items() if int(key) in keys},
+        "times": {key: own for key, own in data["times"].items() if int(key) in keys},
         "bars": bars,
         "stages": [{**node, "y": heights[node["y"]]} for node in stages],
         "failed_units": [unit for unit in data["failed_units"] if unit["mst_key"] in keys],
@@ -236,6 +258,7 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         return None
     found: list[dict[str, Any]] = []
     curves: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     for run in runs:
         for c in run["configurations"][:most]:
             key = len(found) + 1
@@ -251,6 +274,7 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
             )
             if own := run["curves"].get(str(c["mst_key"])):
                 curves[str(key)] = own
+                times[str(key)] = run["times"].get(str(c["mst_key"]), [])
     sign = -1 if measure["goal"] == "max" else 1
     loss = measure["series"].split(" ")[0] + " loss"
     found.sort(
@@ -274,6 +298,8 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "fixed": {},
         "series": [s for s in runs[0]["series"] if all(s in r["series"] for r in runs)],
         "curves": curves,
+        "times": times,
+        "spread": None,
         "configurations": found,
         "lanes": [],
         "bars": [],
@@ -333,6 +359,13 @@ def differences(runs: list[Data]) -> list[list[Any]]:
 def _text(value: Any) -> str | None:
     """A value of an argument or a setting, shortened."""
     return None if value is None else str(value)[:MOST_TEXT]
+
+
+def _thin(values: list[Any], most: int) -> list[Any]:
+    """At most `most` of the values, evenly spread, with the first and the last."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def _short(c: Data) -> dict[str, Any]:

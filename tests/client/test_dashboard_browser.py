@@ -170,7 +170,7 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
 
 def test_fields_that_are_filled_in_together_all_hold(browser, page):
     browser.get(f"http://127.0.0.1:{page.port}/run/1")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 2, 30)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 6, 30)
     browser.execute_script("""for (const [of, given] of [['#best', 2], ['#limits input', 0.001]]) {
         const input = document.querySelector(of);
         input.value = given;

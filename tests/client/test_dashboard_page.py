@@ -6,17 +6,11 @@ import re
 import pytest
 from test_dashboard import ATTACK, Served
 
-from browser import problems, value
+from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
 from conftest import Calling, eventually
 from workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
-DESKTOP, PHONE = (1400, 900, False), (390, 844, True)
 CARDS = ("state", "best", "failed", "next")
-# what can be pressed, with less than 24 pixels
-SMALL = """return [...document.querySelectorAll('button, a, input, select, summary')]
-    .filter(e => e.checkVisibility() && !e.closest('.unseen, .skip'))
-    .map(e => [e.outerHTML.slice(0, 120), (e.closest('label') || e).getBoundingClientRect()])
-    .filter(([, r]) => r.height < 23.5 || r.width < 23.5).map(([html, r]) => `${html} ${r.width} x ${r.height}`)"""
 # texts whose contrast with the page is below 4.5 (WCAG 2.2, 1.4.3)
 CONTRAST = """
     const lin = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
@@ -61,40 +55,11 @@ def page(db, made):
     served.end()
 
 
-@pytest.fixture
-def screen(browser):
-    """Sets the size of the screen, and dark or light colours."""
-
-    def set_to(size, dark=False):
-        width, height, mobile = size
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile},
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-
-    yield set_to
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
 def opened(browser, page, path, ready="#board tbody tr"):
     """Open a page of the dashboard, and wait for a part of it."""
     browser.get(page.address)
     browser.get(f"http://127.0.0.1:{page.port}{path}")
     assert eventually(lambda: value(browser, f"document.querySelectorAll('{ready}').length > 0"), 60)
-
-
-def text(browser, selector):
-    return value(browser, f"document.querySelector('{selector}')?.innerText ?? ''")
-
-
-def press(browser, key):
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -187,6 +152,8 @@ def test_tabs_by_keyboard_and_what_they_show(browser, page, made, screen):
     assert value(browser, visible) == "tab-parameters"
     assert eventually(lambda: value(browser, "document.querySelectorAll('#slices-picture circle').length") >= 3, 30)
     browser.execute_script("document.querySelector('[role=tab]').focus()")
+    press(browser, "ARROW_RIGHT")
+    assert value(browser, visible) == "tab-results" and "tab=results" in browser.current_url
     press(browser, "ARROW_RIGHT")
     assert value(browser, visible) == "tab-time" and "tab=time" in browser.current_url
     assert eventually(lambda: value(browser, "document.querySelectorAll('#sessions-picture rect').length") > 3, 30)

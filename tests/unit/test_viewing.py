@@ -6,6 +6,7 @@ from pg_mop_client import viewing
 def run(**more):
     return {
         "curves": {"1": {"training loss": [[1, 0.5]]}, "2": {"training loss": [[1, 0.4]]}},
+        "times": {"1": [[1, 0.2]], "2": [[1, 0.3]]},
         "bars": [
             [0, 0.0, 1.0, "train", [1, 2], 0, 4, 1],  # a unit batch: two units of each
             [1, 0.0, 1.0, "train", [2], 1, 1, 1],
@@ -26,7 +27,7 @@ def run(**more):
 
 def test_pictures_of_some_configurations_are_taken_from_those_of_all():
     found = viewing.narrowed(run(), [{"mst_key": 2}, {"mst_key": 3}])
-    assert set(found["curves"]) == {"2"} and found["failed_units"] == [{"mst_key": 3}]
+    assert set(found["curves"]) == set(found["times"]) == {"2"} and found["failed_units"] == [{"mst_key": 3}]
     assert [(bar[4], bar[6]) for bar in found["bars"]] == [([2], 2), ([2], 1), ([3], 1)]
     assert [(node["keys"], node["parent"]) for node in found["stages"]] == [([2, 3], None), ([2, 3], 0), ([3], 1)]
     assert [node["y"] for node in found["stages"]] == [0, 1, 2]  # without gaps
@@ -72,3 +73,30 @@ def test_results_of_the_most_iterations_are_comparable():
     rows = [made(9), made(3), made(3), made(1), made(1), made(1), made(1, None), made(9, status="failed")]
     assert [len(viewing.comparable(rows, "training auc", least)) for least in (1, 2, 3, 4, 100)] == [1, 3, 3, 6, 6]
     assert viewing.comparable([], "training auc", 1) == []
+
+
+def test_a_filter_takes_parameters_results_and_seconds():
+    rows = [
+        {
+            "mst_key": k,
+            "status": "finished",
+            "parameters": {"rate": k / 10, "kind": kind},
+            "last": {"training auc": k / 100},
+            "seconds": k,
+        }
+        for k, kind in enumerate(("a", "b", "c", "a"), 1)
+    ]
+    data = {"configurations": rows, "varied": ["rate", "kind"], "measure": {"series": "training auc", "goal": "max"}}
+
+    def keys(**given):
+        return [c["mst_key"] for c in viewing.chosen(data, **given)]
+
+    assert keys(low={"training auc": 0.02}, high={"training seconds": 3}) == [2, 3]
+    assert keys(words={"kind": ["a", "c"]}) == [1, 3, 4] and keys(words={"kind": ["no"]}) == []
+    assert keys(low={"kind": 1}) == [] == keys(high={"no such": 1})
+    assert viewing.choices(data) == {
+        "rate": {"low": 0.1, "high": 0.4},
+        "kind": {"words": ["a", "b", "c"], "count": 3},
+        "training auc": {"low": 0.01, "high": 0.04},
+        "training seconds": {"low": 1, "high": 4},
+    }

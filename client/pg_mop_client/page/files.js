@@ -11,6 +11,8 @@ window.pgMopFiles = function (file, asked) {
 
     // --- pictures as files ---------------------------------------------------------------------------------
     const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "font-family", "paint-order", "text-anchor"];
+    // (programs that show SVG files may not know mixed colours)
+    const plain = text => text.replace(/^color\(srgb ([\d.]+) ([\d.]+) ([\d.]+)\)$/, (_, ...rgb) => `rgb(${rgb.slice(0, 3).map(v => Math.round(255 * v))})`);
     // the file of a picture has the page's note and legend below the picture
     function below(name, width, top, page) {
         const made = [], text = (x, y, words) => el("text", { x, y, fill: page.color, "font-size": "12px", "font-family": page.fontFamily }, words);
@@ -33,7 +35,7 @@ window.pgMopFiles = function (file, asked) {
         const copy = svg.cloneNode(true), copies = copy.querySelectorAll("*");
         svg.querySelectorAll("*").forEach((own, i) => {
             const style = getComputedStyle(own);
-            for (const look of LOOK) copies[i].setAttribute(look, style.getPropertyValue(look));
+            for (const look of LOOK) copies[i].setAttribute(look, plain(style.getPropertyValue(look)));
             copies[i].removeAttribute("class");
             copies[i].removeAttribute("style");
         });

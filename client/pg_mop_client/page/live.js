@@ -127,6 +127,7 @@
     }
     const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, state, $ });
     const drawer = run ? window.pgMopDrawer({ asked, ask, where, message, pairs, plainTable, button, run, $ }) : null;
+    const filters = window.pgMopFilter({ asked, change, filter, where, fill, $ });
     const { save, seen, saves } = window.pgMopFiles(run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs", asked);
 
     // --- a named model -------------------------------------------------------------------------------------
@@ -191,6 +192,8 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
+    const PICTURES = ["curves", "slices", "surface", "parallel", "ranks", "edf", "pareto", "sessions", "stages"];
+    const SAMPLED = { slices: "parallel", surface: "parallel", pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
     let view = null, last_news = "", live = null, results = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
@@ -231,12 +234,12 @@
     function showView() {
         $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Comparison of runs";
         for (const section of document.querySelectorAll(".one")) if (compared) section.hidden = true;
-        showFilter();
+        filters.show(view);
         showColumns();
         showBoard();
         update(view);
-        for (const name of ["curves", "slices", "parallel", "sessions", "stages", "failures"]) {
-            const how = view.sampled[name === "slices" ? "parallel" : name];
+        for (const name of [...PICTURES, "failures"]) {
+            const how = view.sampled[SAMPLED[name] || name];
             $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
         }
         if (compared) {
@@ -382,55 +385,9 @@
         return row;
     }
 
-    // --- the filter ----------------------------------------------------------------------------------------
-    const STATES = ["finished", "running", "waiting", "stopped", "failed", "cancelled"];
-    function showFilter() {
-        $("filtered").textContent = view.shown < view.all ? `– ${view.shown} of ${view.all} configurations` : "";
-        // (an update of the run does not change the input fields)
-        fill("limits", Object.entries(view.choices).map(([name, of]) => [name, of.words || null]), () => Object.entries(view.choices).map(([name, of]) => {
-            const set = el("fieldset", {}, el("legend", {}, name));
-            if (of.words && of.count > of.words.length) {  // (too many to list: a text field accepts any of them)
-                const list = "words-" + name, input = el("input", { type: "search", list, "aria-label": name, placeholder: `one of ${of.count}` });
-                input.value = asked.get("is." + name) || "";
-                input.addEventListener("input", () => filter("is." + name, input.value));
-                set.append(input, el("datalist", { id: list }, ...of.words.map(w => el("option", { value: w }))));
-            } else if (of.words) {
-                const choose = el("select", { "aria-label": name }, el("option", { value: "" }, "all"), ...of.words.map(w => el("option", { value: w }, w)));
-                choose.value = asked.get("is." + name) || "";
-                choose.addEventListener("change", () => filter("is." + name, choose.value));
-                set.append(choose);
-            } else for (const kind of ["low", "high"]) {
-                const input = el("input", { type: "number", step: "any", "aria-label": `${name}, ${kind === "low" ? "from" : "to"}`, placeholder: show(of[kind]) });
-                input.value = asked.get(`${kind}.${name}`) || "";
-                input.addEventListener("input", () => filter(`${kind}.${name}`, input.value));
-                set.append(input, kind === "low" ? " – " : "");
-            }
-            return set;
-        }));
-    }
     function begin() {
-        for (const name of STATES) {
-            const box = el("input", { type: "checkbox" });
-            box.checked = asked.getAll("state").includes(name);
-            box.addEventListener("change", () => change(() => {
-                const states = asked.getAll("state").filter(s => s !== name);
-                asked.delete("state");
-                for (const s of box.checked ? [...states, name] : states) asked.append("state", s);
-                asked.delete("page");
-            }));
-            $("states").append(el("label", {}, box, " " + name));
-        }
-        $("best").value = asked.get("best") || "";
-        $("best").addEventListener("input", () => filter("best", $("best").value));
-        $("filter").addEventListener("submit", event => event.preventDefault());
-        $("filter").querySelector("details").open = [...asked.keys()].some(k => /^(state|best|low\.|high\.|is\.)/.test(k));
-        $("clear").addEventListener("click", () => change(() => {
-            for (const key of [...asked.keys()]) if (/^(state$|best$|page$|low\.|high\.|is\.)/.test(key)) asked.delete(key);
-            for (const input of $("filter").querySelectorAll("input"))
-                if (input.type === "checkbox") input.checked = false; else input.value = "";
-            for (const choose of $("filter").querySelectorAll("select")) choose.value = "";
-        }));
-        for (const name of ["curves", "slices", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
+        filters.begin();
+        for (const name of PICTURES) $(name + "-picture").after(saves(name));
         $("csv").addEventListener("click", () => download(compared ? "/api/compare" : `/api/run/${run}`, "leaderboard.csv"));
         if (compared) $("html").firstChild.data = "Page as HTML";
         $("html").addEventListener("click", () => compared ? save(seen(), "runs.html") : download(`/api/run/${run}`, "report.html"));

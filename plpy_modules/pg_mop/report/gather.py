@@ -17,6 +17,7 @@ from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import varied
 from pg_mop.report.repeat import repeating_sql
 from pg_mop.report.sessions import add_sessions
+from pg_mop.report.spread import spread
 from pg_mop.report.stages import tree
 from pg_mop.report.summary import add_summary, compile_seconds, progress
 
@@ -29,6 +30,7 @@ MOST_ATTEMPTS = 2  # at a finished unit, about: to expect how many bars the sess
 WITHOUT_PICTURES: dict[str, Any] = {
     "series": [],
     "curves": {},
+    "times": {},
     "lanes": [],
     "bars": [],
     "merged_bars": False,
@@ -104,6 +106,7 @@ def gather(
     for configuration in data["configurations"]:
         configuration["last"] = {name: rounded(value) for name, value in configuration["last"].items()}
     data["all"] = len(data["configurations"])
+    data["spread"] = spread(data["configurations"], data["varied"], data["measure"])
     data["progress"] = progress(db, run_id)
     if pictures:
         add_sessions(db, run, data, mst_keys, MOST_ATTEMPTS * data["progress"]["done"])
@@ -132,7 +135,10 @@ def gather(
 
 
 def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:
-    """Add the learning curves: `series`, their names, and `curves`, {mst_key: {series: [[iteration, value], ...]}}."""
+    """Add the learning curves.
+
+    `series`: their names; `curves`: {mst_key: {series: [[iteration, value], ...]}}; `times`: as `_times`.
+    """
     ranked = [c["mst_key"] for c in data["configurations"] if c["metrics_iterations"]]
     keys = ranked
     if len(ranked) > MOST_CURVES:
@@ -169,11 +175,30 @@ def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:
                 {series: thin(points, MOST_POINTS) for series, points in held_out.items()}
             )
             names.update(dict.fromkeys(held_out))
+    data["times"] = _times(db, schema, run_id, keys)
     if thinned:
         note = f"at most {MOST_POINTS} points of each curve"
         data["sampled"]["curves"] = f"{data['sampled']['curves']}; {note}" if "curves" in data["sampled"] else note
     first = data["measure"]["series"]
     data["series"] = sorted(names, key=lambda n: (n != first, not n.startswith(first.split(" ")[0]), n))
+
+
+def _times(db: Database, schema: str, run_id: int, keys: list[int]) -> dict[int, list[list[Any]]]:
+    """{mst_key: [[iteration, seconds from the start of the run to its evaluation], ...]} of some configurations."""
+    return {
+        row["mst_key"]: thin([[i, rounded(s)] for i, s in zip(row["iterations"], row["seconds"])], MOST_POINTS)
+        for row in (
+            db.execute(
+                f"SELECT mst_key, array_agg(iteration ORDER BY iteration) AS iterations, "
+                f"array_agg(seconds ORDER BY iteration) AS seconds FROM {schema}.mop_metrics_wide "
+                f"WHERE run_id = $1 AND mst_key = ANY ($2) GROUP BY 1",
+                ["bigint", "integer[]"],
+                [run_id, keys],
+            )
+            if keys
+            else ()
+        )
+    }
 
 
 def _stages(data: Data) -> None:

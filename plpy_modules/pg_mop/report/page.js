@@ -59,7 +59,7 @@ window.pgMopReport = (function () {
             for (const end of own.reverse()) end[1] = after = Math.min(end[1], after - room);
         }
         for (const [x, y, key] of [...columns.values()].flat())
-            svg.append(el("text", { x, y: y + 4, class: "end", style: `fill:${key === marked ? "var(--mark)" : colour(key)}` }, byKey.get(key)?.name || String(key)));
+            svg.append(el("text", { x, y: y + 4, class: "end", style: `fill:color-mix(in srgb, ${key === marked ? "var(--mark)" : colour(key)} 70%, var(--ink))` }, byKey.get(key)?.name || String(key)));
     }
     function tell(key) {
         const c = byKey.get(key);
@@ -141,7 +141,7 @@ window.pgMopReport = (function () {
         }).observe(frame);
         redraws.get(name).push(redraw);
         if (keys) frame.addEventListener("keydown", event => {
-            if (keys(event.key, text => { readout.textContent = text; })) event.preventDefault();
+            if (keys(event.key, text => { readout.textContent = text; }, event)) event.preventDefault();
         });
         return { holder, frame, svg, redraw, say: text => { readout.textContent = text; } };
     }
@@ -175,158 +175,6 @@ window.pgMopReport = (function () {
         redraws.get(name).push(fill);
         fill();
         holder.prepend(list);
-    }
-
-    // --- learning curves ---------------------------------------------------------------------------------
-    function curves() {
-        if (!data.series.length) return nothing("curves", data.pending ? READS : "There is no evaluation yet.");
-        let series = chosen.series = data.series.includes(chosen.series) ? chosen.series : data.series[0];
-        let log = chosen.log, wide = chosen.wide, where = null;
-        const choose = el("select", { id: "series" }, ...data.series.map(name => el("option", { value: name }, name)));
-        choose.value = series;
-        const logarithmic = el("input", { type: "checkbox", id: "log" });
-        logarithmic.checked = log;
-        const early = el("input", { type: "checkbox", id: "early" });  // (the first rungs of a search are close to each other)
-        early.checked = wide;
-        const controls = el("div", { class: "controls" }, el("label", { for: "series" }, "Curves of "), choose,
-                            el("label", { class: "box" }, logarithmic, "logarithmic"),
-                            el("label", { class: "box" }, early, "early iterations wide"));
-        const shown = () => Object.keys(data.curves).map(Number).filter(key => data.curves[key][series]);
-        const points = key => data.curves[key][series].filter(p => p[1] !== null && (!log || p[1] > 0));
-        let x, y;
-        const say = (key, point) => `${tell(key)} – iteration ${point[0]}: ${series} ${show(point[1])}`;
-        function focus(svg, key, point) {
-            svg.querySelectorAll(".here").forEach(n => n.remove());
-            svg.append(el("circle", { class: "here", cx: x(point[0]), cy: y(point[1]), r: 5, fill: "none", stroke: "var(--ink)",
-                                      "stroke-width": 2 }));
-        }
-        const made = picture("curves", () => `Learning curves of ${shown().length} configurations by iteration.`, (svg, width) => {
-            const height = Math.min(420, Math.max(260, width * .45)), left = 56, right = width - 40, bottom = height - 34, ends = [];
-            const all = shown().flatMap(points);
-            if (!all.length) { svg.append(el("text", { x: 20, y: 30 }, "nothing to show")); return 60; }
-            const ys = all.map(p => p[1]), xs = all.map(p => p[0]);
-            const low = Math.min(...ys), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
-            x = scale(first, last, left, right, wide && first > 0);
-            y = scale(low, high, bottom, 12, log);
-            for (const tick of ticks(low, high, 5, log)) {
-                svg.append(el("path", { class: "axis", d: `M${left} ${y(tick)}H${right}` }),
-                           el("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick)));
-            }
-            for (const tick of ticks(first, last, Math.min(10, width / 60), wide && first > 0).filter(Number.isInteger))
-                svg.append(el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, show(tick)));
-            svg.append(el("text", { x: right, y: height - 4, "text-anchor": "end" }, "iteration"));
-            for (const key of ordered(shown())) {
-                const own = points(key);
-                if (!own.length) continue;
-                const d = own.map((p, i) => (i ? "L" : "M") + x(p[0]).toFixed(1) + " " + y(p[1]).toFixed(1)).join("");
-                svg.append(...(own.length > 1 ? line(key, d)
-                    : [el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
-                                      fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" })]));
-                if (colour(key) || key === marked) ends.push([x(own[own.length - 1][0]) + 5, y(own[own.length - 1][1]), key]);
-            }
-            endLabels(svg, ends, 16, bottom);
-            return height;
-        }, (key, say_) => {
-            const keys = shown().filter(k => points(k).length).sort((a, b) => byKey.get(a).rank - byKey.get(b).rank);
-            if (!keys.length || !key.startsWith("Arrow")) return key === "Enter" && where && keys[where[0]] !== undefined ? (mark(keys[where[0]]), true) : false;
-            where = where || [0, 0];
-            where[0] = Math.min(keys.length - 1, Math.max(0, where[0] + (key === "ArrowDown") - (key === "ArrowUp")));
-            const own = points(keys[where[0]]);
-            where[1] = Math.min(own.length - 1, Math.max(0, where[1] + (key === "ArrowRight") - (key === "ArrowLeft")));
-            say_(say(keys[where[0]], own[where[1]]));
-            focus(made.svg, keys[where[0]], own[where[1]]);
-            return true;
-        });
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const key of shown()) for (const point of points(key)) {
-                const distance = (x(point[0]) - px) ** 2 + (y(point[1]) - py) ** 2;
-                if (!best || distance < best[0]) best = [distance, key, point];
-            }
-            return best && best[0] < 1600 ? best : null;
-        }
-        made.svg.addEventListener("pointermove", event => {
-            const best = nearest(event);
-            if (best) { made.say(say(best[1], best[2])); focus(made.svg, best[1], best[2]); }
-        });
-        made.svg.addEventListener("click", event => { const best = nearest(event); if (best) mark(best[1]); });
-        choose.addEventListener("change", () => { series = chosen.series = choose.value; where = null; made.redraw(); });
-        logarithmic.addEventListener("change", () => { log = chosen.log = logarithmic.checked; made.redraw(); });
-        early.addEventListener("change", () => { wide = chosen.wide = early.checked; made.redraw(); });
-        legend("curves", made.holder);
-        made.holder.prepend(controls);
-    }
-
-    // --- parallel coordinates ----------------------------------------------------------------------------
-    function parallel() {
-        let result, axes, shown, lines = [];
-        const value = (c, name) => name === result ? c.last[result] : name === "training seconds" ? c.seconds : c.parameters[name];
-        const axis = name => {
-            const values = shown.map(c => value(c, name)).filter(v => v !== undefined && v !== null);
-            const few = new Set(values).size <= 6 && name !== result && name !== "training seconds";
-            if (few || !values.every(v => typeof v === "number"))  // (numbers are sorted as numbers)
-                return { name, words: [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b))).map(String) };
-            const low = Math.min(...values), high = Math.max(...values);
-            return { name, low, high, log: low > 0 && high / low >= 50 };
-        };
-        function take() {
-            result = data.measure.series;
-            shown = rows.filter(c => typeof c.last[result] === "number");
-            axes = shown.length < 2 ? [] : [...data.varied.slice(0, 9), "training seconds", result].map(axis);
-        }
-        take();
-        if (!axes.length) return nothing("parallel", "It takes two configurations with a result.");
-        const place = (axis, v, top, bottom) => v === undefined || v === null ? null : axis.words
-            ? bottom - (axis.words.indexOf(String(v)) + .5) / axis.words.length * (bottom - top)
-            : axis.low === axis.high ? (top + bottom) / 2 : scale(axis.low, axis.high, bottom, top, axis.log)(v);
-        const label = () => `Parallel coordinates of ${shown.length} configurations: ${axes.map(a => a.name).join(", ")}.`;
-        const made = picture("parallel", label, (svg, width) => {
-            take();
-            const height = 330, top = 44, bottom = height - 22, left = 40, right = width - 60;
-            const xs = axes.map((_, i) => left + i * (right - left) / (axes.length - 1));
-            lines = [];
-            for (const key of ordered(shown.map(c => c.mst_key))) {
-                const c = byKey.get(key);
-                // no line over a parameter that the configuration lacks; a single value between two gaps is a dot
-                const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]);
-                lines.push([key, own]);
-                const has = i => own[i] && own[i][1] !== null;
-                svg.append(...line(key, own.map((p, i) => has(i)
-                    ? (has(i - 1) ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1) + (has(i - 1) || has(i + 1) ? "" : "h.01") : "").join(""),
-                    { "stroke-linecap": "round" }));
-            }
-            axes.forEach((axis, i) => {
-                svg.append(el("path", { class: "axis", style: "stroke:var(--soft)", d: `M${xs[i]} ${top}V${bottom}` }));
-                const room = (right - left) / (axes.length - 1) / 6.2;
-                const name = axis.name.length > room ? axis.name.slice(0, Math.max(3, room - 1)) + "…" : axis.name;
-                svg.append(el("text", { x: xs[i], y: i % 2 && width < 700 ? 12 : 26, "text-anchor": "middle", style: "fill:var(--ink)" },
-                              name, el("title", {}, axis.name)));
-                const words = axis.words || (axis.low === axis.high ? [axis.low] : ticks(axis.low, axis.high, 4, axis.log));
-                for (const word of words.length > 12 ? words.filter((_, k) => k % Math.ceil(words.length / 12) === 0) : words) {
-                    const text = show(word), most = Math.max(4, Math.floor(room));
-                    svg.append(el("text", { x: xs[i] + 4, y: place(axis, word, top, bottom) + 4 },
-                                  text.length > most ? text.slice(0, most - 1) + "…" : text, el("title", {}, text)));
-                }
-            });
-            return height;
-        });
-        function nearest(event) {
-            const [px, py] = at(made.svg, event);
-            let best = null;
-            for (const [key, own] of lines) for (let i = 1; i < own.length; i++) {
-                const [ax, ay] = own[i - 1], [bx, by] = own[i];
-                if (px < ax || px > bx || ay === null || by === null) continue;
-                const distance = Math.abs(ay + (by - ay) * (px - ax) / (bx - ax || 1) - py);
-                if (!best || distance < best[0]) best = [distance, key];
-            }
-            return best && best[0] < 15 ? best[1] : null;
-        }
-        made.svg.addEventListener("pointermove", event => {
-            const key = nearest(event);
-            if (key !== null) made.say(`${tell(key)} – ${result} ${show(byKey.get(key).last[result])}`);
-        });
-        made.svg.addEventListener("click", event => { const key = nearest(event); if (key !== null) mark(key); });
     }
 
     // --- worker sessions ---------------------------------------------------------------------------------
@@ -450,10 +298,7 @@ window.pgMopReport = (function () {
     }
 
     // A picture is made again only if its kind changes: from empty to filled, or with other curves to select.
-    const chosen = { series: null, log: false, wide: false };
     const PICTURES = {
-        curves: [curves, () => JSON.stringify([data.series, !data.series.length && !!data.pending])],
-        parallel: [parallel, () => rows.filter(c => typeof c.last[data.measure.series] === "number").length < 2],
         sessions: [sessions, () => [data.bars.length === 0, data.bars.length === 0 && !!data.pending, data.merged_bars].join()],
         stages: [stages, () => [data.stages.length === 0, data.stages.length === 0 && !!data.pending].join()],
     };
@@ -484,5 +329,7 @@ window.pgMopReport = (function () {
     }
     const own = document.getElementById("data");
     if (own) update(JSON.parse(own.textContent));
-    return { update, renew, redraw, add, picture, nothing, at, scale, ticks, mark, drawLate, el, show, seconds, tell, marked: () => marked };
+    // `hooks`: what the live page does with a filter that is drawn (axes.js)
+    return { update, renew, redraw, add, picture, nothing, at, scale, ticks, mark, drawLate, el, show, seconds, tell, marked: () => marked, hooks: null, timeTicks, time,
+             READS, measure: () => data.measure.series, line, ordered, endLabels, legend, colour, classes, style, rows: () => rows, row: key => byKey.get(key) };
 })();

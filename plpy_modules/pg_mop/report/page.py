@@ -11,6 +11,18 @@ from html import escape
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
+# the scripts of a report of a run, in the order in which they run
+DRAWING = (
+    "page.js",
+    "axes.js",
+    "curves.js",
+    "slices.js",
+    "surface.js",
+    "parallel.js",
+    "results.js",
+    "tables.js",
+    "strip.js",
+)
 MOST_ROWS = 1000  # best configurations in the leaderboard
 
 Data = Mapping[str, Any]  # see gather.py
@@ -28,7 +40,11 @@ def page(data: Data) -> str:
             _next(data),
             _failures(data),
             picture("slices", "Each parameter and the result", ""),
+            picture("surface", "Two parameters and the result", ""),
             picture("parallel", "Parameters and result", ""),
+            picture("ranks", "Rank by iteration", _note(data, "curves")),
+            picture("edf", "Distribution of results", ""),
+            picture("pareto", "Two measures", ""),
             picture("sessions", "Worker sessions", _note(data, "sessions")),
             _time(data),
             picture("stages", "Stages", _note(data, "stages") or _merged(run)),
@@ -44,7 +60,7 @@ def page(data: Data) -> str:
         main,
         f"Made {data['made_at']} by pg_mop {data['version']}.",
         f'<script type="application/json" id="data">{embedded(data)}</script>',
-        ("page.js", "slices.js", "tables.js", "strip.js"),
+        DRAWING,
     )
 
 
@@ -94,6 +110,8 @@ def embedded(data: Data) -> str:
             "varied",
             "series",
             "curves",
+            "times",
+            "spread",
             "lanes",
             "bars",
             "merged_bars",
