@@ -197,6 +197,63 @@ def test_the_third_server_relieves_two(servers):
     assert db.value(same)
 
 
+SHORT = "'short', {iterations}, FALSE, NULL, 1)"
+CHAINED_ON_WORKERS = (
+    "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
+    "status = 'finished' AND server IS NOT NULL GROUP BY xmin::text, stage) AS transactions"
+)
+
+
+def short_call(servers, iterations):
+    """A call with units so short that they form chains; its tables are new."""
+    rows = [(1, ADAM.format(round(0.004 * n, 3)), "batch_size=10") for n in range(1, 4)]
+    selection(servers.db, "short", "arch", rows)
+    servers.db.run(DROP)
+    return CALL.replace("'mst', 3, FALSE, NULL, 1)", SHORT.format(iterations=iterations))
+
+
+def equals_its_replay_without_chains(servers, run_id):
+    servers.db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
+    servers.db.run(
+        f"SET pg_mop.chain_seconds = 0; SELECT madlib.mop_replay({run_id}, 'again'); RESET pg_mop.chain_seconds"
+    )
+    same = "SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a USING (mst_key)"
+    assert servers.db.value(same) == [True] * 3
+
+
+def test_units_of_a_chain_count_together_once_the_last_state_is_copied(servers):
+    sql = short_call(servers, 12)
+    client = Client(servers.coordinator, "postgres")
+    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {REPLICAS}; {sql}")
+    run_id = last_run(servers.db)
+    assert_invariants(servers.db, run_id)
+    assert servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1
+    assert (
+        servers.db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'", [run_id])
+        == 3 * 12 * 6
+    )
+    equals_its_replay_without_chains(servers, run_id)
+
+
+def test_a_server_that_is_killed_in_its_chains_loses_no_unit(servers):
+    sql = short_call(servers, 60)
+    client = Client(servers.coordinator, "postgres")
+    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {REPLICAS}")
+    call = Calling(client, sql)
+    run_id = last_run(servers.db)
+    assert eventually(lambda: servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1, 90)
+    servers.workers[0].kill()
+    try:
+        assert call.end() is None
+        assert f"run {run_id} goes on without server w1" in said(call)
+    finally:
+        revive(servers)
+    assert_invariants(servers.db, run_id)
+    finished = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
+    assert servers.db.value(finished, [run_id]) == 3 * 60 * 6
+    equals_its_replay_without_chains(servers, run_id)
+
+
 def test_a_table_with_fewer_copies_is_trained_and_the_run_says_so(servers):
     db = servers.db
     db.run(

@@ -62,12 +62,6 @@ class Workload:
         found = [segment.server for (dataset, _), segment in self.segments.items() if dataset == "training"]
         return found if len(set(found)) > 1 else found[:1]
 
-    @functools.cached_property
-    def has_copies(self) -> bool:
-        """True where segments, or states, have copies on other servers."""
-        elsewhere = any(segment.server is not None for segment in self.segments.values())
-        return elsewhere and self.options["replicas"] > 1 or any(segment.copies for segment in self.segments.values())
-
     @property
     def rows(self) -> list[int]:
         """Rows of each segment of the training data."""
@@ -135,15 +129,13 @@ class Planner:
     def may_chain(self, keys: Iterable[SegmentKey]) -> bool:
         """True where one trainer can keep the rows of all these segments, a worker's, so that its units may form chains.
 
-        The segments must be on one host. Where states have copies, each unit's state is copied: there are no chains.
+        The segments must be on one host. A replica of averaging has a single unit between two averages: there are no chains.
         """
         work = self.workload
         segments = [work.segments[key] for key in keys]
         return (
             not work.averaging
-            and not work.options["trainers"]
-            and not work.has_copies
-            and len({(segment.server, segment.host) for segment in segments}) == 1
+            and len({segment.host for segment in segments}) == 1
             and sum(segment.bytes for segment in segments) <= work.options["cache_mb"] << 20
         )
 

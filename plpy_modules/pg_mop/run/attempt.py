@@ -68,6 +68,10 @@ class Attempt:
     chain: bool = False  # in a chain
     begins: bool = True  # a training unit: the first of its stage in its command
     writes: bool = True  # a training unit: its command writes the state that it ends with
+    version: int = 0  # a training unit: the version of the state that it ends with
+    model: list[Attempt] = field(
+        default_factory=list
+    )  # the attempts of its command at the same model; the last one writes
     failures: int = 0  # of its unit on its workers so far; unit batches and chains do not count
     moved: bool = False  # a server was given up for its unit's sake
     waiting_since: float | None = None  # since when it waits for a server (time.monotonic)
@@ -75,7 +79,9 @@ class Attempt:
     retry_at: float | None = None  # RESTING, COPYING: when to try again (time.monotonic)
     begun: float = 0.0  # when (time.monotonic)
     message: str = ""  # of the failure that it met last
-    report: Any = None  # COPYING: the other server's report of the commit
+    report: Any = (
+        None  # COPYING: the other server's report of the commit (the state is copied once all of `model` have one)
+    )
     seconds: float | None = None  # of work, where known
     move: Any = None  # COPYING: the Move of its model state, while it is under way
 

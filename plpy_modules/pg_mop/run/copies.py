@@ -1,8 +1,9 @@
 """Copies of model states on a second server.
 
 With pg_mop.replicas > 1 a state that another server has made is also copied to the coordinator's server.
-A training unit that was committed on another server counts once its state is copied. So the run can go on without that
-server at any time (run/failover.py).
+A training unit that was committed on another server counts once its state is copied; those of a chain that trained a model
+count together, once the model's last state is copied. So the run can go on without that server at any time
+(run/failover.py).
 """
 
 import time
@@ -16,7 +17,6 @@ from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
 from pg_mop.run.attempt import Attempt, Copied, CopyFailed, Event
 from pg_mop.run.context import RunContext
-from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.transfers import hop, note
 
 HANGING_SECONDS = 60  # for a copy, and one more for each MB of it
@@ -28,13 +28,12 @@ class StateCopies:
     def __init__(
         self,
         run: RunContext,
-        needed: NeededStates,
         settle: Callable[[Attempt, Event], list[Any]],
         can_do_without: Callable[[str | None], bool],
     ) -> None:
         """`settle(attempt, event)` applies the decision about an event, and returns the stages that have ended;
         `can_do_without(server)`: see Failover."""
-        self.run, self.needed, self.settle, self.can_do_without = run, needed, settle, can_do_without
+        self.run, self.settle, self.can_do_without = run, settle, can_do_without
         self.queues: dict[str, deque[Attempt]] = {}  # server -> its attempts; the first one is being copied, or rests
         self.relays: dict[WorkerSession, tuple[str, float]] = {}  # relay session at work -> (server, since when)
 
@@ -49,7 +48,7 @@ class StateCopies:
         return any(queue[0].retry_at is not None for queue in self.queues.values() if queue)
 
     def make(self, attempt: Attempt) -> None:
-        """Copy an attempt's state."""
+        """Copy the state that an attempt has written. The attempts of its chain at the same model count with it."""
         assert attempt.server is not None
         queue = self.queues.setdefault(attempt.server, deque())
         queue.append(attempt)
@@ -60,7 +59,7 @@ class StateCopies:
         """Copy the state of a server's first attempt."""
         attempt, states, home = self.queues[name][0], self.run.states, self.run.servers[None]
         stage = attempt.unit.stage
-        attempt.move = states.copy(stage, self.needed.version(stage) + 1, name)
+        attempt.move = states.copy(stage, attempt.version, name)
         try:
             relay = self.run.sessions.relay(None, home, name)
         except MopError as error:
@@ -81,7 +80,8 @@ class StateCopies:
         relay.prepared = relay.prepared or error is None
         if error is None:
             try:
-                size = self.run.catalog.register(self.run.run_id, attempt.server, attempt.report, copy=attempt.move)
+                reports = [each.report for each in attempt.model]
+                size = self.run.catalog.register(self.run.run_id, attempt.server, *reports, copy=attempt.move)
             except psycopg2.Error as trouble:
                 # another coordinator has taken the run over
                 if trouble.pgcode == "55000" and "has not arrived" not in str(trouble):

@@ -126,7 +126,7 @@ class Executor:
         )
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
         self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
-        self.copies = StateCopies(self.run, self.needed, self._settle_copy, self.failover.can_do_without)
+        self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend, self.joining.invite)
         self.beside = None
@@ -353,11 +353,14 @@ class Executor:
         is of the same model, which only its last attempt writes."""
         versions: dict[int, int] = {}  # stage -> its version in the chain
         last: list[Attempt | None] = [None] * len(steps[0])
+        models: list[list[Attempt]] = [[] for _ in steps[0]]
         for step in steps:
             for place, attempt in enumerate(step):
                 if attempt is None:
                     continue
                 before, last[place] = last[place], attempt
+                attempt.model = models[place]
+                attempt.model.append(attempt)
                 attempt.begins = attempt.unit.stage not in versions
                 versions[attempt.unit.stage] = 0
                 attempt.released = before.released if before else []
@@ -374,7 +377,7 @@ class Executor:
                 unit = attempt.unit
                 attempt.writes = unit.kind == "train" and attempt in last
                 version = versions.get(unit.stage, self.needed.version(unit.stage))
-                versions[unit.stage] = version + 1
+                versions[unit.stage] = attempt.version = version + 1
                 told[-1].append(
                     {
                         "stage": unit.stage,
@@ -444,20 +447,25 @@ class Executor:
         attempt.report = report
         attempt.apply(decision, time.monotonic())
         if decision.action is Action.COPY:
-            self.copies.make(attempt)
+            if all(other.state is State.COPYING for other in attempt.model):  # (of a chain: its last state serves all)
+                self.copies.make(attempt.model[-1])
             return []
         if report and not registered:
             self.run.catalog.register(self.run.run_id, attempt.server, report)
         return self._mark_done(attempt)
 
     def _settle_copy(self, attempt: Attempt, event: Event) -> list[Stage]:
-        """An attempt's state has been copied, or could not be: the stages that have ended by it."""
+        """An attempt's state has been copied, or could not be: the stages that have ended by it. With the last attempt of a
+        chain, those before it count."""
         if isinstance(event, CopyFailed):
             self.recovery.copy_failed(attempt, event)
             return []
         assert isinstance(event, Copied)
-        attempt.apply(decide(attempt, event, self.run.policy), time.monotonic())
-        return self._mark_done(attempt, copied=True)
+        ended: list[Stage] = []
+        for each in attempt.model:
+            each.apply(decide(each, event, self.run.policy), time.monotonic())
+            ended += self._mark_done(each, copied=True)
+        return ended
 
     def _mark_done(self, attempt: Attempt, copied: bool = False) -> list[Stage]:
         """A unit counts now, and its attempt is done; `copied`: the coordinator's server has its state, too. The stages

@@ -169,7 +169,12 @@ class PriorityScheduler(Scheduler):
         if not self.board.copies:
             return self.train(worker)
         own = max((self.board.passes_left(None, s) for s in self.board.served_segments(worker, "training")), default=0)
-        return self.train_on_copy(worker, own) or self.train(worker) or self.train_on_copy(worker)
+        return (
+            self.train_on_copy(worker, own)
+            or self.train(worker)
+            # (its own server may have stages with affinity for others)
+            or (None if self.strict else self.train_on_copy(worker))
+        )
 
     def train_on_copy(self, worker: Worker, ahead_of: int | None = None) -> Unit | None:
         """The training unit of least rank on a segment of another server that the worker's server has a copy of: of the
@@ -179,7 +184,8 @@ class PriorityScheduler(Scheduler):
             left = self.board.passes_left(None, segment)
             if ahead_of is not None and left - ahead_of <= max(least, share * left):
                 return None
-            if unit := self.least(worker, [(segment, "affinity", None)]):
+            owners = self._owners_at(self.board.server_of["training", segment])
+            if unit := self._least_with_affinity(worker, [segment], [None, *owners]):
                 return unit
         return None
 
@@ -273,8 +279,11 @@ class PriorityScheduler(Scheduler):
 
     def _others(self, worker: Worker) -> list[Worker]:
         """The other workers on this worker's server that models have affinity for."""
-        here = self.board.server(worker)
-        return sorted({owner for (server, _), owner in self.affinity.items() if server == here} - {worker})
+        return [owner for owner in self._owners_at(self.board.server(worker)) if owner != worker]
+
+    def _owners_at(self, name: Server) -> list[Worker]:
+        """The workers on a server that models have affinity for."""
+        return sorted({owner for (server, _), owner in self.affinity.items() if server == name})
 
     def _least_with_affinity(
         self, worker: Worker, segments: Sequence[SegmentNumber], owners: Sequence[Worker | None]

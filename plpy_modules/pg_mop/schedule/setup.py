@@ -106,9 +106,6 @@ def trains_anywhere(planner: Planner, configurations: Sequence[Configuration]) -
     return (
         SCHEDULERS[scheduler_name(planner)].ANYWHERE
         and not work.averaging
-        and not work.use_gpus
-        and not options["trainers"]
-        and not work.has_copies
         and len({segment.host for segment in work.segments.values() if segment.server is None}) <= 1
         and all(len(sizes) <= ANYWHERE_SEGMENTS for sizes in held.values())
         and all(sum(sizes) <= min(ANYWHERE_BYTES, options["cache_mb"] << 19) for sizes in held.values())

@@ -166,7 +166,8 @@ class UnitBatches:
         steps: Steps = []
         if not self.chain_seconds or not self.scheduler.BATCHES or any(unit in self.single for unit in first):
             return steps
-        if not self.may_chain(worker):
+        # (a unit on a copy is done for another worker, and ends here)
+        if not self.may_chain(worker) or first[0].segment not in self.board.served_segments(worker, "training"):
             return steps
         left, workers = self._passes_left(), len(self.board.workers)
         # (a stage is trained by one worker at a time: with a worker for each, a chain keeps no other worker waiting)
