@@ -1,7 +1,8 @@
 -- Costs of training: the twin of postgresql/13_costs.sql, without ON CONFLICT.
 
 -- A coordinator records the costs that units of its run measured: for each of `nets`, those of units of the stages in
--- its `stages`. The history keeps the last 9 runs of each row, and 5,000 rows of each role.
+-- its `stages`, {stage: passes over the rows in a unit}. The history keeps the last 9 runs of each row, and 5,000 rows of
+-- each role.
 CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_fencing_token integer, nets json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -16,7 +17,7 @@ BEGIN
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
     FOR net IN
         SELECT n.net AS digest, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape,
-               ARRAY(SELECT e.value::integer FROM json_array_elements_text(n.stages) AS e) AS stages
+               ARRAY(SELECT e::integer FROM json_object_keys(n.stages) AS e) AS stages, n.stages AS passes
         FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text, batch_size integer,
             shape text, stages json)
     LOOP
@@ -24,7 +25,11 @@ BEGIN
             SELECT CASE WHEN (u.choice ->> 'prefix') IS NULL THEN 'model' ELSE 'head' END AS part,
                    u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
                    min(k.value::double precision) AS batch,
-                   max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile
+                   max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile,
+                   array_remove(ARRAY[percentile_cont(0.5) WITHIN GROUP (ORDER BY u.train_seconds / greatest(1,
+                       (net.passes ->> u.stage::text)::integer * ceil(u.rows::double precision / net.batch_size)))
+                       FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0)], NULL) AS unit,
+                   (count(*) FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0))::integer AS units
             FROM @extschema@.mop_unit u, json_each_text(u.choice -> 'batch_seconds') AS k
             WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
             AND (u.choice ->> 'device') IS NOT NULL
@@ -32,16 +37,17 @@ BEGIN
         LOOP
             UPDATE @extschema@.mop_cost c SET noted_at = noted,
                 batch_seconds = (measured.batch || c.batch_seconds)[1:9],
-                compile_seconds = (measured.compile || c.compile_seconds)[1:9]
+                compile_seconds = (measured.compile || c.compile_seconds)[1:9],
+                unit_seconds = (measured.unit || c.unit_seconds)[1:9], units = measured.units
             WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
                 = (number, net.digest, measured.part, measured.version, measured.device, measured.kernel);
             CONTINUE WHEN FOUND;
             BEGIN
                 INSERT INTO @extschema@.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer,
-                    loss, batch_size, shape, batch_seconds, compile_seconds, noted_at)
+                    loss, batch_size, shape, batch_seconds, compile_seconds, noted_at, unit_seconds, units)
                 VALUES (number, net.digest, measured.part, measured.version, measured.device, measured.kernel,
                     net.architecture, net.optimizer, net.loss, net.batch_size, net.shape, ARRAY[measured.batch],
-                    ARRAY[measured.compile], noted);
+                    ARRAY[measured.compile], noted, measured.unit, measured.units);
             EXCEPTION WHEN unique_violation THEN
                 NULL;  -- another run of the role commits the same row now
             END;

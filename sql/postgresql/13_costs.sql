@@ -1,38 +1,45 @@
 -- Costs of training: later runs of the role estimate their times from them (plan/cost_history.py).
 
 -- A coordinator records the costs that units of its run measured, by the server that did them: for each of `nets`, those
--- of units of the stages in its `stages`. The history keeps the last 9 runs of each row, and 5,000 rows of each role.
+-- of units of the stages in its `stages`, {stage: passes over the rows in a unit}. The history keeps the last 9 runs of each
+-- row, and 5,000 rows of each role.
 CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_fencing_token integer, nets json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     number integer;
     net record;
+    noted timestamptz := clock_timestamp();  -- of all rows of this run: what it used is told from what earlier ones did
     oldest timestamptz;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
     FOR net IN -- in one order for all sessions, which cannot deadlock then
         SELECT n.net AS digest, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape,
-               ARRAY(SELECT e.value::integer FROM json_array_elements_text(n.stages) AS e) AS stages
+               ARRAY(SELECT e::integer FROM json_object_keys(n.stages) AS e) AS stages, n.stages AS passes
         FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text, batch_size integer,
             shape text, stages json) ORDER BY 1
     LOOP
         INSERT INTO @extschema@.mop_cost AS c (owner, net, part, version, device, kernel, architecture, optimizer, loss,
-            batch_size, shape, batch_seconds, compile_seconds, place)
+            batch_size, shape, batch_seconds, compile_seconds, noted_at, place, unit_seconds, units)
         SELECT number, net.digest, CASE WHEN (u.choice ->> 'prefix') IS NULL THEN 'model' ELSE 'head' END,
                u.choice ->> 'version', u.choice ->> 'device', k.key, net.architecture, net.optimizer, net.loss,
                net.batch_size, net.shape, ARRAY[min(k.value::double precision)],
                ARRAY[max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0))],
-               coalesce(u.server::text, '')
+               noted, coalesce(u.server::text, ''),
+               array_remove(ARRAY[percentile_cont(0.5) WITHIN GROUP (ORDER BY u.train_seconds / greatest(1,
+                   (net.passes ->> u.stage::text)::integer * ceil(u.rows::double precision / net.batch_size)))
+                   FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0)], NULL),
+               count(*) FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0)
         FROM @extschema@.mop_unit u CROSS JOIN LATERAL json_each_text(u.choice -> 'batch_seconds') AS k
         WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
         AND (u.choice ->> 'device') IS NOT NULL
         GROUP BY 3, 4, 5, 6, u.server
-        ORDER BY 3, 4, 5, 6, 14
+        ORDER BY 3, 4, 5, 6, 15
         ON CONFLICT ON CONSTRAINT mop_cost_pkey DO UPDATE SET noted_at = EXCLUDED.noted_at,
             batch_seconds = (EXCLUDED.batch_seconds || c.batch_seconds)[1:9],
-            compile_seconds = (EXCLUDED.compile_seconds || c.compile_seconds)[1:9];
+            compile_seconds = (EXCLUDED.compile_seconds || c.compile_seconds)[1:9],
+            unit_seconds = (EXCLUDED.unit_seconds || c.unit_seconds)[1:9], units = EXCLUDED.units;
     END LOOP;
     oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
                ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);

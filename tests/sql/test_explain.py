@@ -394,11 +394,11 @@ def test_a_stored_prediction_leaves_out_what_earlier_runs_have_trained(db):
 def test_a_run_that_is_not_there(db):
     for run_id in (123456, None):
         error = db.error("SELECT madlib.mop_explain_run(%s)", [run_id])
-        assert "may see no run" in str(error) and "mop_runs" in error.diag.message_hint
+        assert "there is no run" in str(error) and "mop_runs" in error.diag.message_hint and error.pgcode == "22023"
     run_id = fit(db, "flowers_packed", "m", "mst", 1)
     db.run("DROP TABLE m, m_info, m_summary")
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-    assert "may see no run" in str(db.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
+    assert "there is no run" in str(db.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
 
 
 def test_nobody_learns_of_the_nets_or_runs_of_others(db):
@@ -406,7 +406,7 @@ def test_nobody_learns_of_the_nets_or_runs_of_others(db):
     db.run("DROP TABLE m, m_info, m_summary")
     db.run("CREATE ROLE explain_stranger LOGIN; GRANT mop_user TO explain_stranger")
     stranger = db.another("explain_stranger")
-    assert "may see no run" in str(stranger.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
+    assert "there is no run" in str(stranger.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
     assert "permission denied" in str(stranger.error("SELECT madlib.mop_explain(%s)", [FIT]))
     db.run(
         "GRANT CREATE ON SCHEMA public TO explain_stranger; GRANT SELECT ON flowers_packed, flowers_packed_summary, "

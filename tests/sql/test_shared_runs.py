@@ -114,6 +114,22 @@ def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
     db.run("DROP TABLE c, c_info, c_summary")
 
 
+def test_an_explanation_tells_what_a_run_beside_trains_now(db, clients):
+    first = Calling(clients[0], call("a", "two"))
+    one = run_of(db, "a")
+    explain = f"SELECT madlib.mop_explain($x${call('b', 'three')}$x$, 'json')"
+    found, alone = (json.loads(clients[1].value(f"{more}; {explain}")) for more in ("", "SET pg_mop.reuse = off"))
+    text = clients[1].value(f"SET pg_mop.reuse = on; SELECT madlib.mop_explain($x${call('b', 'three')}$x$)")
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [one]) == "running", "it ended too early"
+    stages = found["stages"]
+    assert stages["awaited"] > 0 and (stages["awaited_from"], stages["to_train"]) == ([one], ITERATIONS)
+    assert stages["awaited"] + stages["found_trained"] == 2 * ITERATIONS
+    assert found["prediction"]["training_units"] == 2 * ITERATIONS
+    assert f"-> run {one} trains what is awaited now" in text
+    assert (alone["stages"]["awaited"], alone["stages"]["to_train"]) == (0, 3 * ITERATIONS)
+    assert first.end() is None
+
+
 def test_more_iterations_go_on_from_where_the_first_run_ends(db, clients):
     first = Calling(clients[0], call("a", "two"))
     run_of(db, "a")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pg_mop.plan.cost_history import MOST_DEVICES, CostHistory, Net
+from pg_mop.plan.cost_history import MOST_DEVICES, CostHistory, Net, typical
 from pg_mop.schedule.cost import Costs
 
 FIT = {"batch_size": 32, "dropout": None, "class_weight": None}
@@ -115,3 +115,24 @@ def test_places_are_kept_apart_and_stand_in_for_one_another():
     history = CostHistory(lambda architecture: rows)
     assert history.batch_seconds(NET) == 1.0 and history.batch_seconds(NET, "slow") == 4.0
     assert history.batch_seconds(NET, "never measured") == 2.5, "the median of what is known"
+
+
+def used(kernel, seconds, unit, units, noted_at=1):
+    return {**row(kernel=kernel, seconds=seconds, noted_at=noted_at), "unit_seconds": unit, "units": units}
+
+
+def test_a_plan_takes_the_typical_unit_and_the_autotuner_the_least_seconds():
+    rows = [used("loop", 1.0, 1.5, 20)]
+    history = CostHistory(lambda architecture: rows)
+    assert history.batch_seconds(NET) == 1.5 and typical(rows) == (1.5, "loop", True)
+    assert history.hints(NET)["known"][0][4] == 1.0
+
+
+def test_kernels_count_in_the_shares_of_the_last_run():
+    rows = [used("loop", 4.0, 4.4, 30), used("xla", 1.0, 1.2, 10), used("plain", 0.5, 0.5, 90, noted_at=0)]
+    assert typical(rows) == ((30 * 4.4 + 10 * 1.2) / 40, "loop", True)
+    assert typical([*rows, used("vmap", 0.1, None, 0)]).seconds == typical(rows).seconds, "which no unit used"
+    assert typical([used("loop", 4.0, None, 0), used("xla", 1.0, 2.0, 5, noted_at=0)]) == (2.0, "xla", True), (
+        "all units of the last run compiled something: the one before counts"
+    )
+    assert typical([used("loop", 4.0, None, 0), used("xla", 1.0, None, 0)]) == (1.0, "xla", False)

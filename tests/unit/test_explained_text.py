@@ -136,13 +136,15 @@ PLAN = {
     "unfit": [{"mst_key": 9, "reason": "it takes 5 inputs"}],
     "unfit_count": 1,
     "framework": {"name": "tensorflow", "reason": "pg_mop.keras_backend"},
-    "kernel": {"name": "loop", "reason": "the fastest in the cost history"},
+    "kernel": {"name": "loop", "reason": "by the cost history"},
     "nets": [NET],
     "stages": {
         "asked": 21,
         "shared": 3,
         "found_trained": 2,
         "found_in_runs": [4],
+        "awaited": 0,
+        "awaited_from": [],
         "to_train": 16,
         "merge_rate": 1.3125,
     },
@@ -194,7 +196,7 @@ def test_a_plan_as_text():
         "  Stages: 21 asked for, 3 shared, 2 found trained in run 4, 16 to train  (merge rate 1.31)",
         "  Units: 32 to train, 14 to evaluate, in 9 commands (3 chains, 2 with unit batches)",
         "  Framework: TensorFlow (pg_mop.keras_backend)",
-        "  Kernel: loop (the fastest in the cost history)",
+        "  Kernel: loop (by the cost history)",
         "  Net: model_id 1, Adam, mse, batch 32  (configurations 1, 2, 3, 4, 5, ...)",
         "    -> 250 ms a unit, measured by 2 runs with the kernel loop",
         "    -> parameters=51 operations=96 a row; not known: Odd",
@@ -244,6 +246,14 @@ def unit(mst_key, session, began, ended, **more):
         "compile": None,
         **more,
     }
+
+
+def test_stages_that_runs_beside_train_are_told_with_their_runs():
+    stages = {**PLAN["stages"], "awaited": 5, "awaited_from": [8], "to_train": 11}
+    text = plan_text.render({**PLAN, "stages": stages})
+    assert "found trained in run 4, 5 awaited, 11 to train" in text
+    assert "-> run 8 trains what is awaited now; the wait is not counted (SET pg_mop.reuse = off;" in text
+    assert "-> runs 8, 9 train what" in plan_text.render({**PLAN, "stages": {**stages, "awaited_from": [8, 9]}})
 
 
 def test_session_seconds_add_up_to_the_makespan_of_all_sessions():

@@ -9,7 +9,7 @@ import pytest
 from mop_udf import parameter_resolver
 from pg_mop.engines.base import Segment
 from pg_mop.plan.cost_history import CostHistory
-from pg_mop.plan.estimates import Estimates, FixedCosts
+from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.schedule import setup
 from pg_mop.schedule.prediction import predict
@@ -197,11 +197,12 @@ def test_a_slow_server_makes_the_run_longer_and_its_units_too():
     rows = [{**base, "place": ""}, {**base, "place": "slow", "batch_seconds": 0.03}]
     planner = planned(work, configurations, history=CostHistory(lambda architecture: rows))
     assert planner.unit_seconds(planner.plan.path(1)[0]) == pytest.approx(2 * 10 * 0.02)
-    fixed = FixedCosts(start=0.0, unit=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
-    estimates = Estimates(planner, fixed=fixed)
+    free = CommandCosts(0.0, 0.0, 0.0, 0.0)
+    fixed = FixedCosts(unit=0.0, ready=0.0, compile=0.0, evaluation=0.0, training=free, evaluating=free, slowdown=1.0)
+    estimates = Estimates(planner, fixed=fixed, sessions=4)
     stage = planner.plan.path(1)[0]
     assert [estimates.slowness(stage, place) for place in (None, "slow")] == [pytest.approx(0.5), pytest.approx(1.5)]
-    found = predict(planner, configurations, {}, 4, estimates)
+    found = predict(planner, configurations, {}, estimates)
     busy = {load.worker: load.busy for load in found.loads}
     assert sum(busy.values()) == pytest.approx(2 * 3 * 2 * 20 * (0.01 + 0.03))
     assert sorted(busy.values())[0] < sorted(busy.values())[-1] / 2, "the slow server's sessions are busy for longer"

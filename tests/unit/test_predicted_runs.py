@@ -11,15 +11,20 @@ from mop_udf import architecture
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.cost_history import CostHistory
-from pg_mop.plan.estimates import Estimates, FixedCosts, rate_of
+from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts, rate_of
 from pg_mop.plan.fixed_costs import learned
 from pg_mop.run import search_outlook
-from pg_mop.schedule.prediction import predict, to_json
+from pg_mop.schedule.outline import outline
+from pg_mop.schedule.predicted import in_brief, to_json
+from pg_mop.schedule.prediction import predict
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
 from workload import dense, layer, sequential
 
-FIXED = FixedCosts(start=2.0, unit=0.0, ready=0.0, compile=0.0, around=0.0, write=0.0, end=0.5, evaluation=0.0)
+FREE = CommandCosts(0.0, 0.0, 0.0, 0.0)
+FIXED = FixedCosts(
+    start=2.0, unit=0.0, ready=0.0, compile=0.0, end=0.5, evaluation=0.0, training=FREE, evaluating=FREE, slowdown=1.0
+)
 # `chain_seconds` of the run
 CHAINS = {"chain_seconds": 0.5}
 
@@ -34,7 +39,7 @@ def predicted(work, configurations, seconds, fixed=FIXED, sessions=None, **more)
     nets = {first.sharing.net(stage) for stage in first.plan.stages.values()}
     planner = planned(work, configurations, history=measured(next(iter(nets)), seconds) if seconds else None)
     count = sessions or planner.sessions()
-    return predict(planner, configurations, {}, count, Estimates(planner, fixed=fixed, **more))
+    return predict(planner, configurations, {}, Estimates(planner, fixed=fixed, sessions=count, **more))
 
 
 def test_the_arithmetic_of_a_dense_net():
@@ -156,9 +161,9 @@ def test_a_guess_is_for_the_machine_at_hand():
     slow = Estimates(planner, lambda key: own, machine=(estimating.RATE / 3, 3.0))
     assert slow.net(stage).source == usual.net(stage).source == estimating.GUESS
     assert slow.net(stage).batch == pytest.approx(3 * usual.net(stage).batch)
-    fixed = FixedCosts(start=1.0, around=0.01)
+    fixed = FixedCosts(start=1.0, training=CommandCosts(0.01))
     assert fixed.on_machine(2.0) == FixedCosts(
-        start=1.0, around=0.01, unit=2 * fixed.unit, ready=2 * fixed.ready, compile=2 * fixed.compile
+        start=1.0, training=CommandCosts(0.01), unit=2 * fixed.unit, ready=2 * fixed.ready, compile=2 * fixed.compile
     )
 
 
@@ -178,7 +183,7 @@ def test_a_long_configuration_is_named_as_the_limit():
 
 
 def test_making_nets_ready_counts_once_for_each_trainer_that_meets_the_net():
-    slow = FixedCosts(start=0.0, unit=0.0, ready=3.0, compile=0.0, around=0.0, write=0.0, end=0.0, evaluation=0.0)
+    slow = dataclasses.replace(FIXED, start=0.0, ready=3.0, end=0.0)
     work = workload(options={**CHAINS, "scheduler": "round-robin"})  # every trainer has the rows of its own segment
     found = predicted(work, [configuration(1)], 0.001, slow)
     assert found.work["ready"] == pytest.approx(4 * 3.0) and found.makespan >= 12.0
@@ -195,7 +200,7 @@ def test_unequal_segments_and_trained_stages_count():
     planner = planned(unequal, [c], history=measured(net, 0.01))
     first = planner.plan.path(1)[0]
     first.trained = True
-    found = predict(planner, [c], {}, 4, Estimates(planner, fixed=FIXED))
+    found = predict(planner, [c], {}, Estimates(planner, fixed=FIXED, sessions=4))
     assert found.units == 8, "two of three iterations are left"
     assert found.makespan == pytest.approx(found.work["train"], rel=0.05), "one path cannot run in parallel"
 
@@ -207,7 +212,7 @@ def test_a_large_plan_is_summed_up_and_agrees_with_its_simulation():
 
     def of(most):
         planner = planned(work, configurations, history=measured(net, 0.01))
-        return predict(planner, configurations, {}, 8, Estimates(planner, fixed=FixedCosts()), most_units=most)
+        return predict(planner, configurations, {}, Estimates(planner, sessions=8), most_units=most)
 
     simulated, summed = of(10_000), of(0)
     assert (simulated.simulated, summed.simulated) == (True, False)
@@ -222,7 +227,7 @@ def test_averaging_is_predicted_too():
 
 def test_nothing_is_left_to_do():
     planner = planned(workload(options=CHAINS), [configuration(1)], {1: "bad"})
-    found = predict(planner, [configuration(1)], {1: "bad"}, 4, Estimates(planner, fixed=FIXED))
+    found = predict(planner, [configuration(1)], {1: "bad"}, Estimates(planner, fixed=FIXED, sessions=4))
     assert (found.units, found.makespan, found.limits) == (0, 0.0, [])
     assert json.loads(json.dumps(to_json(found)))["training_units"] == 0
 
@@ -232,7 +237,7 @@ def test_a_thousand_configurations_are_predicted_in_a_fraction_of_a_second():
     configurations = [configuration(key, key / 1e6) for key in range(1, 1001)]
     planner = planned(workload(segments=8, iterations=10, metrics=(10,), options=CHAINS), configurations)
     began = time.perf_counter()
-    found = predict(planner, configurations, {}, 8, Estimates(planner, fixed=FIXED))
+    found = predict(planner, configurations, {}, Estimates(planner, fixed=FIXED, sessions=8))
     assert found.units == 80_000 and time.perf_counter() - began < 1.0
 
 
@@ -255,58 +260,121 @@ def test_the_simulated_units_are_told_compactly():
     assert (len(many["rows"]), many["left_out"]) == (2000, 50 * 48 - 2000)
 
 
-def logged(session, began, ended, kind="train", read=0.001, write=0.001, compiled=False, rows=100):
-    return {
-        "run_id": 1,
-        "session": session,
-        "kind": kind,
-        "rows": rows,
-        "began": began,
-        "ended": ended,
-        "train": ended - began,
-        "read": read,
-        "write": write,
-        "compiled": compiled,
-    }
+def logged(session, began, ended, kind="train", train=None, **more):
+    """A unit in the log; `train`: seconds, by default all but 2 ms."""
+    train = ended - began - 0.002 if train is None else train
+    told = {"run_id": 1, "server": None, "model": 1, "rows": 100, "passes": 1, "bytes": None, "compiled": False}
+    return {**told, "session": session, "kind": kind, "began": began, "ended": ended, "train": train, **more}
 
 
-def test_fixed_costs_are_learned_from_the_log():
+def test_the_begin_and_the_end_of_a_run_are_learned_from_the_log():
     runs = [
         {"run_id": 1, "start": 0.4, "end": 0.1},
         {"run_id": 2, "start": 9.0, "end": 0.2},
         {"run_id": 3, "start": 0.5, "end": 3.0},
     ]
-    # ten commands of two units that follow at once, 10 ms apart
-    units = [logged(7, n * 0.11 + half * 0.05, n * 0.11 + 0.05 + half * 0.05) for n in range(10) for half in (0, 1)]
-    units.append(logged(8, 0.0, 0.025, kind="evaluate"))
-    found = learned(runs, units)
+    found = learned(runs, [])
     assert (found.start, found.end, found.measured) == (0.5, 0.2, 3)
-    assert found.around == pytest.approx(0.014), "two units to read and to write, and the gap"
-    assert found.evaluation == pytest.approx(0.5)
+    assert learned(runs, [], warm=True).start == 0.4, "trainers are ready"
+    assert learned([{"run_id": 1, "start": -0.1, "end": 0.1}], []).start == 0.0
 
 
-def test_units_that_took_longer_than_the_history_said_make_the_next_ones_longer():
-    """The history has the least seconds of each run, as on a quiet machine."""
-    said = {"sources": ["history"], "session_seconds": {"train": 1.0}, "training_units": 4}
-    run = {"run_id": 1, "start": 0.4, "end": 0.1, "prediction": said}
-    units = [logged(7, n, n + 0.4) for n in range(4)]
-    assert learned([run], units).slowdown == pytest.approx(1.6)
-    assert learned([{**run, "prediction": {**said, "slowdown": 2.0}}], units).slowdown == pytest.approx(3.2)
-    for other in ({"sources": ["arithmetic"]}, {"training_units": 5}, {"session_seconds": {"train": 0.0}}):
-        assert learned([{**run, "prediction": {**said, **other}}], units).slowdown == 1.0
-    assert learned([{**run, "prediction": None}], units).slowdown == 1.0
-    assert learned([{**run, "alike": False}], units).slowdown == 1.0, "other nets"
-    assert learned([run], [*units[:3], logged(7, 3, 3.4, compiled=True)]).slowdown == 1.0
-    configurations = [configuration(1)]
-    plain = predicted(workload(options=CHAINS), configurations, 0.05)
-    slow = predicted(workload(options=CHAINS), configurations, 0.05, dataclasses.replace(FIXED, slowdown=1.6))
+RUN = {"run_id": 1, "start": 0.4, "end": 0.1}
+COSTS = CommandCosts(0.004, 0.001, 0.002, 0.01)
+
+
+def commands_log(session, costs=COSTS, server=None, noise=lambda n: 0.0, gap=0.003):
+    """Commands of a session: units, unit batches and chains, of states of 1 and of 3 MB."""
+    units, now = [], 0.0
+    for n in range(40):
+        models, steps, size = 1 + n % 3, 1 + n % 5, (1 if n % 2 else 3) << 20
+        around = costs.around(models * steps) + costs.states(models, size) + noise(n)
+        each = around / (models * steps) + 0.05
+        for model in range(models):
+            for _ in range(steps):
+                more = {"server": server, "model": model, "bytes": size}
+                if steps == 1:  # the units of a batch have its times
+                    units.append(logged(session, now, now + models * each, train=0.05, **more))
+                else:
+                    units.append(logged(session, now, now + each, train=0.05, **more))
+                    now += each
+        now += (models * each if steps == 1 else 0.0) + gap
+    return units
+
+
+def test_what_commands_cost_is_learned_by_command_unit_state_and_megabyte():
+    found = learned([RUN], commands_log(7)).training
+    assert dataclasses.astuple(found) == pytest.approx((0.004 + 0.003, 0.001, 0.002, 0.01), rel=1e-3)
+    disturbed = learned([RUN], commands_log(7, noise=lambda n: 1.0 if n == 11 else 0.0)).training
+    assert dataclasses.astuple(disturbed) == pytest.approx(dataclasses.astuple(found), rel=1e-3)
+    idle = learned([RUN], commands_log(7, gap=0.5)).training
+    assert idle.command == pytest.approx(0.004 + FixedCosts().training.command / 2, rel=1e-3), "it waited for work"
+
+
+def test_commands_of_other_servers_have_costs_of_their_own():
+    slow = dataclasses.replace(COSTS, command=0.1)
+    found = learned([RUN], [*commands_log(7), *commands_log(8, slow, "far")])
+    assert found.commands("train", "far").command == pytest.approx(0.103, rel=1e-3)
+    assert found.commands("train").command == found.commands("train", "new").command == pytest.approx(0.007, rel=1e-3)
+    assert found.commands("evaluate", "far") == FixedCosts().evaluating, "the log has no evaluation"
+
+
+def test_runs_of_other_nets_tell_nothing_of_commands_if_some_had_these():
+    runs = [{**RUN, "alike": False}, {**RUN, "run_id": 2, "start": 0.2, "alike": True}]
+    units = [*commands_log(7, dataclasses.replace(COSTS, command=0.5)), *({**u, "run_id": 2} for u in commands_log(8))]
+    assert learned(runs, units).training.command == pytest.approx(0.007, rel=1e-3)
+    assert learned(runs[:1], units[: len(units) // 2]).training.command == pytest.approx(0.503, rel=1e-3)
+
+
+def test_an_evaluated_row_is_learned_in_seconds_of_a_trained_one():
+    units = [logged(7, n, n + 0.5, train=0.1, passes=2) for n in range(6)]
+    scores = [logged(8, n, n + 0.5, "evaluate", train=0.02) for n in range(6)]
+    assert learned([RUN], [*units, *scores]).evaluation == pytest.approx(0.4)
+    late = {**scores[0], "train": 9.0}
+    assert learned([RUN], [*units, *scores, late]).evaluation < 0.6, "one that was disturbed"
+    assert learned([RUN], units).evaluation == FixedCosts().evaluation
+    assert learned([RUN], [*units, *({**u, "compiled": True} for u in scores)]).evaluation == FixedCosts().evaluation
+
+
+def test_without_a_log_the_usual_costs_count():
+    assert learned([], []) == FixedCosts()
+    found = learned([RUN], [logged(7, 0.0, 1.0, compiled=True)])
+    assert (found.training, found.evaluation) == (FixedCosts().training, FixedCosts().evaluation)
+
+
+def test_a_command_costs_what_its_place_takes_and_states_are_read_and_written_once():
+    """Without chains, 12 units of a configuration are 12 commands."""
+    costs = dataclasses.replace(FIXED, training=CommandCosts(0.5, 0.25, 0.125, 1.0))
+    found = predicted(workload(options={"chain_seconds": 0.0}), [configuration(1)], 0.05, costs)
+    assert found.work["around"] == pytest.approx(12 * 0.75) and found.work["write"] == pytest.approx(
+        12 * (0.125 + 1 / 16)
+    )
+    assert found.makespan == pytest.approx(12 * (20 * 0.05 + 0.75 + 0.125 + 1 / 16))
+    servers = workload(servers=[None, None, "far", "far"], options={"chain_seconds": 0.0})
+    away = predicted(servers, [configuration(1)], 0.05, dataclasses.replace(costs, places={"far": (FREE, FREE)}))
+    assert away.work["around"] == pytest.approx(6 * 0.75)
+
+
+def test_mini_batches_that_were_timed_are_quicker_than_units():
+    """Of units that were not measured as a whole, the least seconds of a mini-batch are known."""
+    some = [configuration(1)]
+    plain = predicted(workload(options=CHAINS), some, 0.05)
+    slow = predicted(workload(options=CHAINS), some, 0.05, dataclasses.replace(FIXED, slowdown=1.6))
     assert slow.work["train"] == pytest.approx(1.6 * plain.work["train"])
 
 
-def test_without_a_log_the_usual_costs_count_and_a_short_one_tells_a_part():
-    assert learned([], []) == FixedCosts()
-    found = learned([{"run_id": 1, "start": -0.1, "end": 0.1}], [logged(7, 0.0, 1.0, compiled=True)])
-    assert found.start == 0.0 and (found.around, found.evaluation) == (FixedCosts().around, FixedCosts().evaluation)
+def test_a_run_keeps_what_its_prediction_says_in_brief():
+    work, some = workload(options=CHAINS), [configuration(key, key / 10) for key in (1, 2, 3)]
+    first = planned(work, some)
+    planner = planned(work, some, history=measured(first.sharing.net(first.plan.path(1)[0]), 0.05))
+    found = outline(Estimates(planner, fixed=FIXED, sessions=4))
+    assert (found.units, found.evaluations, found.sources) == (36, 12, ["history"])
+    assert found.work["train"] == pytest.approx(36 * 2 * 10 * 0.05) and found.makespan == pytest.approx(12.0)
+    kept = in_brief(found)
+    assert set(kept) < set(to_json(found)) and kept["makespan_low"] < 12.0 < kept["makespan_high"]
+    trained = {stage.number for stage in planner.plan.path(1)}
+    assert outline(Estimates(planner, fixed=FIXED, sessions=4), trained).units == 24
+    assert outline(Estimates(planner), {stage.number for stage in planner.plan.stages.values()}) is None
 
 
 # --- searches -----------------------------------------------------------------------------------------------------------
@@ -345,9 +413,9 @@ def test_a_search_is_driven_to_its_end_by_made_up_results(name, parameters, goal
 
 def test_trainers_that_share_cores_take_longer():
     planner = planned(workload(segments=8, options=CHAINS), [configuration(1)])
-    estimates = Estimates(planner, threads=1, cores=2)
-    assert [estimates.crowding(sessions) for sessions in (1, 2, 8)] == [1.0, 1.0, 4.0]
-    assert Estimates(planner, cores=2).crowding(2) == 1.0, "one thread each"
+    crowding = [Estimates(planner, threads=1, cores=2, sessions=sessions).crowding for sessions in (1, 2, 8)]
+    assert crowding == [1.0, 1.0, 4.0]
+    assert Estimates(planner, cores=2, sessions=2).crowding == 1.0, "one thread each"
     some = [configuration(key, key / 100) for key in range(1, 9)]
     alone = predicted(workload(segments=8, options=CHAINS), some, 0.05, sessions=8)
     crowded = predicted(workload(segments=8, options=CHAINS), some, 0.05, sessions=8, threads=1, cores=2)
@@ -437,8 +505,8 @@ def dealt(options, cores=2, **more):
     own = {DENSE: arithmetic(DENSE), LARGE: arithmetic(LARGE)}
     architectures = {c["mst_key"]: c["model_arch"] for c in left_at_the_end()}
     fixed = FixedCosts(ready=0.1, compile=0.2)
-    estimates = Estimates(planner, lambda key: own[architectures[key]], lambda: [(1e9, 0.04)], fixed, 1, cores)
-    return predict(planner, left_at_the_end(), {}, 2, estimates, **more)
+    estimates = Estimates(planner, lambda key: own[architectures[key]], lambda: [(1e9, 0.04)], fixed, 1, cores, None, 2)
+    return predict(planner, left_at_the_end(), {}, estimates, **more)
 
 
 def test_the_configuration_that_is_left_has_all_cores():

@@ -300,3 +300,22 @@ def test_a_cancel_is_heard_for_each_member(procedure):
     found = ModelChoices(ModelSpace(bases, json.dumps(misfits_first(40)), check=check))
     with pytest.raises(Cancelled):
         driven(create(procedure, Space(GRID, models=found), 1, "min", "iterations=1, trials=1000"), lambda *_: 1.0)
+
+
+def test_drafts_are_counted_without_a_member_and_made_when_they_are_looked_at():
+    searched = space(*MUTATORS, WRONG)
+    made = []
+    of_choices = searched.models.space.of_choices
+    searched.models.space.of_choices = lambda *chosen: made.append(chosen) or of_choices(*chosen)
+    with searched.models.drafts():
+        procedure = create("random", searched, 3, "min", {"iterations": 2, "trials": 20})
+        found = driven(procedure, lambda space, configuration: 1.0)
+    numbers = [model_id for model_id, *_ in found.values()]
+    assert len(found) == 20 and not made and all(number < 0 for number in numbers)
+    looked = [searched.models.member(number) for number in numbers]
+    assert made and None in looked, "the wrong ones do not fit together"
+    for number, one in zip(numbers, looked):
+        if one is not None:
+            assert one[0] == searched.models.model_id(searched.models.locate(number)) >= FIRST_ID
+            assert searched.models.by_id[one[0]] is one[1]
+    assert searched.models.member(None) is searched.models.member(-1) is None

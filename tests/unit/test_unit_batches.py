@@ -60,7 +60,9 @@ def run(
     if grouped:
         batches = UnitBatches(board, scheduler, alike or key_of.get, lambda number: size, chained, passes_on)
     of = seconds if callable(seconds) else lambda key, unit: seconds
-    return simulate(board, scheduler, lambda unit: of(key_of[unit.stage], unit), batches=batches, around=around), board
+    return simulate(
+        board, scheduler, lambda unit: of(key_of[unit.stage], unit), batches=batches, around=lambda *_: around
+    ), board
 
 
 def sizes(visits):
@@ -152,7 +154,7 @@ def test_what_earlier_runs_have_found_much_shorter_goes_together_once_in_a_place
     board = Board(plan_of(64, 2), range(2))
     scheduler = SCHEDULERS[name](board, 1, expected=lambda stage: 0.01)
     batches = UnitBatches(board, scheduler, lambda number: number, lambda number: 1)
-    visits = simulate(board, scheduler, lambda unit: 1.0, batches=batches, around=AROUND)
+    visits = simulate(board, scheduler, lambda unit: 1.0, batches=batches, around=lambda *_: AROUND)
     assert sorted(sizes(visits), reverse=True)[:3] == [MOST_UNMEASURED, MOST_UNMEASURED, 1]
 
 
@@ -168,7 +170,7 @@ def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_hav
     board.serve(range(3))
     scheduler = SCHEDULERS["randomized"](board, 1, lambda number: number % 4, lambda stage: 0.002)
     batches = UnitBatches(board, scheduler, scheduler.model_of, lambda number: 1)
-    visits = simulate(board, scheduler, lambda unit: 0.002, batches=batches, around=AROUND)
+    visits = simulate(board, scheduler, lambda unit: 0.002, batches=batches, around=lambda *_: AROUND)
     met, many = set(), 0
 
     def at(v):
@@ -291,7 +293,7 @@ def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
     dear = lambda number: scheduler.model_of(number) == "dear"  # noqa: E731
     batches = UnitBatches(board, scheduler, scheduler.model_of, lambda number: 1000)
     visits = simulate(
-        board, scheduler, lambda unit: 0.03 if dear(unit.stage) else 0.002, batches=batches, around=AROUND
+        board, scheduler, lambda unit: 0.03 if dear(unit.stage) else 0.002, batches=batches, around=lambda *_: AROUND
     )
     beside = Counter((v.worker, v.start) for v in visits)
     assert any(beside[v.worker, v.start] > 1 for v in visits if dear(v.unit.stage))
@@ -396,7 +398,7 @@ def commands(board, seconds, name="randomized", chained=0.5, seed=3, around=AROU
     batches, taken = UnitBatches(board, scheduler, lambda number: 0, lambda number: 1000, chained, **more), []
     choose = batches.choose
     batches.choose = lambda worker: taken.append(choose(worker)) or taken[-1]
-    return makespan(simulate(board, scheduler, lambda unit: seconds, batches=batches, around=around)), taken
+    return makespan(simulate(board, scheduler, lambda unit: seconds, batches=batches, around=lambda *_: around)), taken
 
 
 ALWAYS = {"passes_on": lambda stage, child: True}

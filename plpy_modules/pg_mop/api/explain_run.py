@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pg_mop.api.explain import read_format
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.report import run_account
 
@@ -26,12 +26,7 @@ def gather(db: Any, run_id: int | None) -> dict[str, Any]:
     """The account of a run, as plain values with stable names (docs/explain.md). Raises MopError."""
     run = None if run_id is None else _run(db, run_id)
     if run is None:
-        raise MopError(
-            f'role "{db.current_user()}" may see no run {"NULL" if run_id is None else run_id}',
-            detail="A run is seen by its owner and by the roles that may act as its owner, until mop_drop_run.",
-            hint=f"SELECT run_id, function, status FROM {db.extension}.mop_runs;",
-            sqlstate="42704",
-        )
+        raise unseen_run(db, run_id)
     counts = db.one(
         "SELECT count(*) FILTER (WHERE kind = 'train' AND status = 'finished') AS train, "
         "count(*) FILTER (WHERE kind = 'evaluate' AND status = 'finished') AS evaluate, count(*) AS attempts "

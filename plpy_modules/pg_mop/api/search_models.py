@@ -118,15 +118,15 @@ class Members:
     def configuration(self, mst_key, proposed):
         """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = proposed
-        found = self.models.by_id.get(model_id)
+        found = self.models.member(model_id)
         c = {
             "mst_key": mst_key,
-            "model_id": model_id,
+            "model_id": model_id if found is None else found[0],
             "compile_params": compile_params,
             "fit_params": fit_params,
-            "model_arch": found and found.architecture,
+            "model_arch": found and found[1].architecture,
             "weights_md5": None,
-            "member": self.models.describe(model_id),
+            "member": found and self.models.describe(found[0]),
         }
         if found is None:
             c.update(

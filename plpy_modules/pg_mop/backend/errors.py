@@ -29,6 +29,7 @@ def unseen_run(db: Any, run_id: int | None) -> MopError:
     """The MopError for a run that the role does not see, or that does not exist."""
     return MopError(
         f'there is no run {"NULL" if run_id is None else run_id} that role "{db.current_user()}" may see',
+        detail="A run is seen by its owner and by the roles that may act as its owner, until mop_drop_run.",
         hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;",
     )
 

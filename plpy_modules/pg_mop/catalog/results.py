@@ -85,15 +85,17 @@ class Results(CatalogSession):
         """The measured costs of an architecture (a digest) in the role's runs: rows of mop_unit_costs."""
         return self.execute(
             f"""
-            SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs, noted_at, place
+            SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs, noted_at, place, unit_seconds,
+                   units
             FROM {self.schema}.mop_unit_costs
             WHERE architecture = %s
             """,
             (architecture,),
         )
 
-    def note_costs(self, run_id: int, stages: Mapping[Net, Sequence[int]]) -> None:
-        """Keep a run's measurements for later runs; `stages`: {Net: numbers of the measured stages}."""
+    def note_costs(self, run_id: int, stages: Mapping[Net, Mapping[int, int]]) -> None:
+        """Keep a run's measurements for later runs; `stages`: {Net: {number of a measured stage: passes over the rows in a
+        unit}}."""
         if stages:
             rows = [
                 {
@@ -103,9 +105,9 @@ class Results(CatalogSession):
                     "loss": net.loss,
                     "batch_size": net.batch_size,
                     "shape": net.shape,
-                    "stages": numbers,
+                    "stages": passes,
                 }
-                for net, numbers in stages.items()
+                for net, passes in stages.items()
             ]
             self.call("mop_note_costs", run_id, self.fencing_token, json.dumps(rows))
 

@@ -1,6 +1,8 @@
 """Measured costs of training in earlier runs, by net and kernel.
 
-They save a trainer from timing the kernels of a net again, and they give an estimate for a run before a unit has ended.
+They save a trainer from timing the kernels of a net again, and they give an estimate for a run before a unit has ended. The
+kernel autotuner compares the least seconds of a mini-batch, which other work on the machine disturbs least. A plan counts the
+typical ones: those of the median unit.
 """
 
 import dataclasses
@@ -8,7 +10,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MODEL, HEAD = "model", "head"  # parts that are trained: a whole net, or the rest of it after a frozen prefix
 MOST_DEVICES = 16  # combinations of device and versions whose costs are sent to a trainer
@@ -87,16 +89,15 @@ class CostHistory:
         return self._hints[net]
 
     def batch_seconds(self, net: Net, place: str | None = None) -> float | None:
-        """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown.
+        """Seconds of a mini-batch of a typical unit: the median over devices; None if unknown.
 
         `place`: the server that holds the rows, None for the coordinator's own. Costs of other places count only where
         nothing was measured at this one, so that servers of unequal speed are told apart.
         """
-        best: dict[Where, float] = {}
+        by_device: dict[Where, list[Row]] = {}
         for row in self.measured(net, place):
-            where = _where(row)
-            best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
-        return statistics.median(best.values()) if best else None
+            by_device.setdefault(_where(row), []).append(row)
+        return statistics.median(typical(rows).seconds for rows in by_device.values()) if by_device else None
 
     def measured(self, net: Net, place: str | None = None, threads: int | None = None) -> list[Row]:
         """The rows of the net itself, of each kernel, device and version: those of a place, or of all places where that has
@@ -125,6 +126,29 @@ class CostHistory:
         alike = [_hint(pairs[0][1], statistics.median(ratio for ratio, _ in pairs)) for pairs in ratios.values()]
         hints = {"known": [_hint(row, row["batch_seconds"]) for row in _latest(known)], "alike": alike[:MOST_DEVICES]}
         return {name: values for name, values in hints.items() if values} or None
+
+
+class Typical(NamedTuple):
+    """Seconds of a mini-batch on a device, and the kernel that most units had. `of_units`: they are of whole units, with all
+    that a trainer does for one; else the least of timed mini-batches, since no unit without a compilation is known."""
+
+    seconds: float
+    kernel: str
+    of_units: bool
+
+
+def typical(rows: Sequence[Row]) -> Typical:
+    """What mini-batches of a net take on one device: the seconds of the median unit of each kernel, in the shares in which the
+    last run used the kernels. (The trainers of a run may have compiled different ones.) `rows`: at least one, of one device."""
+    used = [row for row in rows if row.get("units") and row.get("unit_seconds")]
+    last = max((str(row["noted_at"]) for row in used), default="")
+    used = [row for row in used if str(row["noted_at"]) == last]
+    if not used:
+        best = min(rows, key=lambda row: row["batch_seconds"])
+        return Typical(best["batch_seconds"], best["kernel"], False)
+    units = sum(row["units"] for row in used)
+    most = max(used, key=lambda row: row["units"])
+    return Typical(sum(row["unit_seconds"] * row["units"] for row in used) / units, most["kernel"], True)
 
 
 def _where(row: Row) -> Where:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pg_mop.plan.arithmetic import Arithmetic
-from pg_mop.plan.cost_history import CostHistory, Net
+from pg_mop.plan.cost_history import CostHistory, Net, typical
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.sharing import ModelKey, epochs
 from pg_mop.plan.stages import Stage
@@ -28,7 +28,7 @@ BACKWARD = 3.0  # operations of a training step, in forward passes
 RATE = 6e10  # operations a second of an ordinary processor core
 LEAST_OPERATIONS = 2e6  # of a mini-batch whose seconds tell the rate: of fewer, other work takes most of the time
 MOST_IN_COMMAND = 64.0  # units of a command, about
-SAMPLED_STAGES = 100  # of a run whose prediction is stored
+EVALUATED_TOGETHER = 4.0  # models that a command evaluates, about
 BASE = 5e-5  # seconds of a mini-batch that computes nothing
 DIVIDED_RATE = 2.5e10  # operations a second of a core at which the arithmetic that threads divide is counted
 PARALLEL = 0.8  # of a mini-batch's arithmetic, without any measurement: the share that more threads divide
@@ -37,27 +37,53 @@ SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUES
 
 
 @dataclass(frozen=True)
+class CommandCosts:
+    """Seconds of a session for a command, besides the trainer's computation: `command`, for its transactions, its way to the
+    trainer and back, and the coordinator's; `unit`: for each of its units; `state`: to read and to write a model's state;
+    `megabyte`: of these states."""
+
+    command: float = 0.006
+    unit: float = 0.0005
+    state: float = 0.001
+    megabyte: float = 0.004
+
+    def around(self, units: float) -> float:
+        """Seconds for a command of so many units, without its states."""
+        return self.command + units * self.unit
+
+    def states(self, count: float, size: float) -> float:
+        """Seconds for so many states, of so many bytes each."""
+        return count * (self.state + size / (1 << 20) * self.megabyte)
+
+
+@dataclass(frozen=True)
 class FixedCosts:
     """Seconds that do not depend on the rows.
 
     `start`: from the call to its first unit; `unit`: in the trainer, to begin and to end a training unit; `ready`: to make a
     net ready in a trainer, besides the time to compile that the cost history has; `compile`: to compile, where it has none;
-    `around`: around a command, for its transaction and its way to the trainer and back; `write`: of a megabyte of states;
-    `end`: from the last unit to the end of the call; `evaluation`: seconds of an evaluated row, in seconds of a trained row;
-    `slowdown`: seconds of training units, as a multiple of what the history said when their runs began (it has the least
-    seconds of each run); `measured`: runs of the role whose log gave the values, 0: none did.
+    `end`: from the last unit to the end of the call; `training`, `evaluating`: of commands; `places`: the same of commands of
+    other servers, where they are known; `evaluation`: seconds of an evaluated row, in seconds of a trained row; `slowdown`:
+    seconds of training units, as a multiple of what the least seconds of a mini-batch say; `measured`: runs of the role whose
+    log gave the values, 0: none did.
     """
 
     start: float = 0.4
     unit: float = 0.0005
     ready: float = 0.03
     compile: float = 0.3
-    around: float = 0.006
-    write: float = 0.004
     end: float = 0.3
+    training: CommandCosts = CommandCosts()
+    evaluating: CommandCosts = CommandCosts()
+    places: Mapping[str, tuple[CommandCosts, CommandCosts]] = field(default_factory=dict)
     evaluation: float = 0.4
-    slowdown: float = 1.0
+    slowdown: float = 1.15
     measured: int = 0
+
+    def commands(self, kind: str, place: str | None = None) -> CommandCosts:
+        """The costs of commands of a kind ('train' or 'evaluate') at a place: a server, None: the coordinator's own."""
+        training, evaluating = self.places.get(place or "", (self.training, self.evaluating))
+        return training if kind == "train" else evaluating
 
     def on_machine(self, slowness: float) -> FixedCosts:
         """These costs where such work takes `slowness` times as long; those that the log tells stay."""
@@ -71,9 +97,10 @@ class NetCost:
     batch: float
     compile: float
     source: str
-    kernel: str | None = None  # the fastest by the history; None: the trainer will measure
+    kernel: str | None = None  # by the history; None: the trainer will measure
     runs: int = 0  # that measured it
     device: str | None = None
+    of_units: bool = False  # `batch` has all that a trainer does for a unit; else mini-batches were timed or guessed
 
 
 Sample = tuple[float, float]  # (operations of a mini-batch, its seconds)
@@ -85,7 +112,8 @@ class Estimates:
     `planner`: has the stages and the history; `arithmetic(mst_key)`: of a configuration's architecture, None if unknown;
     `samples`: of other nets that runs of the role measured on this machine; `threads`: of a trainer, None: the cores are
     divided among the sessions; `cores`: of the coordinator's server, None: unknown; `machine`: (operations a second of one of
-    its cores, seconds of other work as a multiple of the usual ones), None: the usual ones.
+    its cores, seconds of other work as a multiple of the usual ones), None: the usual ones; `sessions`: that work at the same
+    time, and may have to share cores.
     """
 
     def __init__(
@@ -97,11 +125,13 @@ class Estimates:
         threads: int | None = None,
         cores: int | None = None,
         machine: tuple[float, float] | None = None,
+        sessions: int = 1,
     ) -> None:
         self._core_rate, self._slowness = machine or (RATE, 1.0)
         self.planner, self.history = planner, planner.history
         self.fixed = fixed or FixedCosts()
         self._arithmetic, self._samples, self._threads, self._cores = arithmetic, samples, threads, cores
+        self.sessions = max(1, sessions)
         self._rate: float | None = None
         self._measured = 0  # nets that gave the rate
         self.warm = False  # the trainers have the measured nets ready, from earlier runs
@@ -110,6 +140,7 @@ class Estimates:
         self._speedups: dict[tuple[int, int], float] = {}  # (mst_key, threads) -> what `speedup` has found
         rows = planner.workload.rows
         self.mean_rows = sum(rows) / len(rows) if rows else 0.0
+        self.crowding = self._crowding()
 
     def net(self, stage: Stage, place: str | None = None) -> NetCost:
         """What is known of a stage's net at a place: the server that holds the rows, None for the coordinator's own."""
@@ -167,11 +198,11 @@ class Estimates:
         """How many other nets gave the rate; 0 where it was not needed, or none was measured."""
         return self._measured
 
-    def crowding(self, sessions: int) -> float:
-        """How many times as long everything takes because trainers with more threads than cores share the processor."""
+    def _crowding(self) -> float:
+        """How many times as long a trainer's work takes because trainers with more threads than cores share the processor."""
         if self._cores is None:
             return 1.0
-        sessions = -(-sessions // max(1, len(self.planner.workload.places)))  # (on this server)
+        sessions = -(-self.sessions // max(1, len(self.planner.workload.places)))  # (on this server)
         threads = self._threads or max(1, self._cores // sessions)
         return max(1.0, sessions * threads / self._cores)
 
@@ -187,10 +218,16 @@ class Estimates:
         places = self.planner.workload.places
         batches = epochs(stage.parameters[1]) * math.ceil(self.mean_rows / self.planner.sharing.net(stage).batch_size)
         mean = sum(self.net(stage, place).batch for place in places) / max(1, len(places))
-        return self._slowdown(stage) * (self.fixed.unit + batches * mean)
+        unit = 0.0 if self.net(stage).of_units else self.fixed.unit
+        return self._slowdown(stage) * (unit + batches * mean)
 
     def _slowdown(self, stage: Stage) -> float:
-        return self.fixed.slowdown if self.net(stage).source == HISTORY else 1.0
+        """Seconds of a unit in the run, as a multiple of those of its mini-batches. (The units of earlier runs had as many
+        sessions beside them, most likely.)"""
+        cost = self.net(stage)
+        if cost.of_units:
+            return 1.0
+        return self.crowding * (self.fixed.slowdown if cost.source in (HISTORY, MEASURED) else 1.0)
 
     def slowness(self, stage: Stage, place: str | None) -> float:
         """Seconds of a unit at a place, as a multiple of the mean over all places."""
@@ -244,9 +281,10 @@ class Estimates:
         if threads is not None and threads != self._threads:
             rows = self.history.measured(self.planner.sharing.net(stage), None, threads)
             best = min(rows, key=lambda row: row["batch_seconds"], default=None)
-            return self.fixed.ready + (self.net(stage).compile if best is None else best["compile_seconds"] or 0.0)
+            seconds = self.net(stage).compile if best is None else best["compile_seconds"] or 0.0
+            return self.crowding * (self.fixed.ready + seconds)
         cost = self.net(stage)
-        return 0.0 if self.warm and cost.source == HISTORY else self.fixed.ready + cost.compile
+        return 0.0 if self.warm and cost.source == HISTORY else self.crowding * (self.fixed.ready + cost.compile)
 
     def spread(self, stages: Iterable[Stage]) -> tuple[float, float]:
         """The least and the most that the units of some stages may take, as multiples of what is expected."""
@@ -256,62 +294,6 @@ class Estimates:
             least, most = SPREAD[self.net(stage).source]
             total, low, high = total + seconds, low + least * seconds, high + most * seconds
         return (low / total, high / total) if total else SPREAD[GUESS]
-
-
-def outline(estimates: Estimates, sessions: int, without: Collection[int] = ()) -> dict[str, Any] | None:
-    """What a run is expected to take, for its row in the catalog: the cheap part of a prediction, from a sample of its stages
-    and without a simulation. None without stages. `without`: numbers of stages that earlier runs have trained."""
-    planner, fixed = estimates.planner, estimates.fixed
-    stages = [
-        stage
-        for stage in planner.plan.stages.values()
-        if stage.trials and not stage.trained and stage.number not in without
-    ]
-    sample = stages[:: max(1, len(stages) // SAMPLED_STAGES)]
-    if not sample:
-        return None
-    train = evaluate = longest = 0.0
-    models: dict[Any, float] = {}
-    key_of_longest, last, count = None, None, len(stages) / len(sample)
-    rows = sum(segment.rows for segment in planner.workload.segments.values())
-    for stage in sample:
-        own = planner.visits(stage) * estimates.unit(stage)
-        train += own
-        evaluate += estimates.evaluation(stage, rows) if stage.evaluated else 0.0
-        path = own * sum(not one.trained and one.number not in without for one in planner.plan.path(min(stage.trials)))
-        if key_of_longest is None or path > longest:
-            longest, key_of_longest, last = path, min(stage.trials), stage
-        models.setdefault(planner.sharing.key(stage), estimates.ready(stage))
-    low, high = estimates.spread(sample)
-    crowd = estimates.crowding(sessions)
-    longest *= crowd
-    units = sum(map(planner.visits, sample)) * count
-    work = {
-        "train": train * count * crowd,
-        "evaluate": evaluate * count * crowd,
-        "ready": sum(models.values()) * crowd,
-        "around": units / in_a_command(planner.workload.options, train * count / units) * fixed.around,
-    }
-    if planner.workload.options.get("deal_threads") and estimates.cores is not None and last is not None:
-        most = planner.workload.options.get("most_threads") or estimates.cores
-        speedup = estimates.speedup(last, most)
-        longest = longest_path(sum(work.values()), longest, sessions, speedup, crowd * estimates.ready(last, most))
-    makespan = max(sum(work.values()) / sessions, longest)
-    return {
-        "seconds": fixed.start + makespan + fixed.end,
-        "makespan": makespan,
-        "makespan_low": makespan * low * 0.95,
-        "makespan_high": makespan * high * 1.1,
-        "lower_bound": max((work["train"] + work["evaluate"]) / sessions, longest),
-        "start_seconds": fixed.start,
-        "end_seconds": fixed.end,
-        "sessions": sessions,
-        "training_units": round(units),
-        "slowdown": fixed.slowdown,
-        "session_seconds": work,
-        "longest_path": {"mst_key": key_of_longest, "seconds": longest},
-        "sources": sorted({estimates.net(stage).source for stage in sample}),
-    }
 
 
 def longest_path(total: float, longest: float, sessions: int, speedup: float, cost: float) -> float:
@@ -334,18 +316,28 @@ def in_a_command(options: Mapping[str, Any], unit: float) -> float:
     return max(1.0, min(MOST_IN_COMMAND, (options.get("chain_seconds") or 0.0) / max(1e-4, unit)))
 
 
+def in_commands(fixed: FixedCosts, units: float, evaluations: float, together: float, size: float) -> dict[str, float]:
+    """Session seconds of the commands that do so many units, by purpose: around them, and for states of `size` bytes.
+    `together`: units of a command, which trains a model on one segment after the other."""
+    training, evaluating = fixed.training, fixed.evaluating
+    commands, evaluated = units / together, evaluations / EVALUATED_TOGETHER
+    return {
+        "around": commands * training.around(together) + evaluated * evaluating.around(EVALUATED_TOGETHER),
+        "write": training.states(commands, size) + evaluating.states(evaluations, size),
+    }
+
+
 def known(history: CostHistory, net: Net, place: str | None = None) -> NetCost | None:
-    """What the history knows of a net at a place: the fastest kernel of the device that was measured last; None if
-    nothing."""
+    """What the history knows of a net at a place, of the device that was measured last; None if nothing."""
     rows = history.measured(net, place)
     if not rows:
         return None
     latest = max(rows, key=lambda row: str(row["noted_at"]))
     same = [row for row in rows if (row["version"], row["device"], row["part"]) == _place(latest)]
-    best = min(same, key=lambda row: row["batch_seconds"])
-    # of a kernel that another one serves (plain while a loop is compiled), the compilation counts as well
+    found = typical(same)
+    own = next(row for row in same if row["kernel"] == found.kernel)
     return NetCost(
-        best["batch_seconds"], best["compile_seconds"] or 0.0, HISTORY, best["kernel"], best["runs"], best["device"]
+        found.seconds, own["compile_seconds"] or 0.0, HISTORY, found.kernel, own["runs"], own["device"], found.of_units
     )
 
 

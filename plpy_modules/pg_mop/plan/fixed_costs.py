@@ -1,97 +1,139 @@
-"""Fixed costs as the log of earlier runs tells them: how long a run takes to start and to end, and what a command costs besides
-its computation. Pure Python."""
+"""Fixed costs as the log of earlier runs tells them: how long a run takes to start and to end, and what commands cost besides
+their computation. Pure Python."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pg_mop.plan.estimates import HISTORY, FixedCosts
+from pg_mop.plan.estimates import CommandCosts, FixedCosts
+from pg_mop.plan.least_squares import fit
 
 Row = Mapping[str, Any]
 
 APART = 2e-4  # seconds between two units of a session that are of two commands: those of a chain follow at once
 NEXT = 0.1  # seconds: a longer gap is idle time
-MOST_SLOWDOWN = 4.0  # the log may tell, and its inverse
 LEAST_COMMANDS = 5  # that tell what a command costs
+LARGEST = 3.0  # median seconds of a row: a unit that took more was disturbed, and counts as this
+MEGABYTE = 1 << 20
 
 
-def learned(runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None = None) -> FixedCosts:
-    """The medians over runs, latest first. What the log does not tell stays as `usual`.
+def learned(
+    runs: Sequence[Row], units: Iterable[Row], usual: FixedCosts | None = None, warm: bool = False
+) -> FixedCosts:
+    """The fixed costs by the log of some runs, latest first. What the log does not tell stays as `usual`.
 
-    `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), `prediction`, as it was
-    stored, or None, and `alike`: it had nets of the present plan; `units`: of these runs
-    `run_id`, `session`, `kind`, `rows`, `began`, `ended` (seconds), `train`, `read`, `write`, `compiled` and `threads`.
+    `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), and `alike`: it had nets of
+    the present plan; if some had, the others tell nothing of commands. `units`: of these runs `run_id`, `session`, `server`
+    (None: the coordinator's own), `model` (equal for the units of a chain that train one model), `kind`, `rows`, `passes` over
+    them, `began`, `ended` and `train` (seconds), `bytes` (of the state) and `compiled`. `warm`: trainers are ready, so that
+    the run will start as the quickest of these.
     """
     usual = usual or FixedCosts()
     if not runs:
         return usual
-    by_run: dict[Any, list[Row]] = {run["run_id"]: [] for run in runs}
-    for unit in units:
-        by_run[unit["run_id"]].append(unit)
-    around = [value for own in by_run.values() if (value := _around(own)) is not None]
-    evaluation = [value for own in by_run.values() if (value := _evaluation(own)) is not None]
+    starts = [max(0.0, run["start"]) for run in runs]
     found: dict[str, Any] = {
-        "start": statistics.median(max(0.0, run["start"]) for run in runs),
+        "start": min(starts) if warm else statistics.median(starts),
         "end": statistics.median(max(0.0, run["end"]) for run in runs),
         "measured": len(runs),
     }
-    slowdown = [value for run in runs if (value := _slowdown(run, by_run[run["run_id"]])) is not None]
-    if slowdown:
-        found["slowdown"] = min(MOST_SLOWDOWN, max(1 / MOST_SLOWDOWN, statistics.median(slowdown)))
-    if around:
-        found["around"] = statistics.median(around)
-    if evaluation:
-        found["evaluation"] = statistics.median(evaluation)
+    telling = {run["run_id"] for run in runs if run.get("alike", True)} or {run["run_id"] for run in runs}
+    own = [unit for unit in units if unit["run_id"] in telling]
+    evaluation = _evaluation(own)
+    if evaluation is not None:
+        found["evaluation"] = evaluation
+    commands: dict[tuple[str, str], list[_Command]] = {}  # by place and kind
+    for command in _commands(own):
+        if not command.compiled:
+            commands.setdefault((command.place, command.kind), []).append(command)
+    costs = {
+        key: _costs(some, usual.commands(key[1]))
+        for key, some in sorted(commands.items())
+        if len(some) >= LEAST_COMMANDS
+    }
+    for name, kind in (("training", "train"), ("evaluating", "evaluate")):
+        if ("", kind) in costs:
+            found[name] = costs["", kind]
+    found["places"] = {
+        place: (
+            costs.get((place, "train"), found.get("training", usual.training)),
+            costs.get((place, "evaluate"), found.get("evaluating", usual.evaluating)),
+        )
+        for place in sorted({place for place, _ in costs} - {""})
+    }
     return dataclasses.replace(usual, **found)
 
 
-def _slowdown(run: Row, units: Sequence[Row]) -> float | None:
-    """Seconds that training units took, as a multiple of those that the history said; None where the run was predicted from
-    something else, or trained other units than it was expected to."""
-    said = run.get("prediction")
-    if said is None or said["sources"] != [HISTORY] or not run.get("alike", True):
-        return None
-    trained = [unit["train"] or 0.0 for unit in units if unit["kind"] == "train"]
-    expected = said["session_seconds"]["train"]
-    if len(trained) != said["training_units"] or not expected or any(u["compiled"] for u in units):
-        return None
-    threads = {(unit.get("server"), unit.get("threads")) for unit in units}
-    if len(threads) > len({server for server, _ in threads}):  # (some were to be sooner than the history says)
-        return None
-    return sum(trained) / expected * said.get("slowdown", 1.0)
+@dataclasses.dataclass
+class _Command:
+    """A command of a session as the log tells it: its units, and the seconds until the next command of that session (None:
+    there was none)."""
+
+    place: str
+    kind: str
+    began: float
+    ended: float
+    units: list[Row] = dataclasses.field(default_factory=list)
+    gap: float | None = None
+
+    @property
+    def compiled(self) -> bool:
+        return any(unit["compiled"] for unit in self.units)
+
+    @property
+    def besides(self) -> float:
+        """Seconds besides computation, from its first statement to its last."""
+        return max(0.0, self.ended - self.began - sum(unit["train"] or 0.0 for unit in self.units))
+
+    @property
+    def states(self) -> list[int]:
+        """The bytes of the states of its models: a chain reads and writes the state of each once."""
+        return [unit.get("bytes") or 0 for unit in {unit["model"]: unit for unit in self.units}.values()]
 
 
-def _around(units: Sequence[Row]) -> float | None:
-    """Seconds of a command besides its computation: to read and write states and rows, and until the next command."""
+def _commands(units: Iterable[Row]) -> Iterator[_Command]:
+    """The commands of sessions, from the log of their units."""
     by_session: dict[Any, list[Row]] = {}
     for unit in units:
-        by_session.setdefault(unit["session"], []).append(unit)
-    costs: list[float] = []
+        by_session.setdefault((unit["run_id"], unit["session"]), []).append(unit)
     for own in by_session.values():
         own.sort(key=lambda unit: (unit["began"], unit["ended"]))
-        end: float | None = None
-        now = 0.0
+        now: _Command | None = None
         for unit in own:
-            gap = None if end is None else unit["began"] - end
-            if gap is not None and gap >= APART:
-                costs.append(now + gap if gap < NEXT else now)
-                now = 0.0
-            now += (unit["read"] or 0.0) + (unit["write"] or 0.0)
-            end = max(end or 0.0, unit["ended"])
-        costs.append(now)
-    return statistics.median(costs) if len(costs) >= LEAST_COMMANDS else None
+            if now is None or unit["began"] - now.ended >= APART or unit["kind"] != now.kind:
+                following = _Command(unit.get("server") or "", unit["kind"], unit["began"], unit["ended"])
+                if now is not None:
+                    now.gap = unit["began"] - now.ended
+                    yield now
+                now = following
+            now.units.append(unit)
+            now.ended = max(now.ended, unit["ended"])
+        if now is not None:
+            yield now
+
+
+def _costs(commands: Sequence[_Command], usual: CommandCosts) -> CommandCosts:
+    """What commands of one kind at one place cost: by least squares, and the median of what lies between two commands."""
+    rows = [(1.0, len(one.states), len(one.units), sum(one.states) / MEGABYTE) for one in commands]
+    command, state, unit, megabyte = fit(rows, [one.besides for one in commands])
+    between = [one.gap for one in commands if one.gap is not None and one.gap < NEXT]
+    turn = statistics.median(between) if between else usual.command / 2
+    return CommandCosts(command + turn, unit, state, megabyte if any(row[3] for row in rows) else usual.megabyte)
 
 
 def _evaluation(units: Sequence[Row]) -> float | None:
-    """Seconds of an evaluated row, in seconds of a trained row, by the medians of units that compiled nothing."""
-    seconds: dict[str, list[float]] = {"train": [], "evaluate": []}
+    """Seconds of an evaluated row, in seconds of a trained row, by the sums over units that compiled nothing."""
+    seconds: dict[str, list[tuple[float, int]]] = {"train": [], "evaluate": []}
     for unit in units:
         if unit["rows"] and unit["train"] and not unit["compiled"]:
-            seconds[unit["kind"]].append(unit["train"] / unit["rows"])
+            seconds[unit["kind"]].append((unit["train"], unit["rows"] * unit["passes"]))
     if not all(seconds.values()):
         return None
-    trained = statistics.median(seconds["train"])
-    return min(10.0, statistics.median(seconds["evaluate"]) / trained) if trained else None
+    of_row: dict[str, float] = {}
+    for kind, own in seconds.items():
+        usual = statistics.median(took / rows for took, rows in own)
+        of_row[kind] = sum(min(took, LARGEST * usual * rows) for took, rows in own) / sum(rows for _, rows in own)
+    return min(10.0, of_row["evaluate"] / of_row["train"])

@@ -140,7 +140,14 @@ def _units(plan: Mapping[str, Any]) -> Iterator[str]:
     runs = f" in run {', '.join(map(str, stages['found_in_runs']))}" if stages["found_in_runs"] else ""
     taken = f", {stages['found_trained']} found trained{runs}" if stages["found_trained"] else ""
     rate = f"  (merge rate {stages['merge_rate']:.2f})" if stages["merge_rate"] and stages["merge_rate"] > 1 else ""
-    yield f"Stages: {stages['asked']} asked for{shared}{taken}, {stages['to_train']} to train{rate}"
+    awaited = f", {stages['awaited']} awaited" if stages["awaited"] else ""
+    yield f"Stages: {stages['asked']} asked for{shared}{taken}{awaited}, {stages['to_train']} to train{rate}"
+    if awaited:
+        runs = stages["awaited_from"]
+        trains = f"run{'s' * (len(runs) != 1)} {', '.join(map(str, runs))} train{'s' * (len(runs) == 1)}"
+        yield (
+            f"{INDENT}-> {trains} what is awaited now; the wait is not counted (SET pg_mop.reuse = off; trains it here as well)"
+        )
     text = f"Units: {found['training_units']} to train, {found['evaluation_units']} to evaluate"
     if found["commands"]:
         text += (
@@ -216,7 +223,7 @@ NAMES = {
     "evaluate": "evaluate",
     "ready": "make nets ready",
     "around": "transactions",
-    "write": "write states",
+    "write": "read and write states",
 }
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,11 +20,11 @@ from pg_mop.backend import object_table, processor, trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections.locks import Locks
-from pg_mop.plan import estimates
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
+from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
 from pg_mop.run import deadline, ending, role_costs, search_outlook, segments
 from pg_mop.run.adoption import Adoption
@@ -43,9 +44,11 @@ from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
 from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
 from pg_mop.schedule.milp import Milp
+from pg_mop.schedule.outline import outline
 from pg_mop.schedule.planned import Planned
+from pg_mop.schedule.predicted import Prediction, in_brief
 
-MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained last
+MEASURED_STAGES = 200  # stages of a net, about, whose units tell its cost: of the later half of iterations
 
 
 def execute(spec: RunSpec) -> RunResult:
@@ -86,6 +89,7 @@ class Coordinator:
     solver: SolverProcess | None = None  # of the scheduler milp
     deadline: deadline.Deadline | None = None
     machine: tuple[float, float] | None = None  # see measure_machine
+    expected: Prediction | None = None  # of a run that begins, unless a search decides what is trained
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
@@ -348,7 +352,7 @@ class Coordinator:
 
     def _most_threads(self) -> int:
         """How many threads a trainer on this server may have: as many as there are cores, or as the role's limits allow."""
-        most = self.catalog.value(f"SELECT min(l.threads) FROM {self.catalog.schema}.mop_my_limits l")
+        most = self.limits["threads"]
         cores = self.servers[None].info["cores"]
         return cores if most is None else min(cores, most)
 
@@ -372,15 +376,35 @@ class Coordinator:
         return f"{', '.join(texts[:inputs])} -> {', '.join(texts[inputs:])}"
 
     # --- estimates ------------------------------------------------------------------------------------
-    def estimates(self, planner: Planner, samples: Callable[[], Iterable[Sample]] = tuple) -> Estimates:
-        """The seconds of a plan's units; `samples`: of other nets on this machine."""
-        cores = self.servers[None].info["cores"]
-        return Estimates(planner, self.arithmetic, samples, self.fixed, self.options["threads"], cores, self.machine)
+    def estimates(
+        self,
+        planner: Planner,
+        samples: Callable[[], Iterable[Sample]] = tuple,
+        arithmetic: Callable[[int], Arithmetic | None] | None = None,
+        sessions: int | None = None,
+    ) -> Estimates:
+        """The seconds of a plan's units; `samples`: of other nets on this machine; `arithmetic`: of configurations, in place of
+        the run's own; `sessions`: in place of those that the run should have."""
+        return Estimates(
+            planner,
+            arithmetic or self.arithmetic,
+            samples,
+            self.fixed,
+            self.options["threads"],
+            self.servers[None].info["cores"],
+            self.machine,
+            sessions or self.wanted,
+        )
 
     def measure_machine(self) -> None:
         """Guess for this machine, where a guess decides or is shown. (A run that begins does not take the time for it.)"""
         if self.machine is None:
             self.machine = processor.measured()
+
+    def _learn_fixed_costs(self, most_logged: int = role_costs.MOST_LOGGED) -> None:
+        """Take the fixed costs from the log of the role's last runs, of at most so many units."""
+        self.fixed = role_costs.fixed_costs(self.catalog, most_logged, self.architectures(), self.warm)
+        if self.machine is not None:
             self.fixed = self.fixed.on_machine(self.machine[1])
 
     def architectures(self) -> Collection[str]:
@@ -389,28 +413,42 @@ class Coordinator:
 
     def _outline(self, taken: Collection[int]) -> dict[str, Any] | None:
         """What the run is expected to take, for its row in the catalog. `taken`: stages that earlier runs have trained."""
-        anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
-        warm = role_costs.are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
         if not self.searches:
-            found = self.estimates(self.planner)
-            found.warm = warm
-            return estimates.outline(found, self.wanted, taken)
+            self.expected = outline(self._warm(self.estimates(self.planner)), taken, self._state_bytes)
+            return None if self.expected is None else in_brief(self.expected)
 
         def estimates_of(planner: Planner, arithmetic: Callable[[int], Arithmetic | None]) -> Estimates:
-            cores = self.servers[None].info["cores"]
-            return Estimates(planner, arithmetic, tuple, self.fixed, self.options["threads"], cores)
+            return self._warm(self.estimates(planner, arithmetic=arithmetic))
 
-        return search_outlook.outline(
-            self.spec, self.planner, self.seed, self.wanted, estimates_of, self.db.check_interrupts
-        )
+        return search_outlook.outline(self.spec, self.planner, self.seed, estimates_of, self.db.check_interrupts)
 
-    def check_limits(self, taken: Collection[int] | None = None) -> None:
+    def _warm(self, found: Estimates) -> Estimates:
+        found.warm = self.warm
+        return found
+
+    @functools.cached_property
+    def warm(self) -> bool:
+        """True where the trainers most likely have the plan's nets ready."""
+        if self.searches:  # (its nets are not known yet)
+            return False
+        anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
+        return role_costs.are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
+
+    def _state_bytes(self, stage: Stage) -> int:
+        """Bytes of a stage's model state, about."""
+        c = self.configurations.get(stage.mst_key) or self.configurations.first  # (the only one, of a replica)
+        return self.state_bytes(c) or 1 << 16
+
+    @functools.cached_property
+    def limits(self) -> dict[str, Any]:
+        """The role's limits, by the columns of mop_my_limits; None: no limit."""
+        return self.catalog.execute(f"SELECT * FROM {self.catalog.schema}.mop_my_limits")[0]
+
+    def check_limits(self, taken: Collection[int] = ()) -> None:
         """Raises MopError where the run would take more time or disk than the role may use, by the least that is expected.
 
-        `taken`: numbers of the stages that earlier runs have trained, if they are known."""
-        limits = self.catalog.execute(
-            f"SELECT max_seconds, max_disk_mb, max_priority FROM {self.catalog.schema}.mop_my_limits"
-        )[0]
+        `taken`: numbers of the stages that earlier runs have trained."""
+        limits = self.limits
         most = limits["max_priority"]
         if most is not None and self.options["priority"] > most:
             raise self._beyond(
@@ -426,12 +464,8 @@ class Coordinator:
                 )
             return
         if limits["max_seconds"] is not None:
-            self.measure_machine()
-            if taken is None:
-                adoption = Adoption(self.spec, self.planner, self.catalog, 0)
-                taken = {stage.number for stage, *_ in adoption.find(list(self.planner.plan.stages.values()))}
-            expected = estimates.outline(self.estimates(self.planner), self.wanted, taken)
-            least = 0.0 if expected is None else expected["start_seconds"] + expected["makespan_low"]
+            found = self.expected or outline(self._warm(self.estimates(self.planner)), taken, self._state_bytes)
+            least = 0.0 if found is None else found.start + found.low
             if least > limits["max_seconds"]:
                 raise self._beyond(
                     f"this run is expected to take at least {least:.0f} s, more than the role's {limits['max_seconds']:g} s"
@@ -483,7 +517,9 @@ class Coordinator:
         expected = prediction = found = None
         if self.spec.application is None:
             expected = self.planner.expected_seconds(self.wanted)
-            self.fixed = role_costs.fixed_costs(self.catalog, role_costs.FEW_LOGGED, self.architectures())
+            if self.limits["max_seconds"] is not None:
+                self.measure_machine()
+            self._learn_fixed_costs(role_costs.FEW_LOGGED)
             found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
             taken = {stage.number for stage, *_ in found}
             prediction = self._outline(taken)
@@ -792,15 +828,23 @@ class Coordinator:
             self.messages.compare(self.followed, self.result.metrics, self.options)
 
     def _note_costs(self) -> None:
-        """Keep the measured costs of nets for later runs, from the stages of each net that were trained last."""
-        stages: dict[Any, list[int]] = {}
+        """Keep the measured costs of nets for later runs, from the stages of each net that were trained last: by then, trainers
+        have chosen their kernels."""
+        by_net: dict[Any, list[Stage]] = {}
         executor = self.executor
         for number in sorted(executor.versions) if executor is not None else ():
             stage = self.planner.plan.stages[number]
             if executor is not None and executor.has_trained(stage):
-                stages.setdefault(self.planner.sharing.net(stage), []).append(number)
+                by_net.setdefault(self.planner.sharing.net(stage), []).append(stage)
+        passes: dict[Any, dict[int, int]] = {}
+        for net, stages in by_net.items():
+            stages.sort(key=lambda stage: stage.iteration)
+            late = stages[len(stages) // 2 :]
+            passes[net] = {
+                stage.number: epochs(stage.parameters[1]) for stage in late[:: len(late) // MEASURED_STAGES + 1]
+            }
         try:
-            self.catalog.note_costs(self.run_id, {net: numbers[-MEASURED_STAGES:] for net, numbers in stages.items()})
+            self.catalog.note_costs(self.run_id, passes)
         except (MopError, psycopg2.Error) as trouble:  # the run does not depend on it
             self.db.plpy.log(f"pg_mop: the costs of run {self.run_id} could not be kept: {trouble}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,16 +14,18 @@ from pg_mop.plan import arithmetic
 from pg_mop.plan.estimates import Estimates
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.stages import Stage
-from pg_mop.run import search_outlook, segments, trial
+from pg_mop.run import runs_beside, search_outlook, segments, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.coordinator import Coordinator
-from pg_mop.run.role_costs import are_warm, fixed_costs, other_nets
+from pg_mop.run.role_costs import other_nets
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec
 from pg_mop.schedule import setup
-from pg_mop.schedule.prediction import MOST_UNITS, Prediction, predict, to_json
+from pg_mop.schedule.predicted import Prediction, to_json
+from pg_mop.schedule.prediction import MOST_UNITS, predict
 
+LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
 PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
 SAVES = 0.9  # a suggestion takes at most this share of the time
 MOST_SUGGESTIONS = 3
@@ -42,7 +45,10 @@ class Preview(Coordinator):
 
     catalog: Any
     measures = False
-    warm = False  # the trainers have the nets ready
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.awaited: dict[str, int] = {}  # {identity of a stage: the run beside that trains it now}
 
     # --- checks ---------------------------------------------------------------------------------------
     def _open_catalog(self, stack: contextlib.ExitStack) -> None:
@@ -83,19 +89,17 @@ class Preview(Coordinator):
             self.check(stack)
         self.run_id = self.earlier.run_id if self.earlier is not None and self.resumes else 0
         self._plan()
-        limit = self.catalog.value(f"SELECT min(l.sessions) FROM {self.catalog.schema}.mop_my_limits l")
-        if limit is not None:
-            self.wanted = min(self.wanted, int(limit))
-        self.fixed = fixed_costs(self.catalog, architectures=self.architectures())
+        if self.limits["sessions"] is not None:
+            self.wanted = min(self.wanted, self.limits["sessions"])
         self.measure_machine()
+        taken = [] if self.searches else self._take_over()
+        self._await()
+        self._learn_fixed_costs()
         if self.searches:
             return self._searched()
         if not self.run_id:
-            self.check_limits()
-        taken = self._take_over()
+            self.check_limits()  # (stages that others have trained, or train now, are marked)
         counts = self._stages(taken)
-        anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
-        self.warm = are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
         estimates = self._estimates(self.planner)
         if self.measures:
             trial.measure(self, estimates)
@@ -119,9 +123,28 @@ class Preview(Coordinator):
         if self.earlier is not None and self.resumes:
             self._restore()
             return []
-        found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
+        found = self._adoption().find(list(self.planner.plan.stages.values()))
         Adoption.mark(found)
         return found
+
+    def _adoption(self) -> Adoption:
+        return Adoption(self.spec, self.planner, self.catalog, self.run_id)
+
+    def _await(self) -> None:
+        """Find the stages that runs beside train now: this run would wait for them, so they are none of its work."""
+        adoption, begun = self._adoption(), set[int]()
+        if self.earlier is not None and self.resumes:
+            begun = {unit.stage for unit in self.earlier.finished}
+        older = runs_beside.older_than(self.run_id or LAST_RUN, adoption)
+        fresh = [
+            stage
+            for stage in self.planner.plan.stages.values()
+            if stage.trials and not stage.trained and stage.number not in begun
+        ]
+        for number, run in runs_beside.awaited(older, adoption, fresh).items():
+            stage = self.planner.plan.stages[number]
+            self.awaited[stage.identity] = run
+            stage.trained = stage.scored = True
 
     def _restore(self) -> None:
         """Mark the stages that the run to be resumed has trained on all segments, and evaluated."""
@@ -136,13 +159,7 @@ class Preview(Coordinator):
     def _predict(self, planner: Planner, estimates: Estimates) -> Prediction:
         most = 0 if self.run_id else MOST_UNITS  # a run that goes on has units that are half done
         return predict(
-            planner,
-            list(self.configurations),
-            self.configurations.misfits,
-            self._sessions_of(planner),
-            estimates,
-            self._state_bytes,
-            most,
+            planner, list(self.configurations), self.configurations.misfits, estimates, self._state_bytes, most
         )
 
     def _sessions_of(self, planner: Planner) -> int:
@@ -150,12 +167,8 @@ class Preview(Coordinator):
 
     # --- nets -----------------------------------------------------------------------------------------
     def _estimates(self, planner: Planner) -> Estimates:
-        found = self.estimates(planner, lambda: other_nets(self.catalog, self.options["keras_backend"]))
-        found.warm = self.warm
-        return found
-
-    def _state_bytes(self, stage: Stage) -> int:
-        return self.state_bytes(self._configuration(stage)) or 1 << 16
+        samples = functools.partial(other_nets, self.catalog, self.options["keras_backend"])
+        return self._warm(self.estimates(planner, samples, sessions=self._sessions_of(planner)))
 
     def _configuration(self, stage: Stage) -> Configuration:
         """The configuration of a stage, or the only one of a replica."""
@@ -203,7 +216,7 @@ class Preview(Coordinator):
         if options["kernel"] != "auto":
             why = "set by pg_mop.kernel"
         elif nets and all(net["kernel"] for net in nets):
-            why = "the fastest in the cost history"
+            why = "by the cost history"
         else:
             why = "the trainers will time the kernels on their first batches"
         kernels = sorted({net["kernel"] for net in nets if net["kernel"]})
@@ -276,8 +289,10 @@ class Preview(Coordinator):
         return {
             "asked": plan.asked,
             "shared": plan.asked - len(wanted),
-            "found_trained": len(wanted) - len(left),
+            "found_trained": len(wanted) - len(left) - len(self.awaited),
             "found_in_runs": sorted({of.origin[0] for _, of, _ in taken}),
+            "awaited": len(self.awaited),
+            "awaited_from": sorted(set(self.awaited.values())),
             "to_train": len(left),
             "to_evaluate": sum(stage.evaluated and not stage.scored for stage in wanted),
             "merge_rate": plan.merge_rate(len(left)) if left else None,
@@ -377,6 +392,8 @@ class Preview(Coordinator):
         for stage in planner.plan.stages.values():
             if (of := known.get(stage.identity)) is not None:
                 stage.trained, stage.scored = True, of.scored
+            if stage.identity in self.awaited:
+                stage.trained = stage.scored = True
         other = self._estimates(planner)
         other.take_over(self.estimated)
         return self._predict(planner, other)
@@ -403,18 +420,17 @@ class Preview(Coordinator):
             number: planner.visits(planner.plan.path(number)[0]) * estimates.unit(planner.plan.path(number)[0])
             for number in keys
         }
-        crowding = estimates.crowding(self.wanted)
-        iteration = crowding * sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
+        iteration = sum(seconds.values()) / len(seconds) if seconds else 0.0  # of a trial
         rows = sum(segment.rows for segment in self.segments.values())
         first = [planner.plan.path(number)[0] for number in keys]
         if self.measures and trial.measure(self, estimates):
-            iteration = crowding * sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
-        evaluated = crowding * sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
+            iteration = sum(planner.visits(stage) * estimates.unit(stage) for stage in first) / len(first)
+        evaluated = sum(estimates.evaluation(stage, rows) for stage in first) / len(first) if first else 0.0
         nets = self._nets(estimates)
         distinct = {planner.sharing.key(stage): stage for stage in first}
         anywhere = setup.trains_anywhere(planner, list(self.configurations))
         times_ready = len(set(planner.workload.places)) if anywhere else self.wanted
-        ready = crowding * sum(map(estimates.ready, distinct.values())) * times_ready
+        ready = sum(map(estimates.ready, distinct.values())) * times_ready
         costs = search_outlook.Costs(
             times,
             len(planner.workload.keys("training")),

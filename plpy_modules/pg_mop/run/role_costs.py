@@ -3,19 +3,26 @@ ready."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Collection
 from typing import Any
 
+from mop_udf import params
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.estimates import BACKWARD, FixedCosts, Sample
 from pg_mop.plan.fixed_costs import learned
 from pg_mop.plan.planner import Planner
+from pg_mop.plan.sharing import epochs
 
 OTHER_NETS = 30  # measured nets that give the speed of this machine
 LAST_RUNS = 3  # whose log tells the fixed costs
 MOST_LOGGED = 3000  # units of such a run
 FEW_LOGGED = 400  # the same, where the log is read while a run begins
+LEAST_BATCH = (
+    1e-4  # seconds of a mini-batch: of shorter ones, what a trainer does for a unit besides takes most of its time
+)
+MOST_SLOWDOWN = 2.0  # by which units may take longer than their mini-batches that were timed
 
 
 def other_nets(catalog: Any, framework: str) -> list[Sample]:
@@ -59,15 +66,17 @@ def other_nets(catalog: Any, framework: str) -> list[Sample]:
     ]
 
 
-def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED, architectures: Collection[str] = ()) -> FixedCosts:
+def fixed_costs(
+    catalog: Any, most_logged: int = MOST_LOGGED, architectures: Collection[str] = (), warm: bool = False
+) -> FixedCosts:
     """Seconds that do not depend on the rows, by the log of the role's last finished runs of at most so many units; the usual
-    ones without any. Only a run that had one of the `architectures` (JSON) tells how much longer units take than the
-    history says: small nets and large ones differ in that."""
+    ones without any. Runs that had one of the `architectures` (JSON) tell what commands cost, if there are any: small states
+    and large ones differ in that. `warm`: the run's trainers are ready."""
     digests = sorted({hashlib.md5(text.encode()).hexdigest() for text in architectures})
     runs = catalog.execute(
         f"""
         SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
-               extract(epoch FROM r.finished_at - u.last)::float8 AS "end", r.prediction,
+               extract(epoch FROM r.finished_at - u.last)::float8 AS "end",
                EXISTS (SELECT 1 FROM {catalog.prefix}configuration c
                    WHERE c.run_id = r.run_id AND md5(c.model_arch) = ANY (%s::text[])) AS alike
         FROM {catalog.prefix}run r CROSS JOIN LATERAL (
@@ -84,15 +93,36 @@ def fixed_costs(catalog: Any, most_logged: int = MOST_LOGGED, architectures: Col
     )
     units = catalog.execute(
         f"""
-        SELECT u.run_id, concat(u.server, '/', u.backend_pid) AS session, u.server, u.kind, u.rows,
-               extract(epoch FROM u.started_at)::float8 AS began,
-               extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, u.read_seconds AS read,
-               u.write_seconds AS write, u.compilations > 0 AS compiled, u.threads
-        FROM {catalog.prefix}unit u WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'
+        SELECT u.run_id, concat(u.server, '/', u.backend_pid) AS session, u.server, s.mst_key AS model, u.kind, u.rows,
+               s.fit_params, extract(epoch FROM u.started_at)::float8 AS began,
+               extract(epoch FROM u.finished_at)::float8 AS ended, u.train_seconds AS train, m.bytes,
+               u.compilations > 0 AS compiled
+        FROM {catalog.prefix}unit u JOIN {catalog.prefix}stage s USING (run_id, stage)
+        LEFT JOIN {catalog.prefix}stage_state m USING (run_id, stage)
+        WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished'
         """,
         ([run["run_id"] for run in runs],),
     )
-    return learned(runs, units)
+    for unit in units:
+        unit["passes"] = _passes(unit["fit_params"]) if unit["kind"] == "train" else 1
+    slowdown = catalog.value(
+        f"""
+        SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY c.unit_seconds / c.batch_seconds)
+        FROM {catalog.schema}.mop_unit_costs c WHERE c.units > 0 AND c.batch_seconds >= {LEAST_BATCH}
+        """
+    )
+    usual = FixedCosts()
+    if slowdown is not None:
+        usual = dataclasses.replace(usual, slowdown=min(MOST_SLOWDOWN, max(1.0, slowdown)))
+    return learned(runs, units, usual, warm)
+
+
+def _passes(fit_params: str) -> int:
+    """Passes over the rows in a unit; 1 where an older version wrote parameters that this one refuses."""
+    try:
+        return epochs(fit_params)
+    except params.ParameterError:
+        return 1
 
 
 def are_warm(db: Any, planner: Planner, options: dict[str, Any], sessions: int, anywhere: bool) -> bool:

@@ -7,7 +7,7 @@ gives them up, or has a result that cannot be taken over. (TreeML's studies that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pg_mop.plan import reuse
@@ -31,11 +31,7 @@ class RunsBeside:
         self, run: RunContext, adoption: Adoption, needed: NeededStates, take_over: Callable[..., None]
     ) -> None:
         self.run, self.adoption, self.needed, self.take_over = run, adoption, needed, take_over
-        search = adoption.spec.search
-        # (where a procedure stops trials, any of a path's states may be needed, and the other run keeps one)
-        waits = adoption.allowed and not (search is not None and search.stops_within_budget)
-        self.priority: int = adoption.planner.workload.options["priority"]
-        self.older = run.catalog.runs_beside(run.run_id, self.priority) if waits else []
+        self.older = older_than(run.run_id, adoption)
         adoption.beside = self.older
         self.told: set[int] = set()  # runs that the user knows of
         self.tries = 0
@@ -80,19 +76,11 @@ class RunsBeside:
 
     def _narrow(self) -> None:
         """Forget the runs that have ended."""
-        self.older = self.run.catalog.runs_beside(self.run.run_id, self.priority)
+        self.older = older_than(self.run.run_id, self.adoption)
 
     def _awaited(self, stages: list[Stage]) -> dict[int, int]:
         """{stage number: run} of those of the stages that other runs are about to train."""
-        if not self.older:
-            return {}
-        beside = self.run.catalog.stages_beside(self.older, [stage.identity for stage in stages])
-        spec, early = self.adoption.spec, dict[int, set[str | None]]()
-        fits = {c["mst_key"]: c["fit_params"] for c in spec.configurations if spec.may_end_early(c)}
-        for stage in stages if fits else ():
-            if asking := stage.trials & fits.keys():
-                early[stage.number] = {fits[key] for key in asking}
-        return reuse.awaited(stages, beside, early)
+        return awaited(self.older, self.adoption, stages)
 
     def _tell(self, held: dict[int, int]) -> None:
         for run in sorted(set(held.values()) - self.told):
@@ -102,3 +90,24 @@ class RunsBeside:
                 f"{what} not trained twice: this run waits and takes the result over (SET pg_mop.reuse = off; trains here)"
             )
             self.told.add(run)
+
+
+def older_than(run_id: int, adoption: Adoption) -> list[int]:
+    """The runs that began before a run, go on, and may train stages for it."""
+    search = adoption.spec.search
+    if not adoption.allowed or search is not None and search.stops_within_budget:
+        return []  # (where a procedure stops trials, any of a path's states may be needed, and the other run keeps one)
+    return adoption.catalog.runs_beside(run_id, adoption.planner.workload.options["priority"])
+
+
+def awaited(older: Sequence[int], adoption: Adoption, stages: Sequence[Stage]) -> dict[int, int]:
+    """{stage number: run} of those of the stages that the runs `older` are about to train. `stages`: see plan.reuse.awaited."""
+    if not older or not stages:
+        return {}
+    beside = adoption.catalog.stages_beside(older, [stage.identity for stage in stages])
+    spec, early = adoption.spec, dict[int, set[str | None]]()
+    fits = {c["mst_key"]: c["fit_params"] for c in spec.configurations if spec.may_end_early(c)}
+    for stage in stages if fits else ():
+        if asking := stage.trials & fits.keys():
+            early[stage.number] = {fits[key] for key in asking}
+    return reuse.awaited(stages, beside, early)

@@ -3,12 +3,13 @@ with made-up results (search/outlook.py); of a long search only the first trials
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.plan.arithmetic import Arithmetic
-from pg_mop.plan.estimates import Estimates, FixedCosts
+from pg_mop.plan.estimates import Estimates, FixedCosts, in_commands
 from pg_mop.plan.planner import Planner
 from pg_mop.run.spec import RunSpec, Search
 from pg_mop.search import outlook
@@ -27,7 +28,8 @@ CASES = dict(zip(("least", "expected", "most"), outlook.ORDERS))
 class Costs:
     """Session seconds of a search: `iteration` of a trial, and `evaluation`, on all segments; `ready`: of all nets.
 
-    `times`: paths of a trial; `visits`: training units of an iteration; `limit`: seconds after which nothing is begun.
+    `times`: paths of a trial; `visits`: training units of an iteration; `limit`: seconds after which nothing is begun; `size`:
+    bytes of a state.
     """
 
     times: int
@@ -38,6 +40,7 @@ class Costs:
     ready: float
     limit: float | None
     fixed: FixedCosts
+    size: float = 1 << 16
 
 
 @dataclass
@@ -84,7 +87,9 @@ def drive(
         procedure = search.procedure(seed, segments, fewer)
         if search.known:
             procedure.begin_with(search.known)
-        found[order] = outlook.drive(procedure, order, seed, search.most_trials, check=check, seconds=seconds)
+        models = procedure.space.models
+        with models.drafts() if models is not None else contextlib.nullcontext():
+            found[order] = outlook.drive(procedure, order, seed, search.most_trials, check=check, seconds=seconds)
     return Driven(procedure.name, found, wanted / fewer if wanted is not None and fewer is not None else 1.0)
 
 
@@ -99,7 +104,10 @@ def case(trials: Sequence[TrialOutlook], scale: float, costs: Costs) -> dict[str
     total, longest = scale * sum(t.iterations for t in trials), max((t.iterations for t in trials), default=0)
     evaluations = scale * sum(t.evaluations for t in trials)
     work = times * (total * costs.iteration + evaluations * costs.evaluation) + costs.ready
-    around = fixed.around * total * times  # about a command for each iteration
+    # about a command for each iteration
+    around = sum(
+        in_commands(fixed, total * times * costs.visits, evaluations * times, costs.visits, costs.size).values()
+    )
     makespan = max((work + around) / max(1, costs.sessions), longest * costs.iteration)
     seconds, limit = fixed.start + makespan + fixed.end, costs.limit
     return {
@@ -117,12 +125,11 @@ def outline(
     spec: RunSpec,
     planner: Planner,
     seed: int,
-    sessions: int,
     estimates_of: Callable[[Planner, Callable[[int], Arithmetic | None]], Estimates],
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any] | None:
-    """What a search is expected to take, for its row in the catalog: as plan.estimates.outline, with `search`: the cases. None
-    where no trial can be looked at.
+    """What a search is expected to take, for its row in the catalog: as schedule.predicted.in_brief, with `search`: the
+    cases. None where no trial can be looked at.
 
     `planner`: of the run, which stays as it is; `estimates_of(planner, arithmetic)`: the seconds of units of another one.
     """
@@ -141,13 +148,13 @@ def outline(
     if not found:
         return None
     estimates = estimates_of(own, lambda key: Arithmetic.find(found[key]["architecture"]) if key in found else None)
-    crowding, fixed = estimates.crowding(sessions), estimates.fixed
+    sessions, fixed = estimates.sessions, estimates.fixed
     stages = [own.plan.path(number)[0] for number in found]
     rows = sum(segment.rows for segment in planner.workload.segments.values())
-    iteration = crowding * sum(own.visits(stage) * estimates.unit(stage) for stage in stages) / len(stages)
-    evaluation = crowding * sum(estimates.evaluation(stage, rows) for stage in stages) / len(stages)
+    iteration = sum(own.visits(stage) * estimates.unit(stage) for stage in stages) / len(stages)
+    evaluation = sum(estimates.evaluation(stage, rows) for stage in stages) / len(stages)
     models = {own.sharing.key(stage): stage for stage in stages}
-    ready = crowding * sum(map(estimates.ready, models.values()))
+    ready = sum(map(estimates.ready, models.values()))
     times = 1 + len(search.held_out)
     visits = len(planner.workload.keys("training"))
     cases = looked.cases(Costs(times, visits, sessions, iteration, evaluation, ready, search.seconds, fixed))
@@ -164,7 +171,6 @@ def outline(
         "end_seconds": fixed.end,
         "sessions": sessions,
         "training_units": expected["training_units"],
-        "slowdown": fixed.slowdown,
         "session_seconds": {
             "train": train,
             "ready": ready,

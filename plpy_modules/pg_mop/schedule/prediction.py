@@ -8,80 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.plan.estimates import Estimates, in_a_command, longest_path
+from pg_mop.plan.estimates import Estimates, in_a_command, in_commands, longest_path
 from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.sharing import ModelKey
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import START, Dealer
+from pg_mop.schedule.predicted import Load, Prediction
 from pg_mop.schedule.simulator import Visit, makespan, simulate
 from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import Steps, UnitBatches, units_of
 
 MOST_UNITS = 2000  # of a plan that is simulated
-MOST_TOLD = 2000  # simulated units in the plan's JSON
 IDLE = 0.1  # of the makespan: shorter idle times at the end are not told
 MANY = 0.25  # a share of the session time that is told as a limit
 MOST_OF_WORK = 0.4  # a configuration's share of the work that is told
-
-
-@dataclass
-class Load:
-    """A worker session's part: busy seconds, and when it has nothing more to do (seconds from the first unit)."""
-
-    worker: Worker
-    server: str | None
-    busy: float = 0.0
-    until: float = 0.0
-
-
-@dataclass
-class Prediction:
-    """What a run will take.
-
-    `makespan`: seconds from the first unit's start to the last unit's end; `low`, `high`: its range; `lower_bound`: no
-    schedule takes less; `seconds`: of the whole call; `work`: session seconds by purpose: train, evaluate, ready, around,
-    write; `path`: (mst_key, seconds) of the longest path; `shares`: {mst_key: share of the training work}; `limits`: what
-    limits the makespan, in words.
-    """
-
-    sessions: int
-    units: int = 0
-    evaluations: int = 0
-    makespan: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    lower_bound: float = 0.0
-    start: float = 0.0
-    end: float = 0.0
-    work: dict[str, float] = field(default_factory=dict)
-    path: tuple[int, float] | None = None
-    shares: dict[int, float] = field(default_factory=dict)
-    loads: list[Load] = field(default_factory=list)
-    commands: int | None = None  # None: not simulated
-    chained: int = 0  # commands that are chains
-    grouped: int = 0  # commands with unit batches
-    simulated: bool = False
-    limits: list[str] = field(default_factory=list)
-    dealt: dict[str, Any] | None = None  # from which second on how many sessions have more threads
-    visits: list[Visit] = field(default_factory=list)
-    trials: dict[StageNumber, tuple[int, int]] = field(
-        default_factory=dict
-    )  # (mst_key, iteration) of the stages of visits
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole call."""
-        return self.start + self.makespan + self.end
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Of the whole call."""
-        return self.start + self.low + self.end, self.start + self.high + self.end
 
 
 class _Counting(UnitBatches):
@@ -102,30 +46,28 @@ def predict(
     planner: Planner,
     configurations: Sequence[Configuration],
     misfits: Collection[int],
-    sessions: int,
     estimates: Estimates,
     bytes_of: Callable[[Stage], int] = lambda stage: 1 << 16,
     most_units: int = MOST_UNITS,
 ) -> Prediction:
-    """The prediction of a planned run, whose stages are asked for. `bytes_of`: the size of a
-    stage's model state; `most_units`: of a plan that is simulated. The planner's plan is in the run's final state afterwards
-    if it was simulated.
+    """The prediction of a planned run, whose stages are asked for. `estimates`: for its number of sessions; `bytes_of`: the
+    size of a stage's model state; `most_units`: of a plan that is simulated. The planner's plan is in the run's final state
+    afterwards if it was simulated.
     """
-    work = _Work(planner, estimates, bytes_of, setup.trains_anywhere(planner, configurations), sessions)
+    work = _Work(planner, estimates, bytes_of, setup.trains_anywhere(planner, configurations))
     fixed = estimates.fixed
-    found = Prediction(sessions, work.units, work.evaluations, start=fixed.start, end=fixed.end)
+    found = Prediction(work.sessions, work.units, work.evaluations, start=fixed.start, end=fixed.end)
     found.path, found.shares = work.path, work.shares
     if not work.units and not work.evaluations:
         return found
-    low, high = estimates.spread(work.left)
+    found.sources = sorted({estimates.net(stage).source for stage in work.models.values()})
+    spread = estimates.spread(work.left)
     found.lower_bound = work.lower_bound
     if work.units + work.evaluations <= most_units:
         _simulate(found, work, planner, configurations, misfits)
     else:
         _sum_up(found, work)
-    varies = (work.train + work.evaluate) / max(1e-9, sum(found.work.values()))
-    found.low = found.makespan * (1 - varies + varies * low) * 0.95
-    found.high = found.makespan * (1 - varies + varies * high) * 1.1
+    found.set_range(spread)
     found.limits = _limits(found, work, len({key for stage in work.left for key in stage.trials}))
     return found
 
@@ -134,11 +76,10 @@ class _Work:
     """The units that are left of a plan, and their seconds."""
 
     def __init__(
-        self, planner: Planner, estimates: Estimates, bytes_of: Callable[[Stage], int], anywhere: bool, sessions: int
+        self, planner: Planner, estimates: Estimates, bytes_of: Callable[[Stage], int], anywhere: bool
     ) -> None:
         self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
-        self.sessions = max(1, sessions)
-        self.crowding = estimates.crowding(self.sessions)
+        self.sessions = estimates.sessions
         self.deals = bool(planner.workload.options.get("deal_threads")) and estimates.cores is not None
         self.most: int = planner.workload.options.get("most_threads") or estimates.cores or 1  # threads of a trainer
         self.least = estimates.threads or max(1, (estimates.cores or 1) // self.sessions)
@@ -151,11 +92,10 @@ class _Work:
         )
         self.chain_seconds: float = options.get("chain_seconds") or 0.0 if chains else 0.0
         self.left = [stage for stage in planner.plan.stages.values() if stage.trials and not stage.ended]
-        self._unit: dict[tuple[ModelKey, str], float] = {}
         self._row: dict[tuple[ModelKey, str], float] = {}
         total_rows = sum(self.rows.values())
         self.units = self.evaluations = 0
-        self.train = self.evaluate = self.write = 0.0
+        self.train = self.evaluate = 0.0
         self.models: dict[ModelKey, Stage] = {}
         paths: dict[StageNumber, float] = {}
         by_trial: Counter[int] = Counter()
@@ -164,10 +104,9 @@ class _Work:
         for stage in self.left:
             own = 0.0
             if not stage.trained:
-                visits, seconds = planner.visits(stage), self.mean(stage)
-                own = visits * seconds
+                visits = planner.visits(stage)
+                own = visits * estimates.unit(stage)
                 self.units, self.train = self.units + visits, self.train + own
-                self.write += visits * self._write(stage, seconds)
                 by_trial[min(stage.trials)] += own  # type: ignore[assignment]
                 self.models.setdefault(planner.sharing.key(stage), stage)
             if stage.evaluated and not stage.scored:
@@ -190,30 +129,18 @@ class _Work:
         self.shares = {key: seconds / total for key, seconds in by_trial.items()} if total and not averaging else {}
         self.datasets = len(datasets)
 
-    def mean(self, stage: Stage) -> float:
-        """Seconds of a training unit on a segment of mean size."""
-        key = self.planner.sharing.key(stage), stage.parameters[1]
-        if key not in self._unit:
-            self._unit[key] = self.crowding * self.estimates.unit(stage)
-        return self._unit[key]
-
     def _evaluation(self, stage: Stage) -> float:
         """Seconds of an evaluated row."""
         key = self.planner.sharing.key(stage), stage.parameters[1]
         if key not in self._row:
-            self._row[key] = self.crowding * self.estimates.evaluation(stage, 1.0)
+            self._row[key] = self.estimates.evaluation(stage, 1.0)
         return self._row[key]
-
-    def _write(self, stage: Stage, seconds: float) -> float:
-        """Seconds to write the state after a unit; of a chain, a unit's part of them."""
-        steps = max(1.0, min(256.0, self.chain_seconds / max(1e-4, seconds)))
-        return self.bytes_of(stage) / (1 << 20) * self.estimates.fixed.write / steps
 
     @property
     def ready(self) -> float:
         """Session seconds to make nets ready: each compiled model in one trainer of a server, or in every trainer."""
         times = len(set(self.planner.workload.places)) if self.anywhere else self.sessions
-        return times * self.crowding * sum(map(self.estimates.ready, self.models.values()))
+        return times * sum(map(self.estimates.ready, self.models.values()))
 
     @property
     def lower_bound(self) -> float:
@@ -235,7 +162,7 @@ class _Work:
             return 0.0
         if not self.deals:
             return self.path[1]
-        cost = START + self.crowding * self.estimates.ready(self.longest, self.most)
+        cost = START + self.estimates.ready(self.longest, self.most)
         total = self.train + self.evaluate
         return longest_path(total, self.path[1], self.sessions, self.estimates.speedup(self.longest, self.most), cost)
 
@@ -243,26 +170,22 @@ class _Work:
         """The Dealer of the run; None: threads are fixed."""
         if not self.deals:
             return None
-        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self))
+        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self.estimates))
 
     def seconds(self, unit: Unit) -> float:
         """Seconds of a unit, for the simulator."""
         stage, rows = self.planner.plan.stages[unit.stage], self.rows[unit.dataset, unit.segment]
         if unit.kind == "evaluate":
             return rows * self._evaluation(stage)
-        mean = self.mean(stage)
         slow = self.estimates.slowness(stage, self.servers[unit.dataset, unit.segment])
-        return slow * mean * rows / max(1.0, self.estimates.mean_rows) + self._write(stage, mean)
+        return slow * self.estimates.unit(stage) * rows / max(1.0, self.estimates.mean_rows)
 
 
 class _Costs:
     """As of dealing.Costs: by the time that threads are dealt, the run will have measured what is estimated now."""
 
-    def __init__(self, work: _Work) -> None:
-        self.certain, self.speedup, self._work = work.mean, work.estimates.speedup, work
-
-    def ready(self, stage: Stage, threads: int) -> float:
-        return self._work.crowding * self._work.estimates.ready(stage, threads)
+    def __init__(self, estimates: Estimates) -> None:
+        self.certain, self.speedup, self.ready = estimates.unit, estimates.speedup, estimates.ready
 
 
 def _simulate(
@@ -281,10 +204,9 @@ def _simulate(
         lambda worker: planner.may_chain(board.served(worker)),
     )
     has: set[tuple[Worker, ModelKey]] = set()
-    spent = 0.0
+    spent = dict.fromkeys(("ready", "around", "write"), 0.0)
 
     def ready(unit: Unit, worker: Worker) -> float:
-        nonlocal spent
         stage = plan.stages[unit.stage]
         key = worker, planner.sharing.key(stage)
         if key in has:
@@ -292,11 +214,16 @@ def _simulate(
         if unit.kind == "train":
             has.add(key)
         seconds = estimates.ready(stage) if unit.kind == "train" else min(estimates.fixed.ready, estimates.ready(stage))
-        seconds *= work.crowding
-        spent += seconds
+        spent["ready"] += seconds
         return seconds
 
-    around = estimates.fixed.around
+    def around(worker: Worker, steps: Sequence[Sequence[Unit]]) -> float:
+        costs = estimates.fixed.commands(steps[0][0].kind, board.server(worker))
+        command = costs.around(sum(map(len, steps)))
+        states = sum(costs.states(1, work.bytes_of(plan.stages[unit.stage])) for unit in steps[0])
+        spent["around"], spent["write"] = spent["around"] + command, spent["write"] + states
+        return command + states
+
     dealer = work.dealer(board)
     visits = simulate(board, scheduler, work.seconds, batches=batches, around=around, ready=ready, dealer=dealer)
     found.makespan = makespan(visits) if visits else 0.0
@@ -305,13 +232,7 @@ def _simulate(
     found.dealt = None if dealer is None else _dealt(visits, dealer.least)
     found.visits = sorted(visits, key=lambda visit: (visit.start, visit.worker, visit.end))
     found.trials = {stage.number: (min(stage.trials), stage.iteration) for stage in work.left}
-    found.work = {
-        "train": work.train,
-        "evaluate": work.evaluate,
-        "ready": spent,
-        "around": batches.commands * around,
-        "write": work.write,
-    }
+    found.work = {"train": work.train, "evaluate": work.evaluate, **spent}
 
 
 def _dealt(visits: Sequence[Visit], least: int) -> dict[str, Any] | None:
@@ -338,16 +259,16 @@ def _loads(visits: Sequence[Visit], board: Board) -> list[Load]:
 
 def _sum_up(found: Prediction, work: _Work) -> None:
     """The prediction of a plan that is not simulated: the work of all sessions is about equal."""
-    fixed = work.estimates.fixed
-    units = work.units + work.evaluations
+    fixed, units = work.estimates.fixed, work.units + work.evaluations
     mean = (work.train + work.evaluate) / units
     together = in_a_command({"chain_seconds": work.chain_seconds}, mean)
+    sizes = [work.bytes_of(stage) for stage in work.models.values()]
+    size = sum(sizes) / len(sizes) if sizes else 0.0
     found.work = {
         "train": work.train,
         "evaluate": work.evaluate,
         "ready": work.ready,
-        "around": units / together * fixed.around,
-        "write": work.write,
+        **in_commands(fixed, work.units, work.evaluations, together, size),
     }
     total = sum(found.work.values()) / work.sessions
     found.makespan = max(total, work.longest_path) + mean * together / 2
@@ -371,7 +292,7 @@ def _limits(found: Prediction, work: _Work, trials: int) -> list[str]:
         ("ready", "making nets ready is {} of the session time"),
         ("around", "transactions around units are {} of the session time"),
         ("evaluate", "evaluations are {} of the session time"),
-        ("write", "writing states is {} of the session time"),
+        ("write", "reading and writing states is {} of the session time"),
     ):
         share = found.work.get(purpose, 0.0) / max(1e-9, spent)
         if share >= MANY:
@@ -386,59 +307,3 @@ def _limits(found: Prediction, work: _Work, trials: int) -> list[str]:
             share = sum(makespan_ - end for end in early) / (makespan_ * len(ends))
             told.append((share, f"{len(early)} of {len(ends)} sessions idle from second {max(early):.3g} on"))
     return [text for _, text in sorted(told, reverse=True)]
-
-
-def to_json(found: Prediction) -> dict[str, Any]:
-    """A prediction as plain values with stable names."""
-    return {
-        "seconds": found.seconds,
-        "seconds_low": found.range[0],
-        "seconds_high": found.range[1],
-        "makespan": found.makespan,
-        "makespan_low": found.low,
-        "makespan_high": found.high,
-        "lower_bound": found.lower_bound,
-        "start_seconds": found.start,
-        "end_seconds": found.end,
-        "simulated": found.simulated,
-        "sessions": found.sessions,
-        "training_units": found.units,
-        "evaluation_units": found.evaluations,
-        "commands": found.commands,
-        "chains": found.chained if found.simulated else None,
-        "unit_batches": found.grouped if found.simulated else None,
-        "session_seconds": found.work,
-        "longest_path": None if found.path is None else {"mst_key": found.path[0], "seconds": found.path[1]},
-        "loads": [
-            {"session": load.worker, "server": load.server, "busy_seconds": load.busy, "until": load.until}
-            for load in found.loads
-        ],
-        "limits": found.limits,
-        "dealt": found.dealt,
-        "units": _units(found) if found.simulated else None,
-    }
-
-
-def _units(found: Prediction) -> dict[str, Any]:
-    """The simulated units as a compact table, in seconds from the first unit: the first MOST_TOLD of them, and how many are
-    left out."""
-    begin = min((visit.start for visit in found.visits), default=0.0)
-    return {
-        "columns": ["session", "from", "until", "mst_key", "iteration", "kind"],
-        "rows": [
-            [
-                visit.worker,
-                _brief(visit.start - begin),
-                _brief(visit.end - begin),
-                *found.trials[visit.unit.stage],
-                visit.unit.kind,
-            ]
-            for visit in found.visits[:MOST_TOLD]
-        ],
-        "left_out": max(0, len(found.visits) - MOST_TOLD),
-    }
-
-
-def _brief(seconds: float) -> float:
-    """Seconds with as many digits as a picture needs."""
-    return float(f"{seconds:.5g}")

@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pg_mop.plan.stages import StageNumber
@@ -72,7 +72,7 @@ def simulate(
     ahead: bool = False,
     transport: Transport | None = None,
     batches: UnitBatches | None = None,
-    around: float = 0.0,
+    around: Callable[[Worker, Sequence[Sequence[Unit]]], float] | None = None,
     slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
     dealer: Dealer | None = None,
@@ -81,9 +81,10 @@ def simulate(
 
     `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
-    every unit runs alone. `around`: fixed seconds of a command, which does a unit, a unit batch or a chain. `slowness`: how
-    many times as long a unit takes on a worker; None: all are as fast. `ready`: seconds that a worker needs before it begins
-    a unit, asked once for each unit in the order of their begin. `dealer`: deals the threads of the workers' trainers.
+    every unit runs alone. `around`: seconds of a command besides its units (a unit, a unit batch or a chain), by its steps;
+    None: there are none. `slowness`: how many times as long a unit takes on a worker; None: all are as fast. `ready`: seconds
+    that a worker needs before it begins a unit, asked once for each unit in the order of their begin. `dealer`: deals the
+    threads of the workers' trainers.
 
     The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
@@ -130,7 +131,9 @@ def simulate(
                 taken = [sum(takes(unit, worker) for unit in units) for units in steps]
                 if ready is not None:
                     taken = [t + sum(ready(unit, worker) for unit in units) for t, units in zip(taken, steps)]
-                ends = list(itertools.accumulate(taken, initial=begins + around))[1:]
+                if around is not None:
+                    begins += around(worker, steps)
+                ends = list(itertools.accumulate(taken, initial=begins))[1:]
                 if transport is not None:
                     ((unit,),) = steps
                     parent = board.plan.stages[unit.stage].parent

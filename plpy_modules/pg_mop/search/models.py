@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class ModelChoices:
         self.misfits: dict[str, int] = {}  # why members did not fit -> how many
         self.missed = 0  # how many in all
         self.ended = False  # the grid has ended before its last member, after very many misfits
+        self._drafts = False
 
     @property
     def size(self) -> int:
@@ -86,11 +88,32 @@ class ModelChoices:
         self.space.check()
         own = self.own(place)
         key = tuple(own.items())
+        if self._drafts:
+            number = -1 - _digest(repr(key)) % FIRST_ID
+            self._places.setdefault(number, own)
+            return number
         if key not in self._ids:
             if len(self._ids) >= MOST_KEPT:  # misfits alone may be forgotten
                 self._ids = {each: number for each, number in self._ids.items() if number is not None}
             self._ids[key] = self._number(self._member(own), own)
         return self._ids[key]
+
+    @contextlib.contextmanager
+    def drafts(self) -> Iterator[None]:
+        """Within it no member is made: `model_id` gives a draft's number, which is negative, for every point. EXPLAIN counts
+        trials by the thousand, and looks at the models of a few (`member`)."""
+        before, self._drafts = self._drafts, True
+        try:
+            yield
+        finally:
+            self._drafts = before
+
+    def member(self, model_id: int | None) -> tuple[int, Member] | None:
+        """(model_id, member) of a member that was proposed, or of a draft, which is made now; None where there is none, and
+        where a draft does not fit together."""
+        if model_id is not None and model_id < 0 and model_id in self._places:
+            model_id = self.model_id(self._places[model_id])
+        return None if model_id is None or model_id not in self.by_id else (model_id, self.by_id[model_id])
 
     def _member(self, own: Place) -> Member:
         model_id = self.base.value(own[self.base.name])
@@ -107,7 +130,7 @@ class ModelChoices:
             self.missed += 1
             self.misfits[reason] = self.misfits.get(reason, 0) + 1
             return None
-        number = FIRST_ID + int(hashlib.sha256(member.architecture.encode()).hexdigest()[:12], 16) % FIRST_ID
+        number = FIRST_ID + _digest(member.architecture) % FIRST_ID
         while number in self.taken or number in self.by_id and self.by_id[number].architecture != member.architecture:
             number = FIRST_ID + (number + 1) % FIRST_ID
         if number not in self.by_id:  # (of two choices with equal architectures, the first counts)
@@ -154,3 +177,7 @@ class ModelChoices:
             "choices": dict(member.choices),
             "primitives": list(member.record),
         }
+
+
+def _digest(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
