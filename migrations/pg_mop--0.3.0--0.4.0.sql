@@ -97,7 +97,7 @@ CREATE TABLE @extschema@.mop_cost (
     compile_seconds double precision[] NOT NULL, -- maximum of each run
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     place text NOT NULL DEFAULT '',     -- the foreign server that held the rows; '': this server
-    unit_seconds double precision[] NOT NULL DEFAULT '{}', -- of a mini-batch in the median unit of each run that used the
+    unit_seconds double precision[] NOT NULL DEFAULT '{}', -- of a mini-batch in the typical unit of each run that used the
                                         -- kernel, with all that the trainer does for a unit; the latest first
     units integer NOT NULL DEFAULT 0,   -- of the last run, that used the kernel
     PRIMARY KEY (owner, net, part, version, device, kernel, place)

@@ -79,15 +79,15 @@ JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished';
 
 -- Seconds of a mini-batch, and of the compilation of a kernel, as the role's last runs measured them. `batch_seconds`: the
--- least of each run; `unit_seconds`: in its median unit, with all that the trainer does for a unit; `units`: how many units of
--- the last run used the kernel.
+-- least of each run; `unit_seconds`: in its typical unit, with all that the trainer does for a unit; `units`: how many units
+-- of the last run used the kernel.
 CREATE VIEW @extschema@.mop_unit_costs WITH (security_barrier) AS
 SELECT c.architecture, c.optimizer, c.loss, c.batch_size, c.shape, c.part, c.kernel, c.device, c.version,
        (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.batch_seconds) AS s(seconds))
            AS batch_seconds,
        (SELECT max(s.seconds) FROM unnest(c.compile_seconds) AS s(seconds)) AS compile_seconds,
        array_length(c.batch_seconds, 1) AS runs, c.noted_at, c.net, c.place,
-       (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.unit_seconds[1:5]) AS s(seconds))
+       (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.unit_seconds[1:3]) AS s(seconds))
            AS unit_seconds, c.units
 FROM @extschema@.mop_cost c JOIN @extschema@.mop_owner o USING (owner)
 WHERE o.who = (SELECT @extschema@.mop_role(current_user));

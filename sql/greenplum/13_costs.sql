@@ -12,6 +12,8 @@ DECLARE
     measured record;
     noted timestamptz := clock_timestamp();  -- (a replicated table accepts no volatile function)
     oldest timestamptz;
+    unit double precision[];
+    used integer;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
@@ -26,19 +28,23 @@ BEGIN
                    u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
                    min(k.value::double precision) AS batch,
                    max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile,
-                   array_remove(ARRAY[percentile_cont(0.5) WITHIN GROUP (ORDER BY u.train_seconds / greatest(1,
-                       (net.passes ->> u.stage::text)::integer * ceil(u.rows::double precision / net.batch_size)))
-                       FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0)], NULL) AS unit,
-                   (count(*) FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0))::integer AS units
+                   array_agg(u.train_seconds / greatest(1, (net.passes ->> u.stage::text)::integer
+                       * ceil(u.rows::double precision / net.batch_size)))
+                       FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0) AS took
             FROM @extschema@.mop_unit u, json_each_text(u.choice -> 'batch_seconds') AS k
             WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
             AND (u.choice ->> 'device') IS NOT NULL
             GROUP BY 1, 2, 3, 4
         LOOP
+            -- (a unit that took very long was disturbed, and counts as one that took ten times the median)
+            unit := ARRAY(SELECT avg(least(t.seconds, 10 * m.median)) FROM unnest(measured.took) AS t(seconds),
+                          (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY o.seconds) AS median
+                           FROM unnest(measured.took) AS o(seconds)) AS m HAVING count(*) > 0);
+            used := coalesce(array_length(measured.took, 1), 0);
             UPDATE @extschema@.mop_cost c SET noted_at = noted,
                 batch_seconds = (measured.batch || c.batch_seconds)[1:9],
                 compile_seconds = (measured.compile || c.compile_seconds)[1:9],
-                unit_seconds = (measured.unit || c.unit_seconds)[1:9], units = measured.units
+                unit_seconds = (unit || c.unit_seconds)[1:9], units = used
             WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
                 = (number, net.digest, measured.part, measured.version, measured.device, measured.kernel);
             CONTINUE WHEN FOUND;
@@ -47,7 +53,7 @@ BEGIN
                     loss, batch_size, shape, batch_seconds, compile_seconds, noted_at, unit_seconds, units)
                 VALUES (number, net.digest, measured.part, measured.version, measured.device, measured.kernel,
                     net.architecture, net.optimizer, net.loss, net.batch_size, net.shape, ARRAY[measured.batch],
-                    ARRAY[measured.compile], noted, measured.unit, measured.units);
+                    ARRAY[measured.compile], noted, unit, used);
             EXCEPTION WHEN unique_violation THEN
                 NULL;  -- another run of the role commits the same row now
             END;

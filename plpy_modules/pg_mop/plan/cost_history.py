@@ -2,7 +2,7 @@
 
 They save a trainer from timing the kernels of a net again, and they give an estimate for a run before a unit has ended. The
 kernel autotuner compares the least seconds of a mini-batch, which other work on the machine disturbs least. A plan counts the
-typical ones: those of the median unit.
+typical ones: those of whole units.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ class Typical(NamedTuple):
 
 
 def typical(rows: Sequence[Row]) -> Typical:
-    """What mini-batches of a net take on one device: the seconds of the median unit of each kernel, in the shares in which the
+    """What mini-batches of a net take on one device: the seconds of the typical unit of each kernel, in the shares in which the
     last run used the kernels. (The trainers of a run may have compiled different ones.) `rows`: at least one, of one device."""
     used = [row for row in rows if row.get("units") and row.get("unit_seconds")]
     last = max((str(row["noted_at"]) for row in used), default="")

@@ -33,7 +33,7 @@ BASE = 5e-5  # seconds of a mini-batch that computes nothing
 DIVIDED_RATE = 2.5e10  # operations a second of a core at which the arithmetic that threads divide is counted
 PARALLEL = 0.8  # of a mini-batch's arithmetic, without any measurement: the share that more threads divide
 # seconds that a run may take, as multiples of what is expected
-SPREAD = {HISTORY: (0.85, 1.25), MEASURED: (0.75, 1.4), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
+SPREAD = {HISTORY: (0.8, 1.35), MEASURED: (0.7, 1.6), OTHERS: (0.5, 2.0), GUESS: (0.4, 2.5)}
 
 
 @dataclass(frozen=True)

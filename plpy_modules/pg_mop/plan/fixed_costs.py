@@ -116,11 +116,16 @@ def _commands(units: Iterable[Row]) -> Iterator[_Command]:
 
 
 def _costs(commands: Sequence[_Command], usual: CommandCosts) -> CommandCosts:
-    """What commands of one kind at one place cost: by least squares, and the median of what lies between two commands."""
+    """What commands of one kind at one place cost: by least squares, and the mean of what lies between two commands."""
     rows = [(1.0, len(one.states), len(one.units), sum(one.states) / MEGABYTE) for one in commands]
-    command, state, unit, megabyte = fit(rows, [one.besides for one in commands])
+    took = [one.besides for one in commands]
+    found = fit(rows, took)
+    # (a command that was disturbed has no part in the fit, but such commands will be disturbed again)
+    fitted = [sum(a * c for a, c in zip(row, found)) for row in rows]
+    more = sum(min(t, LARGEST * f) for t, f in zip(took, fitted)) / max(1e-9, sum(fitted))
+    command, state, unit, megabyte = (c * more for c in found)
     between = [one.gap for one in commands if one.gap is not None and one.gap < NEXT]
-    turn = statistics.median(between) if between else usual.command / 2
+    turn = statistics.mean(between) if between else usual.command / 2
     return CommandCosts(command + turn, unit, state, megabyte if any(row[3] for row in rows) else usual.megabyte)
 
 

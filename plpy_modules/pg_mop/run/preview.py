@@ -21,14 +21,13 @@ from pg_mop.run.coordinator import Coordinator
 from pg_mop.run.role_costs import other_nets
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec
+from pg_mop.run.suggestions import suggestions
 from pg_mop.schedule import setup
 from pg_mop.schedule.predicted import Prediction, to_json
 from pg_mop.schedule.prediction import MOST_UNITS, predict
 
 LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
 PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
-SAVES = 0.9  # a suggestion takes at most this share of the time
-MOST_SUGGESTIONS = 3
 LISTED = 5  # configurations of a net that are named
 
 
@@ -100,12 +99,11 @@ class Preview(Coordinator):
         if not self.run_id:
             self.check_limits()  # (stages that others have trained, or train now, are marked)
         counts = self._stages(taken)
-        estimates = self._estimates(self.planner)
+        estimates = self.estimates_for(self.planner)
         if self.measures:
             trial.measure(self, estimates)
         nets, memory = self._nets(estimates), self._memory()  # before the simulation ends all stages
-        self.estimated = estimates
-        found = self._predict(self.planner, estimates)
+        found, self.estimated = self.predict(self.planner, estimates), estimates
         return {
             **self._head(),
             "stages": counts,
@@ -114,7 +112,7 @@ class Preview(Coordinator):
             "prediction": to_json(found),
             "memory": memory,
             **self._states(found),
-            "suggestions": self._suggestions(found, taken),
+            "suggestions": suggestions(self, found, taken),
             "late_seconds": self._late(found.seconds),
         }
 
@@ -156,7 +154,7 @@ class Preview(Coordinator):
             stage.trained = stage.trained or visits[stage.number] >= self.planner.visits(stage)
             stage.scored = stage.scored or row["scores"] >= datasets
 
-    def _predict(self, planner: Planner, estimates: Estimates) -> Prediction:
+    def predict(self, planner: Planner, estimates: Estimates) -> Prediction:
         most = 0 if self.run_id else MOST_UNITS  # a run that goes on has units that are half done
         return predict(
             planner, list(self.configurations), self.configurations.misfits, estimates, self._state_bytes, most
@@ -166,7 +164,7 @@ class Preview(Coordinator):
         return self.wanted if planner is self.planner else planner.sessions(self.inputs.capacity)
 
     # --- nets -----------------------------------------------------------------------------------------
-    def _estimates(self, planner: Planner) -> Estimates:
+    def estimates_for(self, planner: Planner) -> Estimates:
         samples = functools.partial(other_nets, self.catalog, self.options["keras_backend"])
         return self._warm(self.estimates(planner, samples, sessions=self._sessions_of(planner)))
 
@@ -351,53 +349,6 @@ class Preview(Coordinator):
         """(Always the same, so that equal calls have equal plans.)"""
         return 0
 
-    # --- suggestions ----------------------------------------------------------------------------------
-    def _suggestions(self, found: Prediction, taken: Sequence[Any]) -> list[dict[str, Any]]:
-        """Statements that make the call faster by the prediction, each with its effect; those that save most first."""
-        if not found.simulated or not found.units:
-            return []
-        options = self.planner.workload.options
-        tried: list[tuple[str, dict[str, Any]]] = []
-        own = self.earlier is None  # (a replay has the scheduler and the sharing of the run that it repeats)
-        if own and options["scheduler"] != "longest-first" and not self.spec.averaging:
-            tried.append(("SET pg_mop.scheduler = 'longest-first';", {"scheduler": "longest-first"}))
-        if self.wanted > 1:
-            tried.append((f"SET pg_mop.sessions = {self.wanted // 2};", {"sessions": self.wanted // 2}))
-        full = len(self.planner.workload.keys("training"))
-        if options["sessions"] is not None and options["sessions"] < min(full, self.servers[None].info["cores"]):
-            tried.append(("RESET pg_mop.sessions;", {"sessions": None}))
-        if not options["chain_seconds"]:
-            tried.append(("RESET pg_mop.chain_seconds;", {"chain_seconds": 0.5}))
-        if own and not options["sharing"]:
-            tried.append(("RESET pg_mop.sharing;", {"sharing": True}))
-        if not options["cache_mb"]:
-            tried.append(("RESET pg_mop.cache_mb;", {"cache_mb": 1024}))
-        better: list[dict[str, Any]] = []
-        for statement, changes in tried:
-            other = self._with(changes, taken)
-            if other.seconds < SAVES * found.seconds:
-                better.append(
-                    {"statement": statement, "seconds": other.seconds, "saves": found.seconds - other.seconds}
-                )
-        return sorted(better, key=lambda one: -one["saves"])[:MOST_SUGGESTIONS]
-
-    def _with(self, changes: dict[str, Any], taken: Sequence[Any]) -> Prediction:
-        """The prediction with other settings."""
-        work = dataclasses.replace(
-            self.planner.workload, options={**self.planner.workload.options, **changes, "threads": None}
-        )
-        planner = Planner(work, list(self.configurations), self.history, self.earlier)
-        planner.ask_for_all(self.configurations, self.configurations.misfits)
-        known = {stage.identity: of for stage, of, _ in taken}
-        for stage in planner.plan.stages.values():
-            if (of := known.get(stage.identity)) is not None:
-                stage.trained, stage.scored = True, of.scored
-            if stage.identity in self.awaited:
-                stage.trained = stage.scored = True
-        other = self._estimates(planner)
-        other.take_over(self.estimated)
-        return self._predict(planner, other)
-
     # --- searches -------------------------------------------------------------------------------------
     def _searched(self) -> dict[str, Any]:
         """The plan of a search: least, expected and most work, by made-up results."""
@@ -415,7 +366,7 @@ class Preview(Coordinator):
                 planner.register(c)
                 planner.ask(c, max(1, one.iterations), {max(1, one.iterations)})
                 keys.append(number)
-        estimates = self._estimates(planner)
+        estimates = self.estimates_for(planner)
         seconds = {
             number: planner.visits(planner.plan.path(number)[0]) * estimates.unit(planner.plan.path(number)[0])
             for number in keys
