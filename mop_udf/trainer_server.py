@@ -254,6 +254,16 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
+    def on_zero_cost(self, header, payloads):
+        try:
+            from mop_udf import zero_cost
+
+            self._check_device()
+            rows = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
+            self.channel.send({"scores": zero_cost.scores(header["models"], header["seed"], header["kind"], rows)})
+        except Exception as error:
+            self._refuse(error)
+
     def on_baselines(self, header, payloads):
         try:
             from mop_udf import baselines

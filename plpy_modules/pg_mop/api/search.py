@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from mop_udf import params
 from pg_mop import search
+from pg_mop.api import zero_costs
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
@@ -29,7 +30,7 @@ from pg_mop.run.inputs import Inputs
 from pg_mop.run.messages import warn_of_failures
 from pg_mop.run.metrics import HELD_OUT
 from pg_mop.run.spec import Output, RunSpec, Search
-from pg_mop.search import grids
+from pg_mop.search import grids, zero_cost
 from pg_mop.search.logged import LoggedTrials
 from pg_mop.search.space import Space
 
@@ -186,6 +187,7 @@ class Method:
     best_line: Callable | None = None
     for_segments: bool = False
     keep: str = "best"
+    filtered: tuple | None = None  # (kind, members) of a zero-cost filter
 
     @classmethod
     def read(cls, a):
@@ -198,7 +200,8 @@ class Method:
             )
         if a.get("max_trials") is not None and "trials" in search.find(name).PARAMETERS:
             parameters.setdefault("trials", a["max_trials"])
-        return cls(name, parameters)
+        chosen = zero_cost.read(name, parameters, a.get("model_space") is not None)
+        return cls(name, parameters, filtered=chosen)
 
     def create(self, space, seed, goal, segments=None, trials=None):
         """The procedure, with so many trials unless None. Raises SearchError."""
@@ -206,6 +209,8 @@ class Method:
         procedure = search.create(self.name, space, seed, goal, parameters)
         if self.for_segments and segments:
             procedure.parallel = segments
+        if self.filtered is not None:
+            zero_cost.filter_by(procedure, *self.filtered)
         return procedure
 
 
@@ -405,6 +410,7 @@ class SearchCall:
         warn_of_failures(self.db, failed, len(self.configurations.own), "trials", info)
         if self.followed is None:
             self.architectures.tell_misfits()
+            self._tell_filter(result.procedure)
         if result.winner is not None:
             result.winner.tell(self.db, info, "trials")
 
@@ -424,7 +430,22 @@ class SearchCall:
             self.method.also_evaluated,
             self.method.lines,
             self.held_out,
+            None if self.method.filtered is None else self._scores,
         )
+
+    def _scores(self, procedure, seed):
+        return zero_costs.scores(self.db, procedure, self.inputs, seed)
+
+    def _tell_filter(self, procedure):
+        """Send a NOTICE where the filter of a procedure was dropped."""
+        chosen = getattr(getattr(procedure, "sampler", None), "filter", None)
+        if chosen is not None and chosen.dropped:
+            self.db.notice(
+                f"the filter {chosen.kind} was dropped after {zero_cost.PROBES} trials: its scores do not tell which members "
+                "train well",
+                detail=f"The rank correlation of scores and results was {chosen.correlation:.2f}, less than "
+                f"{zero_cost.LEAST_CORRELATION}.",
+            )
 
     def _differs(self, earlier, options):
         """Why the call is not that of an earlier run, or None."""

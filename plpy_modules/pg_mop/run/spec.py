@@ -53,7 +53,8 @@ class Search:
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
     `best_line(mst_key, row, trials)`: the INFO line about a new best trial; `held_out`: the segments of each fold, where the
-    criterion is the mean over folds.
+    criterion is the mean over folds; `scores(procedure, seed)`: [[model_id, score], ...] of untrained members, of a search with
+    a zero-cost filter.
     """
 
     procedure: Callable[..., Any]
@@ -69,6 +70,7 @@ class Search:
     also_evaluated: Callable[[Procedure, int], Iterable[int]] = _nothing
     lines: Callable[[Procedure, Sequence[Any]], Iterable[str]] = _nothing
     held_out: Sequence[Sequence[int]] = ()
+    scores: Callable[[Procedure, int], Sequence[Sequence[Any]]] | None = None
 
     def value(self, row: dict[str, Any]) -> float | None:
         """The metric that the search judges by, of a row of Catalog.metrics."""
