@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from test_planner import configuration, workload
 
 from mop_udf.architecture import check
@@ -14,7 +15,7 @@ from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import Unit
 from pg_mop.search import create
 from pg_mop.search.space import Space
-from workload import dense
+from workload import HOSTILE, dense
 
 
 def values(text):
@@ -197,3 +198,29 @@ def test_a_long_line_is_no_recursion():
     nodes = family.tree([row(1), *(row(key, key - 1) for key in range(2, 3000))], {})
     assert nodes[-1]["x"] == 2998 and {node["y"] for node in nodes} == {0}
     assert sum(1 for _ in family.text(nodes)) == 2999
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of fonts
+def test_the_picture_of_a_family_draws_names_as_text():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from pg_mop_client import families
+    from pg_mop_client.errors import ClientError
+
+    rows = [row(1), row(2, 1, "units", "4", "8", inheritance={"same": True}), row(3, 1, inheritance={}), row(4, 2)]
+    data = {
+        "run": {"run_id": 5, "model_output_table": f"$x^{HOSTILE}"},
+        "measure": {"series": f"validation $a_{HOSTILE}"},
+        "sampled": {},
+        "family": family.tree(rows, {1: 0.5, 2: 0.75}),
+    }
+    axes = families.family(data)
+    axes.figure.canvas.draw()
+    assert axes.has_data() and axes.get_title(loc="left").startswith("run 5: $x^")
+    assert {text.get_text() for text in axes.texts} == {"1", "2", "3", "4"}
+    told = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert told == ["began with the parent's function", "anew"]
+    matplotlib.pyplot.close(axes.figure)
+    for sampled in ({}, {"family": "no family tree: it has 5000 trials, more than 1000"}):
+        with pytest.raises(ClientError):
+            families.family({**data, "family": [], "sampled": sampled})
