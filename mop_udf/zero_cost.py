@@ -62,7 +62,7 @@ def synflow(model: Any) -> float:
 
 
 def naswot(model: Any, rows: Sequence[np.ndarray]) -> float:
-    """log |det K| of a model on a minibatch; not a number where it has no rectified units."""
+    """log |det K| of a model on a minibatch; not a number where it has no rectified units, or cannot tell two rows apart."""
     rectified = [layer.output for layer in model.layers if _is_rectified(layer)]
     if not rectified:
         return math.nan
@@ -71,6 +71,8 @@ def naswot(model: Any, rows: Sequence[np.ndarray]) -> float:
     for made in _outputs(inner, rows):
         code = (np.asarray(made).reshape(len(made), -1) > 0).astype("f8")
         kernel += code @ code.T + (1 - code) @ (1 - code).T
+    if np.linalg.matrix_rank(kernel) < len(kernel):
+        return math.nan
     return float(np.linalg.slogdet(kernel)[1])
 
 

@@ -58,7 +58,9 @@ def scores(db, run_id):
 def test_untrained_members_are_scored_before_anything_is_trained(db, kind):
     run_id = search(db, "found", kind)
     found = scores(db, run_id)
-    assert len(found) == 16 and len({value for value in found.values() if value is not None}) > 8
+    assert len(found) == 16
+    if kind == "synflow":  # (the rows repeat, so that few nets tell all of them apart, or none)
+        assert len({value for value in found.values() if value is not None}) > 8
     trials = db.run("SELECT model_id, status FROM found_trials ORDER BY mst_key")
     assert len(trials) == 14 and {t["model_id"] for t in trials[:8]} <= found.keys()
     assert any(f"the filter {kind} looks at 16 untrained members" in text for text in db.connection.notices)
