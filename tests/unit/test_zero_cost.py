@@ -179,12 +179,14 @@ def test_synflow_is_the_sum_of_weights_times_gradients(text):
 def test_naswot_is_the_determinant_of_agreeing_units():
     from mop_udf import models, zero_cost
 
-    model = models.build(models.normalise(dense(16)), 3)
+    model = models.build(models.normalise(dense(64)), 3)
     rows = np.random.default_rng(1).normal(size=(8, 4)).astype("f4")
     kernel, bias = model.get_layer("hidden").get_weights()
     on = rows @ kernel + bias > 0
     agree = np.array([[(a == b).sum() for b in on] for a in on], float)
-    assert zero_cost.naswot(model, [rows]) == pytest.approx(np.linalg.slogdet(agree)[1])
+    assert zero_cost.naswot(model, [rows]) == pytest.approx(np.linalg.slogdet(agree)[1]) and np.linalg.det(agree) > 1
+    rows[3] = rows[2]
+    assert math.isnan(zero_cost.naswot(model, [rows])), "log 0"
 
 
 def test_a_net_that_has_no_score_or_cannot_be_built_has_none():
