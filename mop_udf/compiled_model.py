@@ -10,7 +10,7 @@ import numpy as np
 
 from mop_udf import params, prefixes, state
 from mop_udf.errors import first_line
-from mop_udf.inherited_weights import InheritanceError, inherited
+from mop_udf.inherited_weights import inherited
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.framework import framework
 from mop_udf.kernels.prefix import split
@@ -202,7 +202,7 @@ class CompiledModel:
         try:
             parent.set_weights(state.output_weights(data))
             self.model.set_weights(inherited(parent, self.model, told["layers"], told["seed"]))
-        except (InheritanceError, state.StateError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the weights of the parent cannot be inherited: {first_line(error)}") from error
 
     def weights_of(self, data, plain, replicas=None, read=state.output_weights):

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+MOST_CHANNELS = 1 << 24
 LEAST_SHARE = 0.25  # of a repeated unit, before the shares of all its repetitions are made to sum up to 1
 
 
@@ -60,14 +61,17 @@ def channels(one: Any, seed: int) -> np.ndarray | None:
 def _channels(one: Any, seed: int) -> tuple[np.ndarray, int]:
     """The same, and how many channels the parent has. A number stands for the identity of so many channels."""
     if isinstance(one, int):
+        _check_count(one)
         return np.arange(one), one
     kind, *rest = one
     if kind == "wide":
         name, before, after = rest
+        _check_count(before, after)
         draw = random.Random(f"{seed} {name}")
         return np.array([*range(before), *(draw.randrange(before) for _ in range(after - before))], np.int64), before
     if kind == "flat":
         found, before = _channels(rest[0], seed)
+        _check_count(rest[1], rest[1] * len(found))
         return (np.arange(rest[1])[:, None] * before + found).reshape(-1), rest[1] * before
     if kind == "join":
         parts = [_channels(part, seed) for part in rest[0]]
@@ -77,6 +81,13 @@ def _channels(one: Any, seed: int) -> tuple[np.ndarray, int]:
         (first, before), (second, _) = (_channels(part, seed) for part in rest)
         return first[second], before
     raise InheritanceError(f"there is no channel map {kind!r}")
+
+
+def _check_count(*counts: Any) -> None:
+    """Raises InheritanceError for a number of channels that no layer has: this JSON may come from a client."""
+    for count in counts:
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MOST_CHANNELS:
+            raise InheritanceError(f"{count!r} is no number of channels")
 
 
 def changed(

@@ -332,3 +332,56 @@ def test_whatever_is_said_to_be_the_same_function_is_the_same():
             kept += 1
         changes |= {entry["how"] for entry in made.layers}
     assert kept >= 5 and changes == {"copied", "widened", "identity"}
+
+
+def deep(depth):
+    made = 1
+    for _ in range(depth):
+        made = ["then", made, 1]
+    return made
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"layer": "nobody", "how": "copied", "from": "out"}],
+        [{"layer": "out", "how": "copied", "from": "nobody"}],
+        [{"layer": "out", "how": "copied", "from": "hidden"}],
+        [{"layer": "out", "how": "copied"}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": ["wide", "x", 1, 10**15]}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": ["wide", "x", -4, 4]}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": ["wide", "x", 100, 101]}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": ["flat", ["wide", "x", 2, 2**20], 2**20]}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": ["__import__", "os"]}],
+        [{"layer": "hidden", "how": "copied", "from": "hidden", "in": deep(5000)}],
+        [{"layer": "hidden", "how": "identity", "out": ["wide", "x", 8, 9]}],
+        [{"layer": 7, "how": None, "from": {}}],
+        {"layer": "hidden"},
+        "hidden",
+        7,
+        None,
+    ],
+)
+def test_hostile_inheritance_is_an_error_of_the_configuration(layers):
+    """A client can send any unit."""
+    from mop_udf import models
+    from mop_udf.compiled_model import CompiledModel
+    from workload import dense as net
+
+    parsed, _ = models.parse("loss='mse', optimizer='SGD()'", "batch_size=8")
+    compiled = CompiledModel(net(), parsed, {}, lambda *_: {}, "x", seed=1)
+    state = b"".join(bytes(part) for part in compiled.save())
+    before = compiled.model.get_weights()
+    for told in ({"architecture": net(), "layers": layers, "seed": 1},):
+        with pytest.raises(models.ConfigurationError):
+            compiled.inherit(told, state)
+    hostile = json.dumps({"class_name": "Sequential", "config": {"layers": [{"class_name": "Lambda", "config": {}}]}})
+    for told, data in (
+        ({"architecture": hostile, "layers": [], "seed": 1}, state),
+        ({"architecture": net(16), "layers": [], "seed": 1}, state),
+        ({"architecture": net(), "layers": [], "seed": 1}, b"no state"),
+    ):
+        with pytest.raises(models.ConfigurationError):
+            compiled.inherit(told, data)
+    for one, other in zip(before, compiled.model.get_weights()):
+        np.testing.assert_array_equal(one, other)
