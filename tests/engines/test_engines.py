@@ -490,6 +490,25 @@ class TestConformance:
         assert len(pairs) == 4 and all(engine.same(bytes(row["a"]), bytes(row["b"])) for row in pairs)
         nothing_is_left(engine)
 
+    def test_children_inherit_the_weights_of_parents_from_wherever_these_are(self, engine):
+        db = engine.db
+        db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials, family")
+        db.run("""SELECT madlib.mop_space('family', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
+            "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
+        db.run(f"""SELECT madlib.mop_search('flowers_packed', 'found', NULL, $${{'loss': ['categorical_crossentropy'],
+            'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}}], 'batch_size': [8]}}$$,
+            'regularized-evolution', 'population=2, tournament=2, trials=6, iterations=1, parallel=1, inherit=on',
+            validation_table := 'flowers_val', model_space := 'family', use_gpus := {engine.use_gpus})""")
+        assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 6
+        heirs = "SELECT count(*) FROM madlib.mop_lineage WHERE run_id = %s AND inheritance IS NOT NULL"
+        assert db.value(heirs, [last_run(db)]) >= 3
+        nothing_is_left(engine)
+        db.run("DROP TABLE IF EXISTS refound, refound_info, refound_summary, refound_trials")
+        db.run("SELECT madlib.mop_replay(%s, 'refound')", [last_run(db)])
+        pairs = db.run("SELECT a.model_weights AS a, b.model_weights AS b FROM found a JOIN refound b USING (mst_key)")
+        assert len(pairs) == 6 and all(engine.same(bytes(row["a"]), bytes(row["b"])) for row in pairs)
+        nothing_is_left(engine)
+
     def test_a_cancel_is_heard_within_two_seconds_and_the_run_goes_on(self, engine):
         db = engine.db
         other = db.another()
