@@ -11,6 +11,7 @@ from pg_mop.plan.reuse import Known, adoptable
 from pg_mop.plan.stages import Plan
 from pg_mop.report import family
 from pg_mop.run import inheriting
+from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import Unit
 from pg_mop.search import create
@@ -66,6 +67,30 @@ def test_an_heir_of_a_trial_that_fails_fails_with_it():
     plan, (first, _), _ = parent_and_heir()
     board = Board(plan, [0, 1])
     assert board.fail(first.number) == {1, 2} and not plan.path(2) and board.done
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_trains_heirs_after_their_parents(name):
+    """In a replay, and in the simulator, all trials are there from the beginning."""
+    plan, first, heir = parent_and_heir()
+    plan.ask(3, "another root", values("b"), 3)
+    plan.ask(4, "heir of 2", values("c"), 2, {2}, None, heir)
+    board, order = Board(plan, [0, 1]), []
+    scheduler = SCHEDULERS[name](board, 1)
+    while not board.done:
+        units = [unit for worker in board.workers if (unit := scheduler.choose(worker)) is not None]
+        assert units, "somebody always has work"
+        for unit in units:
+            board.start(unit)
+        for unit in units:
+            board.finish(unit)
+            scheduler.finished(unit, 1.0)
+            order.append((unit.stage, unit.kind))
+    trained = [stage for stage, kind in order if kind == "train"]
+    for stage in plan.stages.values():
+        if stage.parent is not None:
+            assert max(i for i, s in enumerate(trained) if s == stage.parent.number) < trained.index(stage.number)
+    assert [plan.stages[n].depth for n in (first[0].number, first[1].number, heir.number)] == [1, 2, 3]
 
 
 def heir_of(parent, heir, **more):

@@ -20,7 +20,8 @@ Origin = tuple[int, StageNumber]  # (run, stage number) where a stage was traine
 
 
 class Stage:
-    """One iteration of training.
+    """One iteration of training. `depth`: how many iterations its state has behind it with this one, those of trials that its
+    trial inherits from included; else the iteration.
 
     `mst_key`: the trial that asked for the stage first (0: unknown). `trials`: the trials whose paths contain the stage;
     `ends`: the number of paths that end with it; `evaluated_for`: the trials that want its metrics (None: no trial ever has);
@@ -32,6 +33,7 @@ class Stage:
         "number",
         "parent",
         "iteration",
+        "depth",
         "identity",
         "parameters",
         "mst_key",
@@ -55,6 +57,7 @@ class Stage:
         mst_key: MstKey = 0,
     ) -> None:
         self.number, self.parent, self.iteration = number, parent, iteration
+        self.depth: int = 1 if parent is None else parent.depth + 1
         self.identity, self.parameters, self.mst_key = identity, parameters, mst_key
         self.children: list[Stage] = []
         self.trials: set[MstKey] = set()

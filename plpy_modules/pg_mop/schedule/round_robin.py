@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from pg_mop.plan.stages import Iteration, Stage, StageNumber
+from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
@@ -34,17 +34,18 @@ class RoundRobin(Scheduler):
         board = self.board
         if board.done:
             return None
-        iteration = min((s.iteration for s in board.left.values() if s.number not in board.held), default=0)
-        units = [u for u in board.eligible(worker) if u.iteration == iteration]
-        pairs = self._current_round(iteration)
+        # (the first iteration of a trial that inherits comes after the last one of the other trial)
+        depth = min((s.depth for s in board.left.values() if s.number not in board.held), default=0)
+        units = [u for u in board.eligible(worker) if board.plan.stages[u.stage].depth == depth]
+        pairs = self._current_round(depth)
         if pairs is None:  # the iteration's training is over
             return next((u for u in units if u.kind == "evaluate"), None)
         return next((u for u in units if u.kind == "train" and (u.stage, u.segment) in pairs), None)
 
-    def _current_round(self, iteration: Iteration) -> set[tuple[StageNumber, SegmentNumber]] | None:
+    def _current_round(self, depth: int) -> set[tuple[StageNumber, SegmentNumber]] | None:
         """The (stage number, segment) pairs that are left of the current round; None after the last round."""
         board = self.board
-        slots: list[StageNumber | None] = list(self._slots(iteration))
+        slots: list[StageNumber | None] = list(self._slots(depth))
         slots += [None] * (len(board.segments) - len(slots))
         for hop in range(len(slots)):
             pairs = ((slots[(number - hop) % len(slots)], segment) for number, segment in enumerate(board.segments))
@@ -53,15 +54,12 @@ class RoundRobin(Scheduler):
                 return left
         return None
 
-    def _slots(self, iteration: Iteration) -> list[StageNumber]:
-        """The numbers of an iteration's wanted stages, in their order."""
+    def _slots(self, depth: int) -> list[StageNumber]:
+        """The numbers of the wanted stages of a depth, in their order."""
         stages = [
             stage
             for stage in self.board.plan.stages.values()
-            if stage.iteration == iteration
-            and stage.trials
-            and not stage.failed
-            and stage.number not in self.board.held
+            if stage.depth == depth and stage.trials and not stage.failed and stage.number not in self.board.held
         ]
         return [stage.number for stage in sorted(stages, key=self._sort_key)]
 
