@@ -9,13 +9,15 @@ from contextlib import contextmanager
 
 import mop_udf
 from mop_udf.errors import raise_error
-from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
+from mop_udf.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs that tell the coordinator how to handle a failed unit
 CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry
 TRAINER_LOST = "MOP02"  # the trainer ended: retry
 SOURCE_CHANGED = "MOP03"  # the run cannot continue
 MEMORY_EXCEEDED = "MOP04"  # the unit needs more memory than a limit allows: retry after the limit is raised
+DEVICE_MEMORY = "MOP05"  # the unit needs more memory than its part of the device: retry with a larger part
+DEVICE_FULL = "MOP06"  # other trainers hold the memory of the device: retry later
 
 SHAPE = re.compile(r"-?\d+")
 
@@ -240,12 +242,12 @@ def failures_as_sql(plpy, holder):
         if isinstance(error, MemoryExceeded):
             # earlier units may have filled the memory: only a new trainer can tell
             earlier = holder.units - 1 + (holder.trainer is not None and holder.trainer.was_leased)
-            state = TRAINER_LOST if earlier > 0 else MEMORY_EXCEEDED
+            state = TRAINER_LOST if earlier > 0 else DEVICE_MEMORY if error.part else MEMORY_EXCEEDED
             holder.stop_trainer()
             holder.needs_fresh = True
     except TrainerLost as error:
         holder.stop_trainer()
-        message, state = str(error), TRAINER_LOST
+        message, state = str(error), DEVICE_FULL if isinstance(error, DeviceFull) else TRAINER_LOST
     raise_error(plpy, message, state)
 
 

@@ -38,6 +38,31 @@ def take_stdio() -> tuple[int, int]:
     return read_fd, write_fd
 
 
+def part_of_gpu(millionths: int, megabytes: int | None) -> dict[str, str]:
+    """The environment of a trainer that takes at most a part of its GPU's memory, which its framework enforces (`part_of`).
+
+    JAX reads a variable of its own. `megabytes`: the part, None: the GPU's memory is unknown.
+    """
+    return {
+        "PG_MOP_PART_OF_GPU": f"{millionths} {megabytes or 0}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{millionths / 1e6:.4f}",
+    }
+
+
+def several_devices(count: int) -> dict[str, str]:
+    """The environment of a trainer that trains on several devices of its processor (JAX alone has such)."""
+    return {} if count == 1 else {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+
+
+def part_of() -> tuple[float, int] | None:
+    """(share, megabytes or 0) of its GPU's memory that this trainer may take; None: no limit."""
+    text = os.environ.get("PG_MOP_PART_OF_GPU")
+    if text is None:
+        return None
+    millionths, megabytes = map(int, text.split())
+    return millionths / 1e6, megabytes
+
+
 def environment(keras_backend: str) -> dict[str, str]:
     """The environment of every process that imports a framework; it contains nothing of the server's environment.
 

@@ -143,6 +143,8 @@ class ForkServer:
         key = None if request.get("fresh") else request.get("key")
         self._look_at((request.get("wants") or {}).get("trainer"))
         for member in self._pool.free(key, request.get("wants") or {}):
+            if member.file not in self._pool.members or self._make_room(request, member) is not None:
+                continue
             if self._lease(member, backend, request, files):
                 self._events.register(connection, selectors.EVENT_READ, self._left)
                 member.connection = connection
@@ -155,12 +157,24 @@ class ForkServer:
                 self._pool.waiting.append(Waiting(backend, request, kept, connection, time.monotonic()))
                 self._events.register(connection, selectors.EVENT_READ, self._stops_waiting)
                 return
+            if full := self._make_room(request):
+                _try_send(connection, {"full": full})
+                connection.close()
+                return
             _try_send(connection, {"forking": True})
             for member in self._pool.surplus((request.get("about") or {}).get("role"), request.get("most"), 1):
                 self._end(member)
             member = self._fork_for(backend, request, files, connection)
             answer = {"pid": member.pid}
         _try_send(connection, answer)  # (if the backend has gone, the lease ends with its connection)
+
+    def _make_room(self, request, own=None):
+        """End idle trainers so that a trainer may take its part of a device's memory: None, or why that is not enough.
+        `own`: the idle member that it would be."""
+        ends, full = self._pool.room(request.get("device"), own)
+        for member in ends:
+            self._end(member, wait=True)
+        return full
 
     def _end_wait(self, waiting, fork=False):
         """Lease a trainer that is back, or `fork` one, to a request that has waited."""
@@ -197,7 +211,7 @@ class ForkServer:
         except OSError:
             return False
         member.state, member.backend, member.since = "leased", backend, since
-        member.keep_seconds, member.most = _seconds(request), request.get("most")
+        member.keep_seconds, member.most, member.device = _seconds(request), request.get("most"), request.get("device")
         return True
 
     def _fork_for(self, backend, request, files, connection):
@@ -240,6 +254,7 @@ class ForkServer:
             since,
             _seconds(request),
             most=request.get("most"),
+            device=request.get("device"),
         )
         self._pool.members[file] = member
         self._events.register(file, selectors.EVENT_READ, self._ended)

@@ -39,6 +39,7 @@ class ForkedTrainer:
         started for this request."""
         self._connection, self._name, self._requested = connection, name, time.monotonic()
         self.pid, self.code, self.held = None, None, None
+        self.full: str | None = None  # why the trainer cannot be had: other trainers hold the memory of its device
         self._heard, self._file = not was_running, None
         self._gone = select.poll()
         self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
@@ -108,8 +109,8 @@ class ForkedTrainer:
                 self._file = os.pidfd_open(self.pid)
             except OSError:
                 pass  # it has ended; the next report says how
-        self.code = report.get("code")
-        if self.code is not None:
+        self.code, self.full = report.get("code"), report.get("full")
+        if self.code is not None or self.full is not None:
             self._close()
 
     def _close(self):
@@ -130,6 +131,7 @@ def ask(home: str, request: dict[str, Any], files: Sequence[int], life: int) -> 
     - idle_ms: the idle time after which the fork server ends
     - key, about, keep_ms: for the pool (pool.Member); without a key, the trainer ends with its lease
     - most: how many trainers, leased or idle, the role may have: idle ones end for a new one (None: any number)
+    - device: the part of a device's memory that the trainer takes (pool.Pool.room); without it, the part is not counted
     - wants: {"datasets": [...], "nets": [...]}, what the trainer should hold if possible
 
     `files`: the trainer's standard input, output and error, and the reading end of the pipe `life`; this process keeps

@@ -46,6 +46,7 @@ class Member:
     state: str = "leased"  # or "returning" (the lease has ended) or "idle"
     returning: float = 0.0  # when the state began (time.monotonic)
     most: int | None = None  # how many members its role may have, as of its last lease; None: any number
+    device: dict[str, Any] | None = None  # {"name", "part", "most"}: millionths of its device's memory, see Pool.room
     held: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -151,6 +152,31 @@ class Pool:
             return []
         own = sum(m.about.get("role") == role and m.key is not None for m in self.members.values())
         return [m for m in self.idle() if m.about.get("role") == role][: max(0, own + coming - most)]
+
+    def room(self, device: dict[str, Any] | None, own: Member | None = None) -> tuple[list[Member], str | None]:
+        """The idle members that end so that a trainer may take its part of a device's memory, the one first that has been idle
+        longest; and why it may not take it even then, or None.
+
+        `device`: {"name": its name, "part": millionths of its memory that the trainer takes, "most": that all trainers may
+        take together}; None: its part is not counted. `own`: the idle member that the trainer would be. Members on the way back
+        end, too: until then they hold their parts.
+        """
+        if device is None:
+            return [], None
+        others = [m for m in self.members.values() if m is not own and m.device and m.device["name"] == device["name"]]
+        taken, ends = sum(m.device["part"] for m in others if m.device), []
+        for member in sorted(others, key=lambda m: (m.state == "returning", m.since)):
+            if taken + device["part"] <= device["most"]:
+                break
+            if member.state != "leased" and member.device:
+                taken -= member.device["part"]
+                ends.append(member)
+        if taken + device["part"] <= device["most"]:
+            return ends, None
+        return [], (
+            f"other trainers hold {taken / 10_000:.3g} % of the memory of {device['name']}, and a trainer needs "
+            f"{device['part'] / 10_000:.3g} % of the {device['most'] / 10_000:.3g} % that pg_mop.gpu_memory_share allows"
+        )
 
     def of(self, roles: Collection[int] | None, databases: Collection[int] | None) -> list[Member]:
         """The members of these roles and databases (OIDs; None: of all) that are idle or on the way back."""

@@ -39,11 +39,17 @@ class TrainerError(Exception):
         self.configuration, self.datasets = configuration, datasets
 
 
-class MemoryExceeded(TrainerError):
-    """The trainer exceeded its memory limit and was ended; the text gives the memory. A retry would fail again."""
+class DeviceFull(TrainerLost):
+    """Other trainers hold the part of a device's memory that a new trainer would need; the text names the device."""
 
-    def __init__(self, message):
+
+class MemoryExceeded(TrainerError):
+    """The trainer exceeded its memory limit; the text gives the memory. A retry would fail again, unless `part`: the limit is
+    its part of a device's memory."""
+
+    def __init__(self, message, part=False):
         super().__init__(message, configuration=True, datasets=())
+        self.part = part
 
 
 def command(home: str, module: str, *arguments: Any) -> list[str]:
@@ -114,10 +120,13 @@ class Trainer:
         """`home`: the virtual environment; `options`: threads, gpu (None: CPU), keras_backend, cache_mb, idle_ms (the
         time without requests after which the trainer leaves, 0: no limit), and optionally:
 
+        - devices: how many devices of a processor (JAX's virtual ones) train on each mini-batch together (None: one)
         - ray: the Ray cluster that runs the trainer (pg_mop/backend/ray_cluster.py)
         - fork_server_ms: the idle time after which the fork server ends (0, None: no fork server)
         - keep_ms: the time that the trainer stays in the pool after its lease (0, None: no limit)
         - memory_mb: limit of the process's memory (None: no limit)
+        - device_part, device_most: millionths of the memory of its device (the GPU, or else the machine) that the trainer
+          takes, and that all trainers take together (None: no limit); device_mb: the part in MB (None: unknown)
         - model_mb: limit of a model's weights and optimizer variables (None: no limit)
         - role, compile_cache_mb: OID of the role whose compile cache the trainer shares, and the size of that cache
         - database: its OID; with it and `role`, the trainer comes from the pool and returns there
@@ -134,16 +143,21 @@ class Trainer:
         self.has_run_code = False  # a user's: custom functions
         self.replaces: int | None = None  # process ID of the trainer that this session has given back for it
         self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
+        gpu, part_mb = options.get("gpu"), options.get("device_mb")
+        # without a GPU, the part of the device is one of main memory, which this process watches
+        self._part_mb = part_mb if gpu is None else None
         self._request = {
             "environment": {
                 **child_process.environment(options["keras_backend"]),
                 "OMP_NUM_THREADS": str(options["threads"]),
-                "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
+                "CUDA_VISIBLE_DEVICES": str(-1 if gpu is None else gpu),
+                **child_process.several_devices(options.get("devices") or 1),
+                **(child_process.part_of_gpu(options["device_part"], part_mb) if _has_part_of_gpu(options) else {}),
             },
             "arguments": [
                 options["threads"],
                 options["cache_mb"],
-                options.get("memory_mb") or 0,
+                min((mb for mb in (options.get("memory_mb"), self._part_mb) if mb), default=0),
                 options.get("model_mb") or 0,
             ],
             "trainer_idle_ms": options["idle_ms"],
@@ -152,7 +166,7 @@ class Trainer:
             "ray": [],
         }
         if ray := options.get("ray"):
-            self._memory_mb = None  # the limit is the trainer's, not the relay's
+            self._memory_mb = self._part_mb = None  # the limit is the trainer's, not the relay's
             self._request["module"] = "mop_udf.relay"
             self._request["ray"] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
         elif options.get("role") is not None and options.get("gpu") is None:
@@ -241,17 +255,25 @@ class Trainer:
             elif born:
                 self._close(self._child_ends)
             else:  # with new pipes, which no other process can have
+                full = self._process.full
                 self.kill()
+                if full:
+                    raise DeviceFull(full)
                 self._begin()
 
     def _watch(self):
         """Check the trainer's memory, and interrupts. Called at least every 0.1 s while waiting."""
-        if self._memory_mb:
+        if self._memory_mb or self._part_mb:
             with open(f"/proc/{self._process.pid}/statm") as file:
                 held = int(file.read().split()[1]) * PAGE_BYTES >> 20
-            if held > self._memory_mb:
+            if self._memory_mb and held > self._memory_mb:
                 raise MemoryExceeded(
                     f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows ({self._memory_mb} MB)"
+                )
+            if self._part_mb and held > self._part_mb:
+                raise MemoryExceeded(
+                    f"the trainer used {held} MB, more than its part of this machine's memory ({self._part_mb} MB)",
+                    True,
                 )
         self._check_interrupts()
 
@@ -269,6 +291,8 @@ class Trainer:
         """
         header, payloads = self._guard("receive", joined)
         self._answer_pending, self._last_use = header.get("last") is False, time.monotonic()
+        if header.get("ran_out"):
+            raise MemoryExceeded(header["error"], True)
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
@@ -306,6 +330,8 @@ class Trainer:
         try:
             self._wait_started()
             return getattr(self.channel, operation)(*args, **more)
+        except DeviceFull:
+            raise
         except (ChannelClosed, ValueError, OSError):
             self.kill()
             raise TrainerLost(self._how_it_ended()) from None
@@ -325,6 +351,20 @@ class Trainer:
         return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
 
 
+def _has_part_of_gpu(options):
+    return options.get("gpu") is not None and options.get("device_part") is not None
+
+
+def device_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The part of a device's memory that a trainer with these options takes, as the pool counts it (pool.Pool.room)."""
+    gpu = options.get("gpu")
+    return {
+        "name": "this machine" if gpu is None else f"GPU {gpu}",
+        "part": options["device_part"],
+        "most": options["device_most"],
+    }
+
+
 def _for_pool(options, request, wants, fresh):
     """The entries of a request for a trainer that concern the pool."""
     role, database = options.get("role"), options.get("database")
@@ -339,6 +379,7 @@ def _for_pool(options, request, wants, fresh):
         "fresh": fresh,  # (a new trainer; it returns to the pool, too)
         "keep_ms": keep,
         "most": options.get("most"),
+        **({"device": device_of(options)} if options.get("device_part") is not None else {}),
         "wants": wants or {},
         "about": {
             "role": role,

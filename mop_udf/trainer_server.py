@@ -32,6 +32,7 @@ from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
 from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.framework import framework
 from mop_udf.unit_rows import UnitRows
 from mop_udf.unit_training import UnitTraining, replica_states
 
@@ -284,7 +285,8 @@ class TrainerServer:
             if isinstance(error, models.ConfigurationError)
             else f"{type(error).__name__}: {first_line(error)}"
         )
-        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
+        ran_out = {"ran_out": True} if framework.ran_out(error) else {}
+        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **ran_out, **more})
 
     def _blames_configuration(self, error):
         """True where the configuration is to blame: for all errors that Keras and TensorFlow raise as they work.

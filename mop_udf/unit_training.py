@@ -9,6 +9,8 @@ import numpy as np
 from mop_udf import data, models, prefixes
 from mop_udf.callbacks import TensorBoard
 from mop_udf.kernels import vmap_batch
+from mop_udf.kernels.batch_size import Memory
+from mop_udf.kernels.framework import framework
 
 
 @dataclasses.dataclass
@@ -80,6 +82,7 @@ class UnitTraining:
         """
         self.states, self.rows, self.cache = states, rows, cache
         self.compiled_models, self.device = compiled_models, device
+        self.memory = Memory()
         self.works = [
             TrainingUnit(
                 unit,
@@ -106,6 +109,7 @@ class UnitTraining:
             cpu_share = (time.process_time() - busy) / len(part)
             for number, work in enumerate(part):
                 began, busy, self.rows.wait_seconds = time.monotonic(), time.process_time(), 0.0
+                self.memory.begin()
                 if batch is None:
                     compiled = self._prepare(work)
                 else:
@@ -304,6 +308,8 @@ class UnitTraining:
                 **kernels.autotuner(work.fit["batch_size"], work.forced).report(),
                 "version": self.device[0],
                 "device": self.device[1],
+                "devices": framework.device_count(),
+                "memory_bytes": framework.most_bytes() or self.memory.peak(),
                 **(more or {}),
             },
         }

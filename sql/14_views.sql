@@ -88,7 +88,7 @@ SELECT c.architecture, c.optimizer, c.loss, c.batch_size, c.shape, c.part, c.ker
        (SELECT max(s.seconds) FROM unnest(c.compile_seconds) AS s(seconds)) AS compile_seconds,
        array_length(c.batch_seconds, 1) AS runs, c.noted_at, c.net, c.place,
        (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.unit_seconds[1:3]) AS s(seconds))
-           AS unit_seconds, c.units
+           AS unit_seconds, c.units, c.memory_bytes
 FROM @extschema@.mop_cost c JOIN @extschema@.mop_owner o USING (owner)
 WHERE o.who = (SELECT @extschema@.mop_role(current_user));
 

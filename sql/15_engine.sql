@@ -28,6 +28,13 @@ from pg_mop.run import unit
 return unit.start_trainer(plpy, options)
 $$;
 
+-- An idle worker session gives its trainer back with this, so that another trainer may have its part of a device's memory.
+CREATE FUNCTION @extschema@.mop_leave_trainer() RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from mop_udf import aggregate
+aggregate.session(plpy).give_back()
+$$;
+
 -- A worker session runs a unit or a chain of units with this, in one transaction.
 CREATE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python

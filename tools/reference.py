@@ -110,12 +110,24 @@ SETTINGS = {
         "cores / worker sessions",
         "Threads of one trainer. A number that is set stays the same to the run's end.",
     ),
+    "gpu_memory_share": (
+        "no limit",
+        "Share of a device's memory that the trainers of the server take together: of each GPU with `use_gpus`, else of main "
+        "memory. Each trainer has an equal part of it that it cannot exceed, and a larger one where its net needs more "
+        "([packing](how_it_works.md#packing)).",
+    ),
     "deal_threads": (
         None,
         "Towards the end of a run on one server, the configurations that are left train with the idle cores, too, where that "
         "pays ([threads](how_it_works.md#planning)). `auto`: only cores that no other program uses at that moment. `on`: all "
         "cores that no other run wants. `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: threads stay as they "
         "are.",
+    ),
+    "tail": (
+        None,
+        "Towards the end of a run, when fewer configurations are left than sessions: `data-parallel` trains each mini-batch on "
+        "several devices at once, where that pays. Updates are those of the whole mini-batch, up to rounding. It needs Keras "
+        "on JAX, and takes virtual devices of the processor ([the tail](how_it_works.md#the-tail)).",
     ),
     "keras_backend": (
         None,

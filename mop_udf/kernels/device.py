@@ -10,5 +10,8 @@ def described(threads: int) -> tuple[str, str]:
     """(versions, device) of a process with this number of processor threads."""
     with open("/proc/cpuinfo") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")
-    device = framework.gpu_name() or f"{model} ({compile_cache.processor()}), {threads} threads"
+    count = framework.device_count()
+    several = "" if count == 1 else f", {count} devices"
+    name = framework.gpu_name()
+    device = f"{name}{several}" if name else f"{model} ({compile_cache.processor()}){several}, {threads} threads"
     return f"Keras {keras.__version__}, {keras.backend.backend()} {framework.VERSION}", device

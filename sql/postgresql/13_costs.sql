@@ -21,21 +21,22 @@ BEGIN
             shape text, stages json) ORDER BY 1
     LOOP
         INSERT INTO @extschema@.mop_cost AS c (owner, net, part, version, device, kernel, architecture, optimizer, loss,
-            batch_size, shape, batch_seconds, compile_seconds, noted_at, place, unit_seconds, units)
+            batch_size, shape, batch_seconds, compile_seconds, noted_at, place, unit_seconds, units, memory_bytes)
         SELECT number, net.digest, g.part, g.version, g.device, g.kernel, net.architecture, net.optimizer, net.loss,
                net.batch_size, net.shape, ARRAY[g.batch_seconds], ARRAY[g.compile_seconds], noted, g.place,
                -- (a unit that took very long was disturbed, and counts as one that took ten times the median)
                ARRAY(SELECT avg(least(t.seconds, 10 * m.median)) FROM unnest(g.took) AS t(seconds),
                      (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY o.seconds) AS median
                       FROM unnest(g.took) AS o(seconds)) AS m HAVING count(*) > 0),
-               coalesce(array_length(g.took, 1), 0)
+               coalesce(array_length(g.took, 1), 0), g.memory_bytes
         FROM (SELECT CASE WHEN (u.choice ->> 'prefix') IS NULL THEN 'model' ELSE 'head' END AS part,
                      u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
                      coalesce(u.server::text, '') AS place, min(k.value::double precision) AS batch_seconds,
                      max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile_seconds,
                      array_agg(u.train_seconds / greatest(1, (net.passes ->> u.stage::text)::integer
                          * ceil(u.rows::double precision / net.batch_size)))
-                         FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0) AS took
+                         FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0) AS took,
+                     max((u.choice ->> 'memory_bytes')::bigint) AS memory_bytes
               FROM @extschema@.mop_unit u CROSS JOIN LATERAL json_each_text(u.choice -> 'batch_seconds') AS k
               WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
               AND (u.choice ->> 'device') IS NOT NULL
@@ -44,7 +45,8 @@ BEGIN
         ON CONFLICT ON CONSTRAINT mop_cost_pkey DO UPDATE SET noted_at = EXCLUDED.noted_at,
             batch_seconds = (EXCLUDED.batch_seconds || c.batch_seconds)[1:9],
             compile_seconds = (EXCLUDED.compile_seconds || c.compile_seconds)[1:9],
-            unit_seconds = (EXCLUDED.unit_seconds || c.unit_seconds)[1:9], units = EXCLUDED.units;
+            unit_seconds = (EXCLUDED.unit_seconds || c.unit_seconds)[1:9], units = EXCLUDED.units,
+            memory_bytes = greatest(EXCLUDED.memory_bytes, c.memory_bytes);
     END LOOP;
     oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
                ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);

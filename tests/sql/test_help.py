@@ -77,6 +77,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_transition",
         "mop_final",
         "mop_start_trainer",
+        "mop_leave_trainer",
         "mop_pool",
         "mop_end_trainers_at_drop",
         "mop_run_unit",

@@ -242,7 +242,7 @@ class Specs:
     def replicas_of(self, unit):
         return None
 
-    def describe(self, steps, worker, threads=None):
+    def describe(self, steps, worker, threads=None, parts=None):
         first, *then = [{"models": [unit and {"unit": unit.segment} for unit in units]} for units in steps]
         return {**first, "then": then}
 

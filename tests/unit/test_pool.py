@@ -137,3 +137,45 @@ def test_trainers_on_the_way_back_are_ended_as_idle_ones():
     member(pool, 4, key=None, state="returning", role=7)
     member(pool, 5, state="returning", role=8)
     assert pids(pool.of({7}, None)) == [1, 3] and pids(pool.of(None, None)) == [1, 3, 5]
+
+
+def part(pool, pid, thousandths, state="idle", since=0, name="GPU 0"):
+    made = member(pool, pid, state=state, since=since)
+    made.device = {"name": name, "part": 1000 * thousandths, "most": 900_000}
+    return made
+
+
+def wanted(thousandths, most=900, name="GPU 0"):
+    return {"name": name, "part": 1000 * thousandths, "most": 1000 * most}
+
+
+def test_idle_trainers_end_for_the_memory_of_a_device():
+    pool = Pool()
+    part(pool, 1, 300, "leased", since=1)
+    part(pool, 2, 300, since=3)
+    part(pool, 3, 300, since=2)
+    part(pool, 4, 900, name="GPU 1")
+    member(pool, 5)  # of a run without pg_mop.gpu_memory_share: its part is not counted
+    ends, full = pool.room(wanted(300))
+    assert (pids(ends), full) == ([3], None), "the one that has been idle longest"
+    assert pids(pool.room(wanted(600))[0]) == [3, 2] and pool.room(wanted(900), None)[0] == []
+    assert pool.room(None) == ([], None) and pool.room(wanted(900, name="GPU 2")) == ([], None)
+    assert pool.room(wanted(300), pool.members[2]) == ([], None), "it is one of them itself"
+
+
+def test_a_trainer_on_its_way_back_ends_before_it_holds_a_part_that_another_needs():
+    pool = Pool()
+    part(pool, 1, 450, "returning", since=1)
+    part(pool, 2, 450, since=2)
+    assert pids(pool.room(wanted(450))[0]) == [2] and pids(pool.room(wanted(900))[0]) == [2, 1]
+
+
+def test_leased_trainers_keep_their_parts():
+    pool = Pool()
+    part(pool, 1, 600, "leased")
+    part(pool, 2, 300)
+    ends, full = pool.room(wanted(450))
+    assert ends == [] and full == (
+        "other trainers hold 60 % of the memory of GPU 0, and a trainer needs 45 % of the 90 % that "
+        "pg_mop.gpu_memory_share allows"
+    )

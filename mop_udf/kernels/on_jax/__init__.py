@@ -11,6 +11,7 @@ from mop_udf import compile_cache
 
 jax.config.update("jax_enable_x64", True)  # sums over many rows, and schedules, are in float64
 
+from mop_udf.kernels.on_jax import devices  # noqa: E402
 from mop_udf.kernels.on_jax.group import Group  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
 from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
@@ -27,11 +28,14 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "device_count",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
     "has_gpu",
     "loops",
+    "most_bytes",
+    "ran_out",
     "shapes_only",
     "refused",
     "tensors",
@@ -76,6 +80,21 @@ def has_gpu():
     return jax.default_backend() == "gpu"
 
 
+def ran_out(error):
+    """See on_tensorflow. JAX has one class of errors for everything that fails on a device."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error) and has_gpu()
+
+
+def device_count():
+    """See on_tensorflow."""
+    return devices.count()
+
+
+def most_bytes():
+    """See on_tensorflow."""
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use") if has_gpu() else None
+
+
 def gpu_name():
     return jax.devices()[0].device_kind if has_gpu() else None
 
@@ -87,6 +106,8 @@ def loops(model, name, lasting):
 def refused(random, convolutional):
     """{kernel: reason} for the kernels that are useless for a model."""
     found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
+    if devices.count() > 1:
+        found["vmap"] = "the devices divide mini-batches among them"
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found
@@ -103,7 +124,7 @@ def for_any_rows(step, data, variables, join, name):
     @jax.jit
     def pure(values, data):
         with keras.StatelessScope(list(zip(variables, values))):
-            return step(*data)
+            return step(*devices.divided(data))
 
     def call(*data):
         count, at, found = len(keras.tree.flatten(data)[0]), 0, []

@@ -2,6 +2,7 @@
 
 import jax
 
+from mop_udf.kernels.on_jax.devices import divided, whole
 from mop_udf.kernels.on_jax.scalars import given, numbers
 
 
@@ -24,11 +25,11 @@ class Step:
         """
 
         def step(state, data):
-            return self.model.train_step(state, data)[1]
+            return self.model.train_step(state, divided(data))[1]
 
         def pure(values, state, *arguments):
             with given(self.numbers, values):
-                return function(step, state, *arguments)
+                return whole(function(step, state, *arguments))
 
         return pure
 

@@ -15,6 +15,7 @@ import os
 import keras
 import tensorflow as tf
 
+from mop_udf import child_process
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.loop import Loop
 from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
@@ -31,11 +32,14 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "device_count",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
     "has_gpu",
     "loops",
+    "most_bytes",
+    "ran_out",
     "shapes_only",
     "refused",
     "tensors",
@@ -56,8 +60,16 @@ def begin(threads):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     gpus = tf.config.list_physical_devices("GPU")
+    part = child_process.part_of()
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
+        if part is None:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        elif part[1]:
+            tf.config.set_logical_device_configuration(
+                gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=part[1])]
+            )
+        else:
+            return "the memory of the GPU is not known (nvidia-smi), so that no trainer can have a part of it"
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
     return (
         None
@@ -76,6 +88,21 @@ def draw_from_state(model):
 def has_gpu():
     """True where this process computes on a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+def ran_out(error):
+    """True where an error says that the memory of this process's GPU, or its part of it, has run out."""
+    return isinstance(error, tf.errors.ResourceExhaustedError) and has_gpu()
+
+
+def device_count():
+    """How many devices of this process train on a mini-batch together."""
+    return 1
+
+
+def most_bytes():
+    """The most bytes of its GPU's memory that this process has held; None without a GPU."""
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"] if has_gpu() else None
 
 
 def gpu_name():

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import torch
 
+from mop_udf import child_process
 from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.scalars import Rate, make_variable
@@ -19,11 +20,14 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "device_count",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
     "has_gpu",
     "loops",
+    "most_bytes",
+    "ran_out",
     "shapes_only",
     "refused",
     "tensors",
@@ -51,6 +55,8 @@ def begin(threads):
             f"PyTorch {torch.__version__} finds no GPU {wanted} that it can use: it is built for CPUs only, "
             f"or the GPU driver is missing (nvidia-smi)"
         )
+    if (part := child_process.part_of()) is not None:
+        torch.cuda.set_per_process_memory_fraction(part[0])
     # for the life of this process: Keras was imported for processors, so that the fork server does not touch a GPU
     keras.device("gpu:0").__enter__()
     return None
@@ -69,6 +75,21 @@ def draw_from_state(model):
 
 def has_gpu():
     return keras.ops.zeros(()).device.type == "cuda"
+
+
+def ran_out(error):
+    """See on_tensorflow."""
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def device_count():
+    """See on_tensorflow."""
+    return 1
+
+
+def most_bytes():
+    """See on_tensorflow."""
+    return torch.cuda.max_memory_allocated() if has_gpu() else None
 
 
 def gpu_name():

@@ -6,7 +6,7 @@ import os
 import psycopg2
 
 from pg_mop import __version__
-from pg_mop.backend import settings
+from pg_mop.backend import device_memory, settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -22,14 +22,15 @@ from pg_mop.run.earlier import open_catalog, own_run
 
 
 def info(plpy):
-    """This server as JSON: pg_mop's version, cores and GPUs, its mop_identity(), the names of the foreign servers that the
-    role can use, and the bytes that the disk of its new tables has left."""
+    """This server as JSON: pg_mop's version, cores, GPUs and memory, its mop_identity(), the names of the foreign servers that
+    the role can use, and the bytes that the disk of its new tables has left."""
     schema = quote_identifier(extension_schema(plpy))
     return json.dumps(
         {
             "pg_mop": __version__,
             "cores": settings.cores(),
             "gpus": settings.gpus(),
+            "memory": device_memory.found(settings.gpus()),
             "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],
             "servers": [row["name"] for row in plpy.execute(REACHED)],
             "free_bytes": _free_bytes(plpy.execute(TABLESPACE)[0]["oid"]),

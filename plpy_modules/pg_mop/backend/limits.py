@@ -2,6 +2,7 @@
 
 import os
 
+from pg_mop.backend.device_memory import gpu_bytes, main_bytes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
 from pg_mop.backend.settings import BACKENDS, check_installed
@@ -43,6 +44,9 @@ class Limits:
             ("keep_ms", 0),
             ("compile_cache_mb", 0),
             ("gpu", 0),
+            ("device_part", 1),
+            ("device_most", 1),
+            ("devices", 1),
         ):
             value = options.get(name)
             if value is None and name in (
@@ -52,6 +56,9 @@ class Limits:
                 "keep_ms",
                 "compile_cache_mb",
                 "gpu",
+                "device_part",
+                "device_most",
+                "devices",
             ):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:
@@ -60,7 +67,7 @@ class Limits:
             raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
         if options.get("trainers") is None:
             check_installed(options["keras_backend"])
-        limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
+        limits, within = self._find(), {n: v for n, v in options.items() if n not in ("ray", "device_mb")}
         # from the server, never from the client
         within["role"], within["database"] = int(limits["role"]), int(limits["database"])
         if options.get("trainers") is not None:
@@ -71,6 +78,15 @@ class Limits:
         for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
             values = [v for v in (options.get(name), limits[limit]) if v is not None]
             within[name] = min(values, default=None)
+        if options.get("devices") is not None:
+            within["devices"] = min(options["devices"], within["threads"])
+        if options.get("device_part") is not None:
+            if not options["device_part"] <= (options.get("device_most") or 0) <= 1_000_000:
+                raise MopError(f"invalid option of a trainer: device_part = {options['device_part']!r}")
+            memory = gpu_bytes(options["gpu"]) if options.get("gpu") is not None else main_bytes()
+            within["device_mb"] = (
+                None if memory is None else max(1, (memory * options["device_part"] // 1_000_000) >> 20)
+            )
         return within
 
     def admit(self, trainer):

@@ -22,6 +22,7 @@ SCHEDULERS = (
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
+TAILS = ("sequential", "data-parallel")
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name -> the framework's own name
 DEVICES = "/dev"
 
@@ -88,6 +89,26 @@ def check_kernel(options):
         )
 
 
+def check_tail(options):
+    """Raises MopError if trainers of parsed settings cannot train on several devices at once."""
+    if options["tail"] != "data-parallel":
+        return
+    reset = "RESET pg_mop.tail;"
+    for name, wanted, why in (
+        ("keras_backend", options["keras_backend"] != "jax", "Only JAX divides mini-batches among devices."),
+        ("kernel", options["kernel"] == "vmap", "A vmap batch trains several states, and divides no mini-batch."),
+        ("trainers", options["trainers"] is not None, "A trainer on Ray has one device."),
+    ):
+        if wanted:
+            other = {"keras_backend": "SET pg_mop.keras_backend = 'jax'; or "}.get(name, f"RESET pg_mop.{name}; or ")
+            raise MopError(
+                f'pg_mop.tail is "data-parallel", but pg_mop.{name} is "{options[name]}"',
+                detail=why,
+                hint=other + reset,
+                sqlstate="22023",
+            )
+
+
 def check_scheduler(name):
     """Raises MopError if a scheduler needs a package that is not installed on this server."""
     if name == "milp" and not _is_installed("scipy"):
@@ -143,6 +164,16 @@ def _number(read, what, low, high):
 
 _integer = functools.partial(_number, int, "an integer")
 _seconds = functools.partial(_number, float, "a number of seconds")
+
+
+def _share(text):
+    value = float(text)
+    if not 0.001 <= value <= 1.0:
+        raise ValueError
+    return value
+
+
+_share.wanted = "a share from 0.001 to 1"
 
 
 def _choice(*names):
@@ -221,6 +252,7 @@ KNOWN = {
     "compile_ahead": (_switch, "on"),
     "threads": (_integer(1, 1024), None),
     "deal_threads": (_choice("auto", "on", "off"), "auto"),
+    "tail": (_choice(*TAILS), "sequential"),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, "5min"),
     "fork_server_idle_timeout": (_milliseconds, "8h"),
@@ -238,6 +270,7 @@ KNOWN = {
     "priority": (_integer(-100, 100), "0"),
     "deadline": (_time, None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
+    "gpu_memory_share": (_share, None),
     "max_model_mb": (_integer(1, 1 << 30), None),
     "weights_value_mb": (_integer(1, 1023), "1023"),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),

@@ -86,7 +86,7 @@ class Results(CatalogSession):
         return self.execute(
             f"""
             SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs, noted_at, place, unit_seconds,
-                   units
+                   units, memory_bytes
             FROM {self.schema}.mop_unit_costs
             WHERE architecture = %s
             """,

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pg_mop.backend import settings
+from pg_mop.backend import device_memory, settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 
@@ -172,8 +172,13 @@ class Engine(ABC):
         cursor.close()
 
     def info(self, backend):
-        """{"cores", "gpus"} of the coordinator's own server, for trainers of the framework `backend`."""
-        return {"cores": settings.cores(), "gpus": settings.gpus(backend)}
+        """{"cores", "gpus", "memory"} of the coordinator's own server, for trainers of the framework `backend`; "memory": bytes
+        of "main" memory, and of the smallest "gpu" (None: unknown, or there is none)."""
+        return {
+            "cores": settings.cores(),
+            "gpus": settings.gpus(backend),
+            "memory": device_memory.found(settings.gpus(backend)),
+        }
 
     def check_gpus(self, backend):
         """Raises MopError if trainers of the framework `backend` have no GPU."""

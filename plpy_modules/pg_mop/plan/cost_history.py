@@ -73,6 +73,7 @@ class CostHistory:
     def __init__(self, read: Callable[[str], Iterable[Row]] = lambda architecture: ()) -> None:
         """`read`: gives the rows of the view mop_unit_costs for the digest of an architecture."""
         self._read = read
+        self.divides = False  # trainers with more threads than the run's have several devices
         self.threads: int | None = None  # of the run's trainers (mop_udf/kernels/device.py writes them); None: of any
         self._rows: dict[str, list[Row]] = {}
         self._hints: dict[Net, dict[str, list] | None] = {}
@@ -105,8 +106,24 @@ class CostHistory:
         these."""
         rows = [row for row in self._rows_of(net) if row["net"] == net.digest]
         rows = [row for row in rows if row.get("place", "") == (place or "")] or rows
-        wanted = [row for row in rows if row["device"].endswith(f", {threads or self.threads} threads")]
+        several = self.divides and threads is not None and self.threads is not None and threads > self.threads
+        wanted = [
+            row
+            for row in rows
+            if row["device"].endswith(f", {threads or self.threads} threads")
+            and (" devices, " in row["device"]) is several
+        ]
         return wanted if wanted or threads else rows
+
+    def most_bytes(self, net: Net, on_gpu: bool) -> int:
+        """The most bytes of its device's memory that trainers of the net held in earlier runs; 0: unknown."""
+        # (mop_udf/kernels/device.py describes a device without a GPU by its threads)
+        found = [
+            row
+            for row in self._rows_of(net)
+            if row["net"] == net.digest and row["device"].endswith(" threads") is not on_gpu
+        ]
+        return max((row.get("memory_bytes") or 0 for row in found), default=0)
 
     def _rows_of(self, net: Net) -> list[Row]:
         if net.architecture not in self._rows:

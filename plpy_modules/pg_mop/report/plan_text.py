@@ -90,6 +90,12 @@ def _body(plan: Mapping[str, Any]) -> Iterator[str]:
         f"weights={size(memory['weights'])} optimizer={size(memory['optimizer'])} "
         f"activations={size(memory['activations'])} rows={size(memory['rows'])})"
     )
+    if packed := memory.get("packing"):
+        count = packed["side_by_side"]
+        yield (
+            f"Packing: {count} trainer{'s' * (count != 1)} of the largest net side by side, in {size(packed['bytes'])} of "
+            + ("each GPU" if packed["device"] == "GPU" else packed["device"])
+        )
     disk = f"Disk for states: {size(plan['disk']['states'])}, at most {size(plan['disk']['most'])}"
     if plan["moved_bytes"]:
         disk += f"; states moved between servers: {size(plan['moved_bytes'])}"
@@ -213,7 +219,10 @@ def _prediction(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"Before the first unit: {seconds(found['start_seconds'])}; after the last: {seconds(found['end_seconds'])}"
     if dealt := found.get("dealt"):
         s = "s" * (dealt["sessions"] != 1)
-        yield f"Threads: from second {dealt['from']:.3g} on {dealt['sessions']} session{s} of {dealt['threads']} threads"
+        yield (
+            f"Threads: from second {dealt['from']:.3g} on {dealt['sessions']} session{s} of {dealt['threads']} threads"
+            + (f" on {dealt['devices']} devices" if dealt["devices"] > 1 else "")
+        )
     if found["limits"]:
         yield "Limited by: " + "; ".join(found["limits"])
 

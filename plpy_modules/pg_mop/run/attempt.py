@@ -66,6 +66,7 @@ class Attempt:
     released: list[int] = field(default_factory=list)  # stages whose states its commit releases
     batch: bool = False  # it went with other units as one command, in a unit batch or in a chain
     chain: bool = False  # in a chain
+    neighbours: int = 1  # the parts of its device's memory, of which its trainer has one (schedule/packing.py)
     begins: bool = True  # a training unit: the first of its stage in its command
     writes: bool = True  # a training unit: its command writes the state that it ends with
     version: int = 0  # a training unit: the version of the state that it ends with
@@ -75,6 +76,7 @@ class Attempt:
     failures: int = 0  # of its unit on its workers so far; unit batches and chains do not count
     moved: bool = False  # a server was given up for its unit's sake
     waiting_since: float | None = None  # since when it waits for a server (time.monotonic)
+    memory_since: float | None = None  # since when it waits for the memory of a device (time.monotonic)
     delay: float = 0.0  # seconds until the last retry that was decided on
     retry_at: float | None = None  # RESTING, COPYING: when to try again (time.monotonic)
     begun: float = 0.0  # when (time.monotonic)
@@ -88,7 +90,12 @@ class Attempt:
     def next(self) -> Attempt:
         """The attempt that follows this one at the same unit."""
         return Attempt(
-            self.unit, self.number + 1, failures=self.failures, moved=self.moved, waiting_since=self.waiting_since
+            self.unit,
+            self.number + 1,
+            failures=self.failures,
+            moved=self.moved,
+            waiting_since=self.waiting_since,
+            memory_since=self.memory_since,
         )
 
     def apply(self, decision: Decision, now: float) -> None:
@@ -96,6 +103,7 @@ class Attempt:
         self.state = decision.state
         self.failures, self.moved = decision.failures, decision.moved
         self.waiting_since, self.delay = decision.waiting_since, decision.delay
+        self.memory_since = decision.memory_since
         retries = decision.state is State.RESTING or (decision.state is State.COPYING and decision.delay > 0)
         self.retry_at = now + decision.delay if retries else None
 
@@ -135,6 +143,22 @@ class MemoryExceeded(ConfigurationFailed):
     """The unit needs more memory than a limit allows; mop_resume tries it again."""
 
     cause = "the unit needs more memory than a limit allows"
+    blame = "infrastructure"
+
+
+@dataclass(frozen=True)
+class DeviceMemoryExceeded(MemoryExceeded):
+    """The unit needs more memory than its part of a device's memory: it may have a larger one."""
+
+    cause = "the unit needs more memory than its part of the device has"
+
+
+@dataclass(frozen=True)
+class DeviceFull(Failure):
+    """Other trainers hold the part of a device's memory that the unit's trainer needs, `at` a time (time.monotonic)."""
+
+    at: float = 0.0
+    cause = "other trainers hold the memory of the device"
     blame = "infrastructure"
 
 
@@ -242,6 +266,7 @@ MEETS: dict[State, tuple[type, ...]] = {
     State.RUNNING: (
         Finished,
         ConfigurationFailed,
+        DeviceFull,
         WorkerFailure,
         LockTimeout,
         UnexpectedError,
@@ -292,6 +317,7 @@ class Action(Enum):
     COPY = "copy"  # the model state first, then count
     RETRY = "retry"
     ALONE = "alone"  # retry, no longer in a unit batch or in a chain
+    FEWER = "fewer"  # retry, with fewer trainers on the device
     WAIT_FOR_SERVER = "wait for server"
     ON_ANOTHER_SERVER = "on another server"  # give the attempt's server up, and do its units on the others
     GIVE_UP = "give up"  # the unit; `blame` says why its configurations failed
@@ -309,6 +335,7 @@ class Decision:
     failures: int = 0
     moved: bool = False
     waiting_since: float | None = None
+    memory_since: float | None = None
     blame: str | None = None  # GIVE_UP: 'configuration', or 'infrastructure' (mop_resume tries again)
     message: str = ""  # GIVE_UP: the error of the configurations
     error: RunError | None = None  # END_RUN
@@ -327,6 +354,12 @@ def decide(attempt: Attempt, event: Event, policy: Policy) -> Decision:
             return _decision(
                 attempt, Action.ON_ANOTHER_SERVER, State.WAITING, f"retried on another server: {event.cause}"
             )
+        case DeviceFull():
+            return _wait_for_memory(attempt, event, policy)
+        case DeviceMemoryExceeded() if not attempt.batch and attempt.neighbours > 1:
+            fewer = attempt.neighbours // 2
+            reason = f"retried with at most {fewer} trainer{'s' * (fewer > 1)} on its device: {event.cause}"
+            return _decision(attempt, Action.FEWER, State.WAITING, reason, failures=0)
         case ConfigurationFailed():
             if attempt.batch:
                 together = "chain" if attempt.chain else "batch"
@@ -414,6 +447,24 @@ def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
         blame="infrastructure",
         message=f"given up after {failures} attempt{'s' * (failures > 1)}: {event.message}",
     )
+
+
+def _wait_for_memory(attempt: Attempt, event: DeviceFull, policy: Policy) -> Decision:
+    """The unit is retried until other runs' trainers leave it its part of the device's memory, for server_timeout."""
+    since = event.at if attempt.memory_since is None else attempt.memory_since
+    waited = event.at - since
+    if waited > policy.server_timeout:
+        return _decision(
+            attempt,
+            Action.GIVE_UP,
+            State.GIVEN_UP,
+            f"given up after {waited:.0f} s: {event.cause}",
+            blame=event.blame,
+            message=f"given up after {waited:.0f} s: {event.message}",
+        )
+    delay = min(policy.longest_wait, max(policy.first_delay, waited))
+    reason = f"retried in {delay:.3g} s: {event.cause}"
+    return _decision(attempt, Action.RETRY, State.RESTING, reason, delay=delay, memory_since=since)
 
 
 def _wait(attempt: Attempt, event: StateNotCarried, policy: Policy) -> Decision:

@@ -26,7 +26,7 @@ from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
-from pg_mop.run import deadline, ending, role_costs, search_outlook, segments
+from pg_mop.run import deadline, ending, role_costs, search_outlook, segments, trainer_memory
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
@@ -39,12 +39,15 @@ from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.solver import SolverProcess
 from pg_mop.run.spec import RunResult, RunSpec
+from pg_mop.run.trainer_memory import TrainerMemory
 from pg_mop.run.turns import Answer, Turns
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
+from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
 from pg_mop.schedule.milp import Milp
 from pg_mop.schedule.outline import outline
+from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.planned import Planned
 from pg_mop.schedule.predicted import Prediction, in_brief
 
@@ -287,6 +290,7 @@ class Coordinator:
             self.scheduler.solver = self.solver = SolverProcess(mop_udf.home or sys.prefix)
             stack.callback(self.solver.close)
         self.threads = self._threads()
+        self.packing = self.packing_of(self.board)
         self.unit_specs = self._unit_specs()
         self.sessions = Sessions(
             self.db,
@@ -318,12 +322,14 @@ class Coordinator:
             searches=self.searches,
             use_gpus=inputs.use_gpus,
         )
+        info, on_gpus = self.servers[None].info, bool(inputs.use_gpus and self.servers[None].info["gpus"])
+        trainer_memory.check(options, info, on_gpus)
         self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
         most = None
         if spec.application is not None:
             most = {name: max(s.info["cores"], s.info["gpus"]) for name, s in self.servers.items()}
         self.wanted = self.planner.sessions(inputs.capacity, most)
-        options["deal_threads"] = self._deals()
+        options["deal_threads"], self.history.divides = self._deals(), options["tail"] == "data-parallel"
         options["most_threads"] = self._most_threads() if options["deal_threads"] else None
         options["threads"] = self.history.threads = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         asking = () if self.searches else self.configurations
@@ -331,16 +337,20 @@ class Coordinator:
 
     def _deals(self) -> str | None:
         """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or
-        the kernel, and all trainers are processes of this server that train on its cores. Else None."""
+        the kernel, and all trainers are processes of this server that train on its cores. Else None.
+
+        With pg_mop.tail = 'data-parallel', more threads are more devices, also where their number and the kernel are named."""
         options = self.options
-        mine = options["threads"] is None
+        divides = options["tail"] == "data-parallel"
+        mine = options["threads"] is None or divides
         if self.resumes:  # (its settings have the number that it began with)
             assert self.earlier is not None
             mine = bool(self.earlier.settings.get("deal_threads"))
+        setting = "auto" if divides and options["deal_threads"] == "off" else options["deal_threads"]
         deals = (
             mine
-            and options["deal_threads"] != "off"
-            and options["kernel"] == "auto"
+            and setting != "off"
+            and (options["kernel"] == "auto" or divides)
             and self.followed is None
             and self.spec.application is None
             and not self.spec.averaging
@@ -348,7 +358,7 @@ class Coordinator:
             and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
             and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
         )
-        return options["deal_threads"] if deals else None
+        return setting if deals else None
 
     def _most_threads(self) -> int:
         """How many threads a trainer on this server may have: as many as there are cores, or as the role's limits allow."""
@@ -364,7 +374,33 @@ class Coordinator:
         if not options["deal_threads"]:
             return Threads(options["threads"])
         return Dealer(
-            self.board, options["most_threads"], options["threads"], planner.unit_key, self.estimates(planner)
+            self.board,
+            options["most_threads"],
+            options["threads"],
+            planner.unit_key,
+            self.estimates(planner),
+            options["tail"] == "data-parallel",
+        )
+
+    def packing_of(self, board: Board, planner: Planner | None = None) -> Packing:
+        """The parts of devices that the trainers of a run's commands have. `planner`: of the board, if not the run's own."""
+        return trainer_memory.packing(
+            self.trainer_memory(planner),
+            board,
+            self.options,
+            self.inputs.use_gpus,
+            lambda server: self.servers[server].info if server in self.servers else {"gpus": 0},
+        )
+
+    def trainer_memory(self, planner: Planner | None = None) -> TrainerMemory:
+        """The memory that the trainers of a planned run need."""
+        return TrainerMemory(
+            planner or self.planner,
+            list(self.configurations),
+            self.segments,
+            self.wanted,
+            self.arithmetic,
+            self.stage_bytes,
         )
 
     def _shape(self) -> str:
@@ -414,7 +450,7 @@ class Coordinator:
     def _outline(self, taken: Collection[int]) -> dict[str, Any] | None:
         """What the run is expected to take, for its row in the catalog. `taken`: stages that earlier runs have trained."""
         if not self.searches:
-            self.expected = outline(self._warm(self.estimates(self.planner)), taken, self._state_bytes)
+            self.expected = outline(self._warm(self.estimates(self.planner)), taken, self.stage_bytes)
             return None if self.expected is None else in_brief(self.expected)
 
         def estimates_of(planner: Planner, arithmetic: Callable[[int], Arithmetic | None]) -> Estimates:
@@ -433,11 +469,6 @@ class Coordinator:
             return False
         anywhere = setup.trains_anywhere(self.planner, list(self.configurations))
         return role_costs.are_warm(self.db, self.planner, self.options, self.wanted, anywhere)
-
-    def _state_bytes(self, stage: Stage) -> int:
-        """Bytes of a stage's model state, about."""
-        c = self.configurations.get(stage.mst_key) or self.configurations.first  # (the only one, of a replica)
-        return self.state_bytes(c) or 1 << 16
 
     @functools.cached_property
     def limits(self) -> dict[str, Any]:
@@ -464,7 +495,7 @@ class Coordinator:
                 )
             return
         if limits["max_seconds"] is not None:
-            found = self.expected or outline(self._warm(self.estimates(self.planner)), taken, self._state_bytes)
+            found = self.expected or outline(self._warm(self.estimates(self.planner)), taken, self.stage_bytes)
             least = 0.0 if found is None else found.start + found.low
             if least > limits["max_seconds"]:
                 raise self._beyond(
@@ -497,6 +528,14 @@ class Coordinator:
         given = compiled.get("optimizer_args") or {}
         kept = slots(str(compiled.get("optimizer", "Adam")), given if isinstance(given, dict) else {})
         return 0 if found is None else found.state_bytes * (1 + kept)
+
+    def stage_bytes(self, stage: Stage) -> int:
+        """Bytes of a stage's model state."""
+        return self.state_bytes(self.configuration_of(stage)) or 1 << 16
+
+    def configuration_of(self, stage: Stage) -> Configuration:
+        """The configuration of a stage, or the only one of a replica."""
+        return self.configurations.get(stage.mst_key) or self.configurations.first
 
     def arithmetic(self, mst_key: int) -> Arithmetic | None:
         """The arithmetic of the architecture of a configuration, or of a replica of the only one; None: unknown."""
@@ -659,6 +698,7 @@ class Coordinator:
             setup.logged_kernels(planner, self.configurations.misfits),
             cost_history=self.history,
             inherited=planner.inherited,
+            packing=self.packing,
         )
 
     def _digests_of(self, mst_key: int) -> Any:
@@ -738,6 +778,7 @@ class Coordinator:
             self.threads,
             self.adoption,
             self.remote_runs,
+            self.packing,
         )
         return self.executor
 

@@ -15,7 +15,7 @@ from pg_mop.schedule.board import Unit
 
 END = "end"  # the last event in the log of a search, see SearchController.finish
 # settings that decide the results: the earlier run's values count, not those in force now
-SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
+SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "tail", "keras_backend", "fit_strategy")
 
 
 def open_catalog(db: Any) -> Catalog:
@@ -39,7 +39,8 @@ def own_run(db: Any, catalog: Catalog, run_id: int | None, shown: str = "model_o
 def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which a call computes what an earlier run computed. A replay may turn sharing off."""
     alone = earlier.replay and not options["sharing"]
-    same = {name: earlier.settings[name] for name in SAME if name in earlier.settings}
+    # (runs of earlier versions have no tail)
+    same = {"tail": "sequential", **{name: earlier.settings[name] for name in SAME if name in earlier.settings}}
     return {**options, **same, "sharing": earlier.sharing and not alone}
 
 

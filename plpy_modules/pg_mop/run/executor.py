@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import psycopg2
 
+from mop_udf.aggregate import DEVICE_FULL
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
@@ -34,6 +35,7 @@ from pg_mop.run.turns import Turns
 from pg_mop.run.workers import Workers
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.dealing import Threads
+from pg_mop.schedule.packing import Packing, unpacked
 from pg_mop.schedule.unit_batches import Steps as UnitSteps
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 
@@ -73,7 +75,8 @@ class Executor:
     `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
-    the coordinator's server. `threads`: of their trainers. `hosts`: the RemoteRuns, for servers that join.
+    the coordinator's server. `threads`: of their trainers. `packing`: of all trainers on devices. `hosts`: the RemoteRuns, for
+    servers that join.
     `adoption`: of a run that may wait for stages that other runs train (run/runs_beside.py).
     """
 
@@ -100,6 +103,7 @@ class Executor:
         threads: Threads,
         adoption: Adoption | None = None,
         hosts: Any = None,
+        packing: Packing | None = None,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -108,6 +112,7 @@ class Executor:
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
         self.scheduler, self.controller, self.deals = scheduler, controller, options.get("deal_threads")
         self.begun_before, self.turns, self.threads = attempts, turns, threads
+        self.packing = packing or unpacked(board)
         # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
         self.unit_batches = UnitBatches(
@@ -118,14 +123,17 @@ class Executor:
             options["chain_seconds"],
             self._passes_on,
             unit_specs.may_chain,
-            threads.logged,
+            lambda unit: (threads.logged(unit), self.packing.kind(unit.stage)),
+            lambda worker, unit: self.packing.may_begin(worker, unit, self._working()),
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
         self.workers = Workers(
             self.run, self.transfers, wanted, lambda server, why: self.failover.do_without(server, why)
         )
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
-        self.recovery = Recovery(self.run, self.needed, self.workers, self.failover, self._settle, self._give_up)
+        self.recovery = Recovery(
+            self.run, self.needed, self.workers, self.failover, self._settle, self._give_up, self.packing.fewer
+        )
         self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
         self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend, self.joining.invite)
@@ -260,8 +268,20 @@ class Executor:
 
     def _threads(self, worker: int, unit: Unit) -> int | None:
         """The threads of a worker's trainer, for a command that begins with a unit."""
-        working = [other for other, session in self.run.sessions.by_worker.items() if session.work]
-        return self.threads.begin(worker, unit, working, lambda cores: self._may_grow(worker, cores))
+        return self.threads.begin(worker, unit, self._working(), lambda cores: self._may_grow(worker, cores))
+
+    def _working(self) -> list[int]:
+        """The workers with commands."""
+        return [worker for worker, session in self.run.sessions.by_worker.items() if session.work]
+
+    def _make_room(self, worker: int, unit: Unit) -> int:
+        """Let idle workers give their trainers back that hold memory which a worker's command needs. Returns how many parts its
+        device has."""
+        for other in self.packing.begin(worker, unit, self._working()):
+            session = self.run.sessions.by_worker.get(other)
+            if session is not None and not self.run.sessions.leave_trainer(session):
+                self.requests.perform(self.controller.ended(self._failed(session, [], SessionLost("it was lost"))))
+        return self.packing.of(worker)
 
     def _may_grow(self, worker: int, cores: int) -> bool:
         """Whether commands may use so many cores of the coordinator's server, with the next one of a worker."""
@@ -283,6 +303,7 @@ class Executor:
     def _start(self, session: WorkerSession, steps: UnitSteps, threads: int | None) -> None:
         """Begin attempts at units that go as one command, or carry their states first. `threads`: of the trainer."""
         units = units_of(steps[:1])
+        parts = self._make_room(session.worker, units[0])
         server = self.run.sessions.server(session.worker)
         moves = self.transfers.moves(units, server.name)
         attempts = [
@@ -290,7 +311,7 @@ class Executor:
         ]
         work = [attempt for step in attempts for attempt in step if attempt is not None]
         command = {
-            **self.run.unit_specs.describe(steps, session.worker, threads),
+            **self.run.unit_specs.describe(steps, session.worker, threads, parts),
             "run_id": server.run_id,
             "fencing_token": server.catalog.fencing_token,
             "kind": units[0].kind,
@@ -303,7 +324,7 @@ class Executor:
             step["models"] = [more and {**model, **more} for model, more in zip(told, step["models"], strict=True)]
         session.work = work
         for attempt in work:
-            attempt.begun = time.monotonic()
+            attempt.begun, attempt.neighbours = time.monotonic(), parts
         try:
             rows = [attempt.row for attempt in work]
             begin = server.catalog.begin_units_sql(server.run_id, rows)
@@ -498,6 +519,8 @@ class Executor:
         """A session's command has failed: the stages that have ended after all."""
         if len(work) > 1:  # one unit may be to blame: from now on each is done alone
             self.unit_batches.single |= {attempt.unit for attempt in work}
+        if getattr(error, "pgcode", None) == DEVICE_FULL:
+            self.packing.full()
         return self.recovery.failed(session.worker, work, error)
 
     def _give_up(self, attempt: Attempt, message: str, blame: str) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pg_mop.catalog import LocalCatalog
-from pg_mop.plan import arithmetic
 from pg_mop.plan.estimates import Estimates
+from pg_mop.plan.memory import PROCESS_BYTES
 from pg_mop.plan.planner import Planner
-from pg_mop.plan.stages import Stage
-from pg_mop.run import runs_beside, search_outlook, segments, trial
+from pg_mop.run import runs_beside, search_outlook, segments, trainer_memory, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.coordinator import Coordinator
@@ -22,12 +21,13 @@ from pg_mop.run.role_costs import other_nets
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec
 from pg_mop.run.suggestions import suggestions
+from pg_mop.run.trainer_memory import TrainerMemory
 from pg_mop.schedule import setup
+from pg_mop.schedule.packing import parts
 from pg_mop.schedule.predicted import Prediction, to_json
 from pg_mop.schedule.prediction import MOST_UNITS, predict
 
 LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
-PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
 LISTED = 5  # configurations of a net that are named
 
 
@@ -157,7 +157,13 @@ class Preview(Coordinator):
     def predict(self, planner: Planner, estimates: Estimates) -> Prediction:
         most = 0 if self.run_id else MOST_UNITS  # a run that goes on has units that are half done
         return predict(
-            planner, list(self.configurations), self.configurations.misfits, estimates, self._state_bytes, most
+            planner,
+            list(self.configurations),
+            self.configurations.misfits,
+            estimates,
+            self.stage_bytes,
+            most,
+            None if self.options["gpu_memory_share"] is None else lambda board: self.packing_of(board, planner),
         )
 
     def _sessions_of(self, planner: Planner) -> int:
@@ -167,10 +173,6 @@ class Preview(Coordinator):
     def estimates_for(self, planner: Planner) -> Estimates:
         samples = functools.partial(other_nets, self.catalog, self.options["keras_backend"])
         return self._warm(self.estimates(planner, samples, sessions=self._sessions_of(planner)))
-
-    def _configuration(self, stage: Stage) -> Configuration:
-        """The configuration of a stage, or the only one of a replica."""
-        return self.configurations.get(stage.mst_key) or self.configurations.first
 
     def _nets(self, estimates: Estimates) -> list[dict[str, Any]]:
         """The distinct nets that are left to train, those with the longest units first."""
@@ -183,7 +185,7 @@ class Preview(Coordinator):
         rows = []
         for (net, _), (stage, keys) in found.items():
             cost, own = estimates.net(stage), self.arithmetic(stage.mst_key)
-            c = self._configuration(stage)
+            c = self.configuration_of(stage)
             rows.append(
                 {
                     "model_id": c["model_id"],
@@ -299,42 +301,36 @@ class Preview(Coordinator):
     # --- memory and disk ------------------------------------------------------------------------------
     def _memory(self) -> dict[str, Any]:
         """Bytes of a trainer, of the largest net."""
-        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials]
-        weights = optimizer = activations = 0
-        for stage in {self.planner.sharing.net(stage): stage for stage in stages}.values():
-            own = self.arithmetic(stage.mst_key)
-            if own is None:
-                continue
-            batch_size = self.planner.sharing.net(stage).batch_size
-            weights = max(weights, own.state_bytes)
-            optimizer = max(
-                optimizer, self._state_bytes(stage)
-            )  # (with the gradients, which are as large as the weights)
-            activations = max(activations, 2 * arithmetic.NUMBER_BYTES * own.activations * batch_size)
-        sizes: Counter[str | None] = Counter()
-        largest = 0
-        for segment in self.segments.values():
-            sizes[segment.server] += segment.bytes
-            largest = max(largest, segment.bytes)
-        held = max(sizes.values(), default=0)
-        if not setup.trains_anywhere(self.planner, list(self.configurations)):
-            held = max(largest, held // max(1, self.wanted // max(1, len(sizes))))
-        rows = min(held, self.options["cache_mb"] << 20)
-        # a state is in the trainer twice: as variables, and as the bytes that come and go
-        total = PROCESS_BYTES + 2 * (weights + optimizer) + activations + rows
+        memory = self.trainer_memory()
+        need, rows = memory.largest(), memory.rows
+        total = need.in_main_memory
         return {
             "process": PROCESS_BYTES,
-            "weights": weights,
-            "optimizer": optimizer,
-            "activations": activations,
+            "weights": need.weights,
+            "optimizer": need.optimizer,
+            "activations": need.activations,
             "rows": rows,
             "trainer": total,
             "all_trainers": total * self.wanted,
+            "packing": self._packed(memory),
         }
+
+    def _packed(self, memory: TrainerMemory) -> dict[str, Any] | None:
+        """How many trainers of the largest net train side by side on a device of this server; None without
+        pg_mop.gpu_memory_share."""
+        share, info = self.options["gpu_memory_share"], self.servers[None].info
+        gpus = info["gpus"] if self.inputs.use_gpus else 0
+        whole = None if share is None or self.options["trainers"] else trainer_memory.budget(share, info, gpus > 0)
+        if whole is None:
+            return None
+        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials and not stage.ended]
+        most = max((memory.needed(stage, gpus > 0) for stage in stages), default=0)
+        workers = -(-self.wanted // max(1, gpus))
+        return {"device": "GPU" if gpus else "main memory", "bytes": whole, "side_by_side": parts(workers, whole, most)}
 
     def _states(self, found: Prediction) -> dict[str, Any]:
         """Disk for states, and bytes of states that go from server to server."""
-        sizes = [self._state_bytes(stage) for stage in self.planner.plan.stages.values() if stage.trials]
+        sizes = [self.stage_bytes(stage) for stage in self.planner.plan.stages.values() if stage.trials]
         paths = len(self.configurations) or 1
         mean = sum(sizes) / len(sizes) if sizes else 0.0
         live = int(mean * min(paths, len(sizes)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg2
 
-from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
+from mop_udf.aggregate import CONFIGURATION_FAILED, DEVICE_FULL, DEVICE_MEMORY, MEMORY_EXCEEDED, TRAINER_LOST
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.limits import TOO_MANY_TRAINERS
 from pg_mop.connections.sessions import SessionLost, message_of
@@ -19,6 +19,8 @@ from pg_mop.run.attempt import (
     ConfigurationFailed,
     CopyFailed,
     Decision,
+    DeviceFull,
+    DeviceMemoryExceeded,
     Failure,
     LockTimeout,
     MemoryExceeded,
@@ -43,6 +45,7 @@ from pg_mop.run.workers import Workers
 EVENTS: dict[str, type[Failure]] = {
     CONFIGURATION_FAILED: ConfigurationFailed,
     MEMORY_EXCEEDED: MemoryExceeded,
+    DEVICE_MEMORY: DeviceMemoryExceeded,
     TRAINER_LOST: TrainerLost,
     TOO_MANY_TRAINERS: TrainerRefused,
     "40001": TransactionConflict,
@@ -62,17 +65,19 @@ class Recovery:
         failover: Failover,
         count: Callable[[Attempt, Any], list[Stage]],
         give_up: Callable[[Attempt, str, str], None],
+        fewer: Callable[[int, int], None] = lambda stage, parts: None,
     ) -> None:
         """`count(attempt, report)`: the attempt is committed after all, with another server's report; returns the
-        stages that have ended by it. `give_up(attempt, message, blame)`: the unit's configurations fail."""
+        stages that have ended by it. `give_up(attempt, message, blame)`: the unit's configurations fail.
+        `fewer(stage, parts)`: the stage's net has run out of memory in one of so many parts of a device."""
         self.run, self.needed, self.workers, self.failover = run, needed, workers, failover
-        self.count, self.give_up = count, give_up
+        self.count, self.give_up, self.fewer = count, give_up, fewer
 
     def failed(self, worker: int, work: list[Attempt], error: Exception) -> list[Stage]:
         """The attempts of a worker's command have failed: the stages that have ended after all."""
         ended: list[Stage] = []
         message, code = message_of(error), getattr(error, "pgcode", None)
-        if len(work) > 1 and code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
+        if len(work) > 1 and code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED, DEVICE_MEMORY):
             together = "chain" if work[0].chain else "batch"
             message = f"one unit of a {together} of {len(work)} failed ({message}): each is retried alone"
         for attempt in work:
@@ -96,6 +101,8 @@ class Recovery:
             return WorkerLost(message, replaceable)
         if isinstance(error, NotCarried):
             return StateNotCarried(message, time.monotonic(), replaceable)
+        if code == DEVICE_FULL:
+            return DeviceFull(message, time.monotonic())
         if code in EVENTS:
             return EVENTS[code](message)
         diagnostics = getattr(error, "diag", None)
@@ -186,6 +193,8 @@ class Recovery:
             raise MopError(**asdict(decision.error))
         if decision.action is Action.ON_ANOTHER_SERVER:
             self.failover.do_without(attempt.server, attempt.message)
+        if decision.action is Action.FEWER:
+            self.fewer(attempt.unit.stage, attempt.neighbours)
         if attempt.state in (State.WAITING, State.GIVEN_UP):
             self.run.board.release(attempt.unit)
         if decision.blame is not None:

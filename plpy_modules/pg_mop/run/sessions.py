@@ -147,6 +147,15 @@ class Sessions:
         if session is not None:
             session.close()
 
+    def leave_trainer(self, session: WorkerSession) -> bool:
+        """Let an idle session give its trainer back; it gets another one with its next command. False: the session was lost."""
+        try:
+            schema = self.server(session.worker).schema
+            run(session, session.clean_sql() + f"SELECT {schema}.mop_leave_trainer()", self.check_interrupts)
+            return True
+        except (psycopg2.Error, SessionLost):
+            return False
+
     def _connect(self, worker: int, opening: dict[WorkerSession, bool]) -> WorkerSession:
         session = WorkerSession(self.server(worker).target, worker, self.name)
         opening[session] = False

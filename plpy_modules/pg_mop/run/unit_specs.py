@@ -44,16 +44,22 @@ class UnitSpecs:
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
     inherited: Callable[[Stage], Any] = lambda stage: None  # what a stage inherits, see Planner.inherited
+    packing: Any = None  # the schedule.packing.Packing of the run
 
-    def trainer(self, worker: int, segment: Any = None, threads: int | None = None) -> dict[str, Any]:
+    def trainer(
+        self, worker: int, segment: Any = None, threads: int | None = None, parts: int | None = None
+    ) -> dict[str, Any]:
         """The options of a worker's trainer. On Greenplum the trainer is on the host of a Segment: at first, of the first
-        segment that the worker serves. `threads`: in place of the run's."""
+        segment that the worker serves. `threads`: in place of the run's. `parts`: of its device's memory, of
+        which the trainer has one; None: as at first."""
         options, info = self.options, self.server(worker).info
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
         there = {} if segment is None or segment.host_segment is None else {"host_segment": segment.host_segment}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
+        divides, own = options.get("tail") == "data-parallel", options["threads"]
         return {
+            "devices": threads // own if divides and threads and own and threads > own else None,
             "threads": threads or options["threads"] or max(1, info["cores"] // max(1, beside)),
             "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"],
@@ -66,8 +72,19 @@ class UnitSpecs:
             "gpu": worker % gpus if gpus else None,
             "trainers": options["trainers"],
             "use_gpus": self.use_gpus,
+            **(self._part_of_device(worker, parts) if not there and not options["trainers"] else {}),
             **there,
         }
+
+    def _part_of_device(self, worker: int, parts: int | None) -> dict[str, Any]:
+        """The part of its device's memory that a worker's trainer has, and that all trainers have together: millionths."""
+        if self.packing is None:
+            return {}
+        share, usual = self.options["gpu_memory_share"], self.packing.usual(worker)
+        if share is None and (parts or usual) == usual:
+            return {}
+        most = round(1_000_000 * (share or 1.0))
+        return {"device_part": max(1, most // (parts or usual)), "device_most": most}
 
     def wants(self, worker: int) -> dict[str, list[str]]:
         """What a worker's trainer should hold already, if the pool has such a trainer: rows and compiled models."""
@@ -84,10 +101,11 @@ class UnitSpecs:
         return self.sharing.digest(self.sharing.key(stage)[0])
 
     def describe(
-        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None
+        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None, parts: int | None = None
     ) -> dict[str, Any]:
         """The spec of a unit, of a unit batch on one segment, or of a chain of them (see UnitBatches.choose). `threads`: of the
-        trainer; a session that has one with others gives it back, and leases another. None: the run's."""
+        trainer; a session that has one with others gives it back, and leases another. None: the run's. `parts`: see
+        `trainer`."""
         units = units_of(steps[:1])
         unit = units[0]
         server, packed = self.server(worker), self.packed[unit.dataset]
@@ -104,7 +122,7 @@ class UnitSpecs:
         )
         return {
             **trainers,
-            "options": self.trainer(worker, segment, threads),
+            "options": self.trainer(worker, segment, threads, parts),
             "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None,
             "replicas": self.replicas_of(unit),

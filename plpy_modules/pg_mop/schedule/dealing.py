@@ -120,11 +120,19 @@ class Dealer(Threads):
     least: int
 
     def __init__(
-        self, board: Board, cores: int, least: int, key_of: Callable[[StageNumber], Any], costs: Costs
+        self,
+        board: Board,
+        cores: int,
+        least: int,
+        key_of: Callable[[StageNumber], Any],
+        costs: Costs,
+        divides: bool = False,
     ) -> None:
-        """`cores`: that a trainer may have at most; `key_of`: as of UnitBatches; `costs`: see Costs."""
+        """`cores`: that a trainer may have at most; `key_of`: as of UnitBatches; `costs`: see Costs. `divides`: a trainer with
+        more threads has several devices of `least` threads each, so threads are dealt in such lots."""
         super().__init__(least)
         self.board, self.cores, self.key_of, self.costs = board, cores, key_of, costs
+        self.divides, self.lot = divides, least if divides else 1
         self.cost = 0.0  # seconds that the last change of a trainer takes, as it was estimated; 0: there was none
         self._trainers: dict[Worker, _Trainer] = {}
         self._pool: list[_Trainer] = []  # that workers have given back
@@ -172,7 +180,7 @@ class Dealer(Threads):
             return self.least
         stage = self.board.plan.stages[unit.stage]
         dealt = shares(paths, self.cores, self.least).get(unit.stage, self.least) if all(paths.values()) else now
-        wanted = max(self.least, min(dealt, self.cores - others))
+        wanted = max(self.least, min(dealt, self.cores - others) // self.lot * self.lot)
         if self._speedup(stage, wanted) < LEAST_SPEEDUP or (self.key_of(unit.stage), wanted) in self._slow:
             wanted = self.least
         if (
@@ -239,6 +247,8 @@ class Dealer(Threads):
             return 1.0
         key = self.key_of(stage.number)
         few, many = self._measured(key, self.least), self._measured(key, threads)
+        if self.divides and not few and self._is_measured(key, threads) and (before := self.costs.certain(stage)):
+            return before * len(many) / max(1e-9, sum(many.values()))  # (the run began on several devices at once)
         common = few.keys() & many.keys()
         if common and self._is_measured(key, threads):
             return sum(few[segment] for segment in common) / max(1e-9, sum(many[segment] for segment in common))

@@ -17,6 +17,7 @@ from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import START, Dealer
+from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.predicted import Load, Prediction
 from pg_mop.schedule.simulator import Visit, makespan, simulate
 from pg_mop.schedule.unit import Unit, Worker
@@ -49,10 +50,11 @@ def predict(
     estimates: Estimates,
     bytes_of: Callable[[Stage], int] = lambda stage: 1 << 16,
     most_units: int = MOST_UNITS,
+    packing_of: Callable[[Board], Packing] | None = None,
 ) -> Prediction:
     """The prediction of a planned run, whose stages are asked for. `estimates`: for its number of sessions; `bytes_of`: the
-    size of a stage's model state; `most_units`: of a plan that is simulated. The planner's plan is in the run's final state
-    afterwards if it was simulated.
+    size of a stage's model state; `most_units`: of a plan that is simulated; `packing_of`: the Packing of a board, None:
+    trainers are not packed. The planner's plan is in the run's final state afterwards if it was simulated.
     """
     work = _Work(planner, estimates, bytes_of, setup.trains_anywhere(planner, configurations))
     fixed = estimates.fixed
@@ -64,7 +66,7 @@ def predict(
     spread = estimates.spread(work.left)
     found.lower_bound = work.lower_bound
     if work.units + work.evaluations <= most_units:
-        _simulate(found, work, planner, configurations, misfits)
+        _simulate(found, work, planner, configurations, misfits, packing_of)
     else:
         _sum_up(found, work)
     found.set_range(spread)
@@ -170,7 +172,8 @@ class _Work:
         """The Dealer of the run; None: threads are fixed."""
         if not self.deals:
             return None
-        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self.estimates))
+        divides = self.planner.workload.options.get("tail") == "data-parallel"
+        return Dealer(board, self.most, self.least, self.planner.unit_key, _Costs(self.estimates), divides)
 
     def seconds(self, unit: Unit) -> float:
         """Seconds of a unit, for the simulator."""
@@ -189,10 +192,15 @@ class _Costs:
 
 
 def _simulate(
-    found: Prediction, work: _Work, planner: Planner, configurations: Sequence[Configuration], misfits: Collection[int]
+    found: Prediction,
+    work: _Work,
+    planner: Planner,
+    configurations: Sequence[Configuration],
+    misfits: Collection[int],
+    packing_of: Callable[[Board], Packing] | None,
 ) -> None:
     board = setup.make_board(planner, configurations, misfits, found.sessions)
-    scheduler = setup.make_scheduler(planner, board)
+    scheduler, packing = setup.make_scheduler(planner, board), None if packing_of is None else packing_of(board)
     plan, estimates = planner.plan, work.estimates
     batches = _Counting(
         board,
@@ -202,6 +210,7 @@ def _simulate(
         work.chain_seconds,
         lambda stage, child: not stage.ends and not stage.evaluated,
         lambda worker: planner.may_chain(board.served(worker)),
+        lambda unit: None if packing is None else packing.kind(unit.stage),
     )
     has: set[tuple[Worker, ModelKey]] = set()
     spent = dict.fromkeys(("ready", "around", "write"), 0.0)
@@ -225,17 +234,19 @@ def _simulate(
         return command + states
 
     dealer = work.dealer(board)
-    visits = simulate(board, scheduler, work.seconds, batches=batches, around=around, ready=ready, dealer=dealer)
+    visits = simulate(
+        board, scheduler, work.seconds, batches=batches, around=around, ready=ready, dealer=dealer, packing=packing
+    )
     found.makespan = makespan(visits) if visits else 0.0
     found.commands, found.chained, found.grouped = batches.commands, batches.chained, batches.grouped
     found.loads, found.simulated = _loads(visits, board), True
-    found.dealt = None if dealer is None else _dealt(visits, dealer.least)
+    found.dealt = None if dealer is None else _dealt(visits, dealer.least, dealer.divides)
     found.visits = sorted(visits, key=lambda visit: (visit.start, visit.worker, visit.end))
     found.trials = {stage.number: (min(stage.trials), stage.iteration) for stage in work.left}
     found.work = {"train": work.train, "evaluate": work.evaluate, **spent}
 
 
-def _dealt(visits: Sequence[Visit], least: int) -> dict[str, Any] | None:
+def _dealt(visits: Sequence[Visit], least: int, divides: bool) -> dict[str, Any] | None:
     """From which second on, of the first unit's, how many sessions have more than the least threads, and at most how many.
     None: none has."""
     more = [visit for visit in visits if (visit.threads or 0) > least]
@@ -245,6 +256,7 @@ def _dealt(visits: Sequence[Visit], least: int) -> dict[str, Any] | None:
         "from": min(visit.start for visit in more) - min(visit.start for visit in visits),
         "sessions": len({visit.worker for visit in more}),
         "threads": max(visit.threads or 0 for visit in more),
+        "devices": max(visit.threads or 0 for visit in more) // least if divides else 1,
     }
 
 

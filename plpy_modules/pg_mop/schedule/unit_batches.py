@@ -53,15 +53,18 @@ class UnitBatches:
         chain_seconds: float = 0.0,
         passes_on: Callable[[Stage, Stage], bool] | None = None,
         may_chain: Callable[[Worker], bool] | None = None,
-        threads_of: Callable[[Unit], int | None] = lambda unit: None,
+        threads_of: Callable[[Unit], Hashable] = lambda unit: None,
+        may_begin: Callable[[Worker, Unit | None], bool] = lambda worker, unit: True,
     ) -> None:
         """`key_of`: equal for stages whose units take about equally long. `bytes_of`: size of a stage's model state, or
         of the state that it begins with. `chain_seconds`: of a chain, at most; 0: no chains. `passes_on(stage, child)`:
         True where only the child reads the state of its parent; None: never. `may_chain`: the workers whose units may form
-        chains; None: all. `threads_of`: equal for units that may be done by one trainer (of a replay)."""
+        chains; None: all. `threads_of`: equal for units that may be done by one trainer (of a replay; and by its part of
+        a device). `may_begin`: whether a worker's command may begin now with a unit; None: the scheduler has no unit for it."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.chain_seconds, self.passes_on = chain_seconds, passes_on or (lambda stage, child: False)
         self.may_chain, self.threads_of = may_chain or (lambda worker: True), threads_of
+        self.may_begin = may_begin
         self.single: set[Unit] = set()  # units that run alone, because a unit of their batch was at fault
         self.seconds: dict[tuple[Hashable, SegmentNumber], float] = {}  # estimate of a training unit
         self.shares: dict[Unit, float] = {}  # running training unit -> its share of its command, 1 for the mean
@@ -75,7 +78,7 @@ class UnitBatches:
         steps. Element i of each step trains the same model further; None: the step leaves that model out.
         """
         unit = self.scheduler.choose(worker)
-        if unit is None:
+        if not self.may_begin(worker, unit) or unit is None:
             return []
         if unit.kind == "evaluate":
             units = self._evaluations(worker, unit)

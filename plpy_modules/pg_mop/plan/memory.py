@@ -1,0 +1,38 @@
+"""How much memory a trainer needs, by the arithmetic of its net. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
+CONTEXT_BYTES = 600 << 20  # of a GPU: its driver's context and the libraries' buffers (a guess: not tried on a GPU)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a trainer that trains a net, apart from the process: of the net's `weights`, of the `optimizer` (with the
+    gradients, which are as large as the weights), of the `activations` of a mini-batch, and of the `rows` that it keeps."""
+
+    weights: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    rows: int = 0
+
+    @property
+    def in_main_memory(self) -> int:
+        """Bytes of the process. A state is in it twice: as variables, and as the bytes that come and go."""
+        return PROCESS_BYTES + 2 * (self.weights + self.optimizer) + self.activations + self.rows
+
+    @property
+    def on_gpu(self) -> int:
+        """Bytes of a GPU's memory. A training step has the old variables and the new ones; rows stay in main memory."""
+        return CONTEXT_BYTES + 2 * (self.weights + self.optimizer) + self.activations
+
+    def most(self, other: Need) -> Need:
+        """The larger of each."""
+        return Need(
+            max(self.weights, other.weights),
+            max(self.optimizer, other.optimizer),
+            max(self.activations, other.activations),
+            max(self.rows, other.rows),
+        )

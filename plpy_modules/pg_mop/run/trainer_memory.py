@@ -1,0 +1,132 @@
+"""The memory of a run's trainers: what each net needs, measured or estimated, and which parts of devices that makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pg_mop.backend.errors import MopError
+from pg_mop.plan import arithmetic
+from pg_mop.plan.memory import PROCESS_BYTES, Need
+from pg_mop.plan.planner import Configuration, Planner
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule import setup
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.packing import Device, Packing
+from pg_mop.schedule.unit import Worker
+
+
+class TrainerMemory:
+    """What the trainers of a run need, by net."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        configurations: Sequence[Configuration],
+        segments: Mapping[tuple[str, int], Any],
+        wanted: int,
+        arithmetic_of: Callable[[int], arithmetic.Arithmetic | None],
+        state_bytes: Callable[[Stage], int],
+    ) -> None:
+        """`segments`: {(dataset, number): Segment}; `wanted`: worker sessions; `arithmetic_of`: of an mst_key, None: unknown;
+        `state_bytes`: of a stage's model state."""
+        self.planner, self.configurations, self.segments = planner, configurations, segments
+        self.wanted, self.arithmetic_of, self.state_bytes = wanted, arithmetic_of, state_bytes
+        self._found: dict[Any, Need | None] = {}
+        self._rows: int | None = None
+
+    def of(self, stage: Stage) -> Need | None:
+        """The need of a trainer that trains a stage, by arithmetic; None where that does not know the net."""
+        net = self.planner.sharing.net(stage)
+        if net not in self._found:
+            own = self.arithmetic_of(stage.mst_key)
+            activations = 0 if own is None else 2 * arithmetic.NUMBER_BYTES * own.activations * net.batch_size
+            self._found[net] = (
+                None if own is None else Need(own.state_bytes, self.state_bytes(stage), activations, self.rows)
+            )
+        return self._found[net]
+
+    def largest(self) -> Need:
+        """The need of a trainer that trains all nets of the plan."""
+        found = Need(rows=self.rows)
+        stages = [stage for stage in self.planner.plan.stages.values() if stage.trials]
+        for stage in {self.planner.sharing.net(stage): stage for stage in stages}.values():
+            found = found.most(self.of(stage) or Need())
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Bytes of rows that a trainer keeps."""
+        if self._rows is None:
+            sizes: Counter[str | None] = Counter()
+            largest = 0
+            for segment in self.segments.values():
+                sizes[segment.server] += segment.bytes
+                largest = max(largest, segment.bytes)
+            held = max(sizes.values(), default=0)
+            if not setup.trains_anywhere(self.planner, self.configurations):
+                held = max(largest, held // max(1, self.wanted // max(1, len(sizes))))
+            self._rows = min(held, self.planner.workload.options["cache_mb"] << 20)
+        return self._rows
+
+    def needed(self, stage: Stage, on_gpu: bool) -> int:
+        """Bytes of its device that a trainer needs for a stage: as measured in earlier runs, or by arithmetic; 0: unknown."""
+        measured = self.planner.history.most_bytes(self.planner.sharing.net(stage), on_gpu)
+        if measured:
+            return measured
+        need = self.of(stage)
+        return 0 if need is None else need.on_gpu if on_gpu else need.in_main_memory
+
+
+def packing(
+    memory: TrainerMemory, board: Board, options: Mapping[str, Any], use_gpus: bool, info: Callable[[str | None], Any]
+) -> Packing:
+    """The Packing of a run. `info(server)`: a server's description of itself."""
+    plan, share = memory.planner.plan, options["gpu_memory_share"]
+    at_hosts = any(segment.host_segment is not None for segment in memory.segments.values())
+    unpacked = bool(options["trainers"]) or at_hosts  # (Ray and Greenplum have other places for trainers)
+
+    def device_of(worker: Worker) -> Device | None:
+        server = board.server(worker)
+        gpus = info(server)["gpus"] if use_gpus else 0
+        return None if unpacked else (server, worker % gpus if gpus else None)
+
+    def budget_of(device: Device) -> int | None:
+        assert isinstance(device, tuple)
+        return None if share is None else budget(share, info(device[0]), device[1] is not None)
+
+    def need_of(number: StageNumber) -> int:
+        return 0 if share is None else memory.needed(plan.stages[number], on_gpu)
+
+    on_gpu = use_gpus and any(info(server)["gpus"] for server in board.servers)
+    return Packing(board, device_of, budget_of, need_of, lambda number: memory.planner.sharing.key(plan.stages[number]))
+
+
+def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:
+    """Bytes of a server's main memory, or of each of its GPUs, that trainers may take together; None: unknown."""
+    whole = (info.get("memory") or {}).get("gpu" if on_gpu else "main")
+    return None if whole is None else int(share * whole)
+
+
+def check(options: Mapping[str, Any], info: Mapping[str, Any], on_gpu: bool) -> None:
+    """Raises MopError where pg_mop.gpu_memory_share leaves too little for any trainer, or less than the limit of one."""
+    share = options["gpu_memory_share"]
+    whole = None if share is None or on_gpu or options["trainers"] else budget(share, info, False)
+    if whole is None:
+        return
+    if whole < PROCESS_BYTES:
+        raise MopError(
+            f"pg_mop.gpu_memory_share ({share:g}) leaves trainers {whole >> 20} MB of this server's memory",
+            detail=f"A trainer takes at least about {PROCESS_BYTES >> 20} MB.",
+            hint="RESET pg_mop.gpu_memory_share;",
+            sqlstate="22023",
+        )
+    limit = options["trainer_memory_mb"]
+    if limit is not None and limit << 20 > whole:
+        raise MopError(
+            f"pg_mop.trainer_memory_mb ({limit}) is more than pg_mop.gpu_memory_share ({share:g}) leaves all trainers together",
+            detail=f"That is {whole >> 20} MB of this server's memory.",
+            hint=f"SET pg_mop.trainer_memory_mb = {whole >> 20}; or RESET pg_mop.gpu_memory_share;",
+            sqlstate="22023",
+        )

@@ -1,0 +1,146 @@
+"""Trainers share the memory of a device within pg_mop.gpu_memory_share. Main memory stands in for a GPU's here."""
+
+import json
+import os
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+
+MAIN = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+WHOLE = 500  # MB that all trainers have: one needs more than half of it, and less than the whole
+BIG = 2  # the configuration with the large net
+SETTINGS = "SET pg_mop.reuse = off; SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0"
+CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 3, FALSE)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, rows=400, segments=2, then=SETTINGS)
+    load(db, "arch", dense(8), dense(16, name="other"))
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=50"), (2, ADAM.format(0.01), "batch_size=50")])
+    fit(db, "flowers_packed", "m", "mst", 1)  # (what trainers take is measured)
+
+
+@pytest.fixture(autouse=True)
+def share(db):
+    """All trainers together have WHOLE, and no trainer of an earlier test is left."""
+    db.run("SELECT madlib.mop_end_trainers()")
+    db.run(f"SET pg_mop.gpu_memory_share = {WHOLE * (1 << 20) / MAIN:.6f}")
+    yield
+    db.run("RESET pg_mop.gpu_memory_share; RESET pg_mop.trainer_memory_mb")
+
+
+def measured(db, megabytes):
+    """Let earlier runs have measured so many MB of each trainer."""
+    db.run("UPDATE madlib.mop_cost SET memory_bytes = %s", [megabytes << 20])
+
+
+def units(db, run_id, status="finished"):
+    return db.run(
+        "SELECT * FROM madlib.mop_units WHERE run_id = %s AND status = %s ORDER BY started_at, finished_at",
+        [run_id, status],
+    )
+
+
+def test_a_run_measures_the_memory_of_its_trainers(db):
+    taken = [row["mb"] for row in db.run("SELECT memory_bytes >> 20 AS mb FROM madlib.mop_unit_costs")]
+    assert taken and all(WHOLE / 2 < mb < WHOLE for mb in taken), "the tests below rely on this, too"
+
+
+@pytest.mark.slice
+def test_trainers_that_do_not_fit_side_by_side_train_one_after_the_other(db):
+    measured(db, 400)
+    run_id = fit(db, "flowers_packed", "m", "mst", 3)
+    done = units(db, run_id)
+    assert len(done) == 2 * (3 * 2 + 2) and not units(db, run_id, "failed")
+    ends = [unit["finished_at"] for unit in done]
+    begins = [unit["started_at"] for unit in done]
+    assert all(end <= begin for end, begin in zip(ends, begins[1:])), "two trained at once"
+    assert db.value("SELECT count(*) FROM madlib.mop_trainers") == 1, "an idle trainer has kept its part"
+
+
+def test_explain_tells_how_many_train_side_by_side(db):
+    seconds = {}
+    for megabytes, text in ((400, "1 trainer of the largest net side by side"), (200, "2 trainers of the largest net")):
+        measured(db, megabytes)
+        assert text in db.value("SELECT madlib.mop_explain(%s)", [CALL])
+        found = db.value("SELECT madlib.mop_explain(%s, 'json')", [CALL])
+        found = json.loads(found) if isinstance(found, str) else found
+        seconds[megabytes] = (
+            found["plan"]["prediction"]["makespan"] if "plan" in found else found["prediction"]["makespan"]
+        )
+    assert seconds[400] > 1.3 * seconds[200], "the prediction has two trainers at once"
+
+
+def test_a_trainer_whose_memory_was_measured_wrongly_dies_and_its_unit_has_fewer_neighbours(db):
+    measured(db, 200)
+    run_id = fit(db, "flowers_packed", "m", "mst", 3)
+    done, failed = units(db, run_id), units(db, run_id, "failed")
+    assert len(done) == 2 * (3 * 2 + 2)
+    assert any("more than its part of this machine's memory" in unit["error"] for unit in failed)
+    assert any(unit["decision"].startswith("retried with at most 1 trainer on its device") for unit in failed)
+    assert db.value("SELECT count(*) FROM m") == 2
+    assert db.value("SELECT bool_and(memory_bytes >> 20 > 200) FROM madlib.mop_unit_costs"), "it was not measured again"
+
+
+def test_a_configuration_that_does_not_fit_the_whole_device_fails_by_name(db):
+    large = [layer("Dense", name=f"d{n}", units=4500, activation="relu") for n in range(2)]
+    large = sequential("large", [4], *large, layer("Dense", name="out", units=3, activation="softmax"))
+    load(db, "arch_large", dense(8), large)
+    pairs = [(1, ADAM.format(0.01), "batch_size=50"), (2, ADAM.format(0.01), "batch_size=50")]
+    selection(db, "mst_large", "arch_large", pairs)
+    run_id = fit(db, "flowers_packed", "m_large", "mst_large", 2)
+    given_up = [unit for unit in units(db, run_id, "failed") if unit["decision"].startswith("given up")]
+    assert {unit["mst_key"] for unit in given_up} == {BIG}
+    assert given_up[0]["decision"] == "given up: the unit needs more memory than its part of the device has"
+    told = db.value("SELECT error FROM madlib.mop_configuration WHERE run_id = %s AND mst_key = %s", [run_id, BIG])
+    assert "more than its part of this machine's memory" in told
+    assert db.run("SELECT mst_key FROM m_large") == [{"mst_key": 1}], "the other configuration is trained"
+
+
+def test_a_run_waits_for_the_memory_that_another_session_has(db):
+    """The other session's trainer holds the whole share: the run trains once it has gone."""
+    measured(db, 400)
+    most = round(WHOLE * (1 << 20) / MAIN * 1e6)
+    options = {
+        "threads": 1,
+        "keras_backend": "tensorflow",
+        "cache_mb": 1024,
+        "idle_ms": 0,
+        "keep_ms": 300000,
+        "fork_server_ms": 28800000,
+        "device_part": most,
+        "device_most": most,
+    }
+    other, caller = db.another(), db.another()
+    other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps(options)])
+    caller.run(f"{SETTINGS}; SET pg_mop.gpu_memory_share = {WHOLE * (1 << 20) / MAIN:.6f}")
+    db.run("DROP TABLE IF EXISTS n, n_info, n_summary")
+    call = Calling(caller, CALL)
+    waits = "SELECT count(*) FROM madlib.mop_units WHERE decision ~ '^retried in .*: other trainers hold the memory'"
+    assert eventually(lambda: db.value(waits) > 0, 60), "it has not met the other trainer"
+    other.close()
+    assert call.end() is None
+    caller.close()
+    assert db.value("SELECT count(*) FROM n") == 2
+    db.run("DROP TABLE n, n_info, n_summary")
+
+
+@pytest.mark.parametrize("part,most", [(0, 100), (200, 100), (100, 2_000_000), (100, None), ("1", 100)])
+def test_a_part_that_is_none_is_refused(db, part, most):
+    options = {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 0}
+    call = json.dumps({**options, "device_part": part, "device_most": most})
+    assert "invalid option of a trainer: device_" in str(db.error("SELECT madlib.mop_start_trainer(%s)", [call]))
+
+
+def test_settings_that_contradict_one_another_are_refused_before_any_work(db):
+    before = db.value("SELECT count(*) FROM madlib.mop_runs")
+    db.run("SET pg_mop.trainer_memory_mb = 600")
+    assert "pg_mop.trainer_memory_mb (600) is more than pg_mop.gpu_memory_share" in str(db.error(CALL))
+    db.run(f"RESET pg_mop.trainer_memory_mb; SET pg_mop.gpu_memory_share = {100 * (1 << 20) / MAIN:.6f}")
+    assert "leaves trainers" in str(db.error(CALL))
+    db.run("SET pg_mop.gpu_memory_share = 2")
+    assert "a share from 0.001 to 1" in str(db.error(CALL))
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == before

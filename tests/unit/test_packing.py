@@ -1,0 +1,159 @@
+"""Which commands train side by side on a device, by the memory that they need there."""
+
+import pytest
+
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.settings import parsed
+from pg_mop.plan.cost_history import CostHistory, Net
+from pg_mop.plan.stages import Plan
+from pg_mop.run import trainer_memory
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.longest_first import LongestFirst
+from pg_mop.schedule.packing import Packing, levels, parts, unpacked
+from pg_mop.schedule.simulator import makespan, simulate
+from pg_mop.schedule.unit_batches import UnitBatches
+
+GIB = 1 << 30
+
+
+def board_of(needs, workers=4, segments=4):
+    """A board whose configuration k has one stage that needs needs[k] bytes, and its Packing in a budget of 8 GiB."""
+    plan, bytes_of = Plan(), {}
+    for key, need in enumerate(needs, 1):
+        (stage,) = plan.ask(key, f"root of {key}", lambda iteration: ("", ""), until=1)
+        bytes_of[stage.number] = need
+    board = Board(plan, segments=list(range(segments)))
+    board.serve(range(workers))
+    return board, Packing(board, lambda worker: "gpu", lambda device: 8 * GIB, bytes_of.get, lambda stage: stage)
+
+
+def unit(board, key, segment=0):
+    return board.unit(key, "train", "training", segment)
+
+
+@pytest.mark.parametrize("workers,expected", [(1, [1]), (2, [2, 1]), (7, [7, 3, 1]), (8, [8, 4, 2, 1])])
+def test_a_device_is_divided_into_few_different_parts(workers, expected):
+    assert levels(workers) == expected
+
+
+def test_a_trainer_has_the_smallest_part_that_holds_it():
+    assert [parts(8, 8 * GIB, n * GIB) for n in (0, 1, 2, 3, 4, 5, 9)] == [8, 8, 4, 2, 2, 1, 1]
+    assert parts(8, None, GIB) == 8, "the memory is unknown"
+
+
+def test_commands_begin_while_their_parts_are_free():
+    board, packing = board_of([2 * GIB, 4 * GIB, 8 * GIB])
+    assert [packing.parts(0, stage) for stage in (1, 2, 3)] == [4, 2, 1]
+    assert packing.may_begin(0, unit(board, 2), [])
+    packing.begin(0, unit(board, 2), [])
+    assert packing.may_begin(1, unit(board, 1), [0])
+    packing.begin(1, unit(board, 1), [0])
+    assert not packing.may_begin(2, unit(board, 2), [0, 1]), "a quarter is left"
+    assert not packing.may_begin(2, unit(board, 3), [0, 1])
+
+
+def test_a_large_command_has_the_next_free_parts():
+    board, packing = board_of([2 * GIB, 8 * GIB])
+    packing.begin(0, unit(board, 1), [])
+    assert not packing.may_begin(1, unit(board, 2), [0])
+    assert not packing.may_begin(2, unit(board, 1, 1), [0]), "small ones would keep it waiting for ever"
+    assert packing.may_begin(1, unit(board, 2), []), "nothing trains on the device"
+    assert packing.begin(1, unit(board, 2), []) == [3, 2, 0], "idle trainers give their parts back"
+    assert not packing.may_begin(2, unit(board, 1, 1), [1])
+    assert packing.begin(1, unit(board, 2, 1), []) == [], "they have none any more"
+    packing.full()
+    assert packing.begin(1, unit(board, 2, 2), []) == [3, 2, 0], "a session may have been opened anew"
+
+
+def test_a_worker_that_has_no_unit_any_more_keeps_no_other_waiting():
+    board, packing = board_of([2 * GIB, 8 * GIB])
+    packing.begin(0, unit(board, 1), [])
+    assert not packing.may_begin(1, unit(board, 2), [0])
+    assert packing.may_begin(1, None, [0])
+    assert packing.may_begin(2, unit(board, 1, 1), [0])
+
+
+def test_a_net_that_has_run_out_of_memory_gets_half_as_many_neighbours():
+    board, packing = board_of([GIB, GIB])
+    assert packing.parts(0, 1) == 4 and packing.kind(1) == packing.kind(2)
+    packing.fewer(1, 4)
+    assert packing.parts(0, 1) == 2 and packing.parts(0, 2) == 4 and packing.kind(1) != packing.kind(2)
+    packing.fewer(1, 2)
+    packing.fewer(1, 4)  # (of a command that began before)
+    assert packing.parts(0, 1) == 1
+
+
+def test_without_a_budget_nothing_waits_until_memory_runs_out():
+    board, _ = board_of([GIB, GIB])
+    packing = Packing(board, lambda worker: worker % 2, lambda device: None, lambda stage: 0, lambda stage: stage)
+    assert [packing.usual(worker) for worker in range(4)] == [2] * 4, "two workers on each of two devices"
+    assert all(packing.may_begin(worker, unit(board, 1, worker), range(worker)) for worker in range(4))
+    packing.fewer(1, 2)
+    packing.begin(2, unit(board, 2), [])
+    assert not packing.may_begin(0, unit(board, 1), [2]) and packing.may_begin(1, unit(board, 1), [2])
+
+
+def test_trainers_elsewhere_are_not_packed():
+    board, _ = board_of([GIB])
+    packing = unpacked(board)
+    assert packing.may_begin(0, unit(board, 1), [1, 2, 3]) and packing.begin(0, unit(board, 1), [1, 2, 3]) == []
+    assert packing.of(0) == packing.usual(0) == 1
+
+
+def simulated(needs, packed):
+    board, packing = board_of(needs)
+    scheduler = LongestFirst(board, seed=1)
+    batches = UnitBatches(board, scheduler, lambda stage: stage, lambda stage: 1 << 30)  # (too large for unit batches)
+    return simulate(board, scheduler, lambda unit: 1.0, batches=batches, packing=packing if packed else None), packing
+
+
+def test_the_simulator_packs_as_the_executor_does():
+    """Two nets that fill the device, and two that fill a quarter of it each: 8 units one by one, and 8 four at a time."""
+    free, _ = simulated([8 * GIB, 8 * GIB, 2 * GIB, 2 * GIB], False)
+    visits, packing = simulated([8 * GIB, 8 * GIB, 2 * GIB, 2 * GIB], True)
+    assert len(visits) == len(free) == 16 and makespan(free) <= 5.0
+    for visit in visits:
+        beside = [v for v in visits if v.start < visit.end and visit.start < v.end]
+        assert sum(1 / packing.parts(v.worker, v.unit.stage) for v in beside) <= 1
+    assert 8 + 8 / 2 <= makespan(visits) <= 8 + 8
+
+
+def test_what_earlier_runs_measured_counts_before_the_estimate():
+    net = Net("a", "n", "sgd", "mse", 32, "4 -> 3")
+    rows = [
+        {"net": "n", "device": "cpu, 1 threads", "memory_bytes": 700, "part": "model", "version": "v"},
+        {"net": "n", "device": "NVIDIA H100", "memory_bytes": 900, "part": "model", "version": "v"},
+        {"net": "other", "device": "cpu, 1 threads", "memory_bytes": 5000, "part": "model", "version": "v"},
+        {"net": "n", "device": "cpu, 2 threads", "memory_bytes": None, "part": "model", "version": "v"},
+    ]
+    history = CostHistory(lambda architecture: rows)
+    assert history.most_bytes(net, False) == 700 and history.most_bytes(net, True) == 900
+    assert CostHistory().most_bytes(net, False) == 0
+
+
+@pytest.mark.parametrize("text", ["0", "1.1", "-1", "nan", "half"])
+def test_a_bad_share_is_an_error_that_names_the_range(text):
+    with pytest.raises(MopError, match="gpu_memory_share") as error:
+        parsed({"gpu_memory_share": text})
+    assert error.value.hint == "It takes a share from 0.001 to 1."
+
+
+def settings(share, limit=None, ray=None):
+    return {"gpu_memory_share": share, "trainer_memory_mb": limit, "trainers": ray}
+
+
+def test_a_share_that_holds_no_trainer_is_refused():
+    info = {"memory": {"main": 8 * GIB, "gpu": None}}
+    with pytest.raises(MopError, match="leaves trainers 81 MB of this server's memory"):
+        trainer_memory.check(settings(0.01), info, False)
+    for fine in (settings(0.5), settings(None), settings(0.01, ray="r")):
+        trainer_memory.check(fine, info, False)
+    trainer_memory.check(settings(0.01), info, True)  # (of a GPU's memory)
+
+
+def test_a_limit_of_one_trainer_above_that_of_all_is_refused():
+    info = {"memory": {"main": 8 * GIB, "gpu": None}}
+    with pytest.raises(MopError, match="trainer_memory_mb .5000. is more than pg_mop.gpu_memory_share .0.5.") as error:
+        trainer_memory.check(settings(0.5, 5000), info, False)
+    assert "SET pg_mop.trainer_memory_mb = 4096;" in error.value.hint
+    trainer_memory.check(settings(0.5, 4096), info, False)
