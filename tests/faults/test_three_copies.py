@@ -240,6 +240,7 @@ def test_a_server_that_is_killed_in_its_chains_loses_no_unit(servers):
     client = Client(servers.coordinator, "postgres")
     client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {REPLICAS}")
     call = Calling(client, sql)
+    assert eventually(lambda: is_under_way(servers.db), 60)
     run_id = last_run(servers.db)
     assert eventually(lambda: servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1, 90)
     servers.workers[0].kill()
