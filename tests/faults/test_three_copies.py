@@ -242,14 +242,15 @@ def test_a_server_that_is_killed_in_its_chains_loses_no_unit(servers):
     call = Calling(client, sql)
     assert eventually(lambda: is_under_way(servers.db), 60)
     run_id = last_run(servers.db)
-    assert eventually(lambda: servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1, 90)
-    servers.workers[0].kill()
+    assert eventually(lambda: is_under_way(servers.db, more_than=100), 60)
+    servers.kill_at_work(run_id)
     try:
         assert call.end() is None
         assert f"run {run_id} goes on without server w1" in said(call)
     finally:
         revive(servers)
     assert_invariants(servers.db, run_id)
+    assert servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1
     finished = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
     assert servers.db.value(finished, [run_id]) == 3 * 60 * 6
     equals_its_replay_without_chains(servers, run_id)
