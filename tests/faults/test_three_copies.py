@@ -197,7 +197,7 @@ def test_the_third_server_relieves_two(servers):
     assert db.value(same)
 
 
-SHORT = "'short', {iterations}, FALSE, NULL, 1)"
+SHORT = "'short', {iterations}, FALSE, NULL, 12)"  # (evaluated seldom, so that chains are long and notices few)
 CHAINED_ON_WORKERS = (
     "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
     "status = 'finished' AND server IS NOT NULL GROUP BY xmin::text, stage) AS transactions"
