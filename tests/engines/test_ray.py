@@ -214,3 +214,21 @@ def test_who_may_not_use_the_server_trains_not_there(db, ray):
     relays = subprocess.run(["pgrep", "-f", "mop_udf.relay"], capture_output=True, text=True).stdout.split()
     assert not relays
     other.close()
+
+
+def test_a_trainer_on_ray_does_chains(db, ray):
+    """A chain is one command and one transaction; a replay on trainers of this machine has the same weights."""
+    other = db.another()
+    other.run(SETTINGS + ON_RAY + "SET pg_mop.chain_seconds = 0.5")
+    selection(db, "short", "arch", [(1, ADAM.format(round(0.004 * n, 3)), "batch_size=20") for n in range(1, 4)])
+    run_id = fit(other, "flowers_packed", "there", "short", iterations=10)
+    assert_invariants(db, run_id)
+    longest = (
+        "SELECT max(n) FROM (SELECT count(*) AS n FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' "
+        "GROUP BY xmin::text, stage) AS transactions"
+    )
+    assert db.value(longest, [run_id]) > 1
+    db.run("RESET pg_mop.trainers; DROP TABLE IF EXISTS here, here_info, here_summary; SET pg_mop.chain_seconds = 0")
+    db.run("SELECT madlib.mop_replay(%s, 'here')", [run_id])
+    db.run("RESET pg_mop.chain_seconds")
+    assert weights(db, "here") == weights(db, "there")
