@@ -54,7 +54,11 @@ def test_what_units_have_cost_is_kept_and_used(db):
             1,
         )
         assert row["batch_seconds"] > 0 and row["compile_seconds"] > 0
+        assert row["units"] == 0 or row["unit_seconds"] > 0
         assert "threads" in row["device"] and "Keras" in row["version"] and "tensorflow" in row["version"]
+    # two configurations of two iterations on two segments: the later half of the stages, unless a unit has compiled a kernel
+    used = [row for row in found.values() if row["units"]]
+    assert used and sum(row["units"] for row in used) <= 4
     expected = "SELECT expected_seconds FROM madlib.mop_run WHERE run_id = %s"
     assert db.value(expected, [first]) is None, "nobody knew"
     second, _ = train(db)

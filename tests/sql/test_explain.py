@@ -401,6 +401,19 @@ def test_a_run_that_is_not_there(db):
     assert "there is no run" in str(db.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
 
 
+def test_a_plan_counts_the_typical_unit_and_not_the_least_mini_batch(db):
+    fit(db, "flowers_packed", "m", "mst", 1)
+    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
+    db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[1e-6], unit_seconds = ARRAY[0.5, 0.25, 0.5], units = 3")
+    (net,) = plan(db, FIT)["nets"]
+    batches = 7  # of 8 of the 50 rows of a segment
+    assert net["batch_seconds"] == pytest.approx(0.5) and net["unit_seconds"] == pytest.approx(batches * 0.5)
+    db.run("UPDATE madlib.mop_cost SET units = 0")
+    (net,) = plan(db, FIT)["nets"]
+    assert net["batch_seconds"] == pytest.approx(1e-6), "no unit is known"
+    db.run("DELETE FROM madlib.mop_cost")
+
+
 def test_nobody_learns_of_the_nets_or_runs_of_others(db):
     run_id = fit(db, "flowers_packed", "m", "mst", 1)
     db.run("DROP TABLE m, m_info, m_summary")

@@ -1,5 +1,6 @@
 """Open shops: schedules of configurations on places, and the schedulers that plan them."""
 
+import dataclasses
 import itertools
 import os
 import random
@@ -342,6 +343,28 @@ def test_folds_are_simulated_on_the_segments_that_they_visit():
     work = work_of([1.0, 1.0], 3, 1, held_out={1: {0}, 2: {1}})
     (row,) = compare(work, [1], ["longest-first"], 1)
     assert row.makespan == 4.0
+
+
+def dealt_work(speedup=2.0):
+    """A short configuration and a long one, whose last iteration had two threads; two cores."""
+    work = work_of([1.0, 10.0], 2, 3)
+    last = [step.number for step in work.steps if step.mst_key == 2][-1]
+    threads = {key: 2 if key[1] == last else 1 for key in work.seconds}
+    seconds = {key: value / speedup if key[1] == last else value for key, value in work.seconds.items()}
+    return dataclasses.replace(work, seconds=seconds, threads=threads)
+
+
+def test_cores_that_a_run_dealt_are_dealt_anew():
+    work = dealt_work()
+    assert work.deals and not dataclasses.replace(work, threads=dict.fromkeys(work.threads, 1)).deals
+    (row,) = compare(work, [2], ["longest-first"], 1)
+    fixed = 3 * 2 * 10.0  # the long configuration with one thread
+    assert row.lower_bound == pytest.approx(fixed / 2) and row.lower_bound <= row.makespan < 0.9 * fixed
+    assert 0 < row.utilization < 1
+    (alone,) = compare(work, [1], ["longest-first"], 1)
+    assert alone.makespan == pytest.approx(3 * 2 * (10.0 / 2 + 1.0)), "one session has all cores from the begin on"
+    (slow,) = compare(dealt_work(speedup=1.02), [2], ["longest-first"], 1)
+    assert slow.makespan == pytest.approx(fixed), "more threads are hardly worth it"
 
 
 @pytest.mark.parametrize("name", ["monte-carlo", "vector-rearrangement"])

@@ -324,6 +324,8 @@ def test_runs_of_other_nets_tell_nothing_of_commands_if_some_had_these():
     units = [*commands_log(7, dataclasses.replace(COSTS, command=0.5)), *({**u, "run_id": 2} for u in commands_log(8))]
     assert learned(runs, units).training.command == pytest.approx(0.007, rel=1e-3)
     assert learned(runs[:1], units[: len(units) // 2]).training.command == pytest.approx(0.503, rel=1e-3)
+    few = [u for u in units if u["run_id"] == 1 or u["began"] < 0.3]
+    assert learned(runs, few).training.command == pytest.approx(0.5, rel=0.05), "three commands tell little"
 
 
 def test_an_evaluated_row_is_learned_in_seconds_of_a_trained_one():

@@ -20,7 +20,7 @@ MOST_SESSIONS = 1000
 
 # A command of several units is divided equally among them.
 UNITS = """
-SELECT stage, kind, dataset, segment, concat(server, '/', backend_pid) AS session, started_at,
+SELECT stage, kind, dataset, segment, threads, concat(server, '/', backend_pid) AS session, started_at,
        extract(epoch FROM max(finished_at) OVER command - started_at)::float8 / count(*) OVER command AS seconds
 FROM {schema}.mop_units WHERE run_id = $1 AND status = 'finished' AND NOT shared
 WINDOW command AS (PARTITION BY server, backend_pid, started_at)
@@ -192,6 +192,7 @@ def _of_run(db, run_id):
         sorted({u["segment"] for u in units if u["dataset"] == "validation"}),
         {(u["kind"], u["stage"], u["dataset"], u["segment"]): u["seconds"] for u in units},
         _held_out(stages, trained, segments) if run["status"] == "finished" else {},
+        {(u["kind"], u["stage"], u["dataset"], u["segment"]): u["threads"] for u in units if u["threads"] is not None},
     )
 
 

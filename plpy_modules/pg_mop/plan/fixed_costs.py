@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 APART = 2e-4  # seconds between two units of a session that are of two commands: those of a chain follow at once
 NEXT = 0.1  # seconds: a longer gap is idle time
-LEAST_COMMANDS = 5  # that tell what a command costs
+LEAST_COMMANDS = 5  # that tell what a command costs, and units that tell what an evaluation does
 LARGEST = 3.0  # median seconds of a row: a unit that took more was disturbed, and counts as this
 MEGABYTE = 1 << 20
 
@@ -26,10 +26,10 @@ def learned(
     """The fixed costs by the log of some runs, latest first. What the log does not tell stays as `usual`.
 
     `runs`: of each run `run_id`, `start` (seconds to its first unit), `end` (from its last unit), and `alike`: it had nets of
-    the present plan; if some had, the others tell nothing of commands. `units`: of these runs `run_id`, `session`, `server`
-    (None: the coordinator's own), `model` (equal for the units of a chain that train one model), `kind`, `rows`, `passes` over
-    them, `began`, `ended` and `train` (seconds), `bytes` (of the state) and `compiled`. `warm`: trainers are ready, so that
-    the run will start as the quickest of these.
+    the present plan; where these tell enough, the others count for nothing else. `units`: of these runs `run_id`, `session`,
+    `server` (None: the coordinator's own), `model` (equal for the units of a chain that train one model), `kind`, `rows`,
+    `passes` over them, `began`, `ended` and `train` (seconds), `bytes` (of the state) and `compiled`. `warm`: trainers are
+    ready, so that the run will start as the quickest of these.
     """
     usual = usual or FixedCosts()
     if not runs:
@@ -40,20 +40,18 @@ def learned(
         "end": statistics.median(max(0.0, run["end"]) for run in runs),
         "measured": len(runs),
     }
-    telling = {run["run_id"] for run in runs if run.get("alike", True)} or {run["run_id"] for run in runs}
-    own = [unit for unit in units if unit["run_id"] in telling]
-    evaluation = _evaluation(own)
+    every = list(units)
+    alike = {run["run_id"] for run in runs if run.get("alike", True)}
+    # (few units tell little: those of other nets count then, too)
+    some = [[unit for unit in every if unit["run_id"] in alike], every]
+    evaluation = next((value for own in some if (value := _evaluation(own)) is not None), None)
     if evaluation is not None:
         found["evaluation"] = evaluation
-    commands: dict[tuple[str, str], list[_Command]] = {}  # by place and kind
-    for command in _commands(own):
-        if not command.compiled:
-            commands.setdefault((command.place, command.kind), []).append(command)
-    costs = {
-        key: _costs(some, usual.commands(key[1]))
-        for key, some in sorted(commands.items())
-        if len(some) >= LEAST_COMMANDS
-    }
+    costs: dict[tuple[str, str], CommandCosts] = {}  # by place and kind
+    for own in some:
+        for key, commands in _by_place(own).items():
+            if key not in costs and len(commands) >= LEAST_COMMANDS:
+                costs[key] = _costs(commands, usual.commands(key[1]))
     for name, kind in (("training", "train"), ("evaluating", "evaluate")):
         if ("", kind) in costs:
             found[name] = costs["", kind]
@@ -115,6 +113,15 @@ def _commands(units: Iterable[Row]) -> Iterator[_Command]:
             yield now
 
 
+def _by_place(units: Iterable[Row]) -> dict[tuple[str, str], list[_Command]]:
+    """{(place, kind): the commands that compiled nothing}."""
+    found: dict[tuple[str, str], list[_Command]] = {}
+    for command in _commands(units):
+        if not command.compiled:
+            found.setdefault((command.place, command.kind), []).append(command)
+    return found
+
+
 def _costs(commands: Sequence[_Command], usual: CommandCosts) -> CommandCosts:
     """What commands of one kind at one place cost: by least squares, and the mean of what lies between two commands."""
     rows = [(1.0, len(one.states), len(one.units), sum(one.states) / MEGABYTE) for one in commands]
@@ -135,7 +142,7 @@ def _evaluation(units: Sequence[Row]) -> float | None:
     for unit in units:
         if unit["rows"] and unit["train"] and not unit["compiled"]:
             seconds[unit["kind"]].append((unit["train"], unit["rows"] * unit["passes"]))
-    if not all(seconds.values()):
+    if min(map(len, seconds.values())) < LEAST_COMMANDS:
         return None
     of_row: dict[str, float] = {}
     for kind, own in seconds.items():

@@ -1,12 +1,13 @@
 """What a workload would take with other schedulers and other numbers of sessions, by the simulator."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pg_mop.plan.stages import Plan, StageNumber
+from pg_mop.plan.stages import Plan, Stage, StageNumber
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.dealing import Dealer
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit import Kind, SegmentNumber, Unit
 
@@ -31,19 +32,29 @@ class Step(NamedTuple):
     evaluated: bool = False
 
 
+Key = tuple[Kind, StageNumber, str, SegmentNumber]  # of a unit
+
+
 @dataclass(frozen=True)
 class Work:
     """Stages and the seconds of their units.
 
     `seconds`: {(kind, stage, dataset, segment): seconds}; units that it lacks take the mean of their kind and stage, else
-    of their kind. `held_out`: {mst_key: segments that its stages leave out}.
+    of their kind. `held_out`: {mst_key: segments that its stages leave out}. `threads`: of the units' trainers, by the keys of
+    `seconds`: where they differ, the run has dealt its cores, and they are dealt anew.
     """
 
     steps: Sequence[Step]
     segments: Sequence[SegmentNumber]
     validation: Sequence[SegmentNumber]
-    seconds: Mapping[tuple[Kind, StageNumber, str, SegmentNumber], float]
+    seconds: Mapping[Key, float]
     held_out: Mapping[int, Collection[SegmentNumber]]
+    threads: Mapping[Key, int] = field(default_factory=dict)
+
+    @property
+    def deals(self) -> bool:
+        """True where trainers had different numbers of threads."""
+        return len(set(self.threads.values())) > 1
 
     def board(self, sessions: int) -> Board:
         """A board with this work, and so many workers."""
@@ -87,10 +98,10 @@ def compare(
 ) -> Iterator[Outcome]:
     """Simulate the work with each scheduler and number of sessions.
 
-    The schedulers know the seconds of all units in advance, as in a run with a cost history. Every unit runs alone.
+    The schedulers know the seconds of all units in advance, as in a run with a cost history. Every unit runs alone. Cores that
+    the run has dealt are dealt anew, by the speed-ups that its log tells.
     `prepare(scheduler)` is called before a simulation.
     """
-    of = work.estimate()
     calls = 0
 
     def seconds(unit: Unit) -> float:
@@ -101,7 +112,9 @@ def compare(
         return of(unit)
 
     for count in sessions:
-        bound, busy = limits(work, count, of)
+        speeds = Speeds(work, count) if work.deals else None
+        of = (work if speeds is None else speeds.work).estimate()
+        bound = limits(work, count, of) / (1.0 if speeds is None else speeds.most)
         for name in schedulers:
             check_interrupts()
             board = work.board(count)
@@ -109,28 +122,88 @@ def compare(
                 number: [of(board.unit(number, "train", "training", segment)) for segment in board.all_visits(stage)]
                 for number, stage in board.plan.stages.items()
             }
-            scheduler: Any = SCHEDULERS[name](
-                board,
-                seed,
-                lambda number, b=board: b.plan.stages[number].mst_key,  # type: ignore[misc]
-                lambda stage, t=trained: sum(t[stage.number]) / len(t[stage.number]),  # type: ignore[misc]
-            )
+
+            def expected(stage: Stage, trained: Mapping[StageNumber, list[float]] = trained) -> float:
+                return sum(trained[stage.number]) / len(trained[stage.number])
+
+            def key_of(number: StageNumber, board: Board = board) -> int:
+                return board.plan.stages[number].mst_key
+
+            scheduler: Any = SCHEDULERS[name](board, seed, key_of, expected)
             if hasattr(scheduler, "costs"):
-                scheduler.costs.expected_on = lambda stage, segment: of(
+                scheduler.costs.expected_on = lambda stage, segment, seconds_of=of: seconds_of(
                     Unit(stage.iteration, stage.number, "train", "training", segment)
                 )
             if hasattr(scheduler, "check"):
                 scheduler.check = check_interrupts
             prepare(scheduler)
-            taken = makespan(simulate(board, scheduler, seconds))
-            workers = len(board.workers)
+            dealer = None
+            if speeds is not None:
+                speeds.certain = expected
+                dealer = Dealer(board, speeds.cores, speeds.least, key_of, speeds)
+            visits = simulate(board, scheduler, seconds, dealer=dealer)
+            taken, workers = makespan(visits), len(board.workers)
+            busy = sum(visit.end - visit.start for visit in visits)
             yield Outcome(name, workers, taken, bound, busy / (workers * taken) if taken else 1.0)
 
 
-def limits(work: Work, sessions: int, of: Callable[[Unit], float]) -> tuple[float, float]:
-    """No schedule for so many sessions is shorter than the first; the second is the sum of all units' seconds.
+class Speeds:
+    """How fast the configurations of a run that dealt its cores are with more threads, by its log, for a number of sessions.
 
-    The bound is the larger one of the longest path of stages, and of the work of the session that has most. (A segment with
+    The run has as many cores as a trainer had threads at most, and deals them as schedule/dealing.py does. `work`: with the
+    seconds of units in trainers with `least` threads; `most`: the largest speed-up of a configuration.
+    """
+
+    certain: Callable[[Stage], float]  # as of dealing.Costs
+
+    def __init__(self, work: Work, sessions: int) -> None:
+        self.cores, self._few = max(work.threads.values()), min(work.threads.values())
+        self.least = max(self._few, self.cores // sessions)
+        keys = {step.number: step.mst_key for step in work.steps}
+        found: dict[tuple[int, int], dict[SegmentNumber, list[float]]] = {}
+        for key, threads in work.threads.items():
+            kind, stage, _, segment = key
+            if kind == "train" and stage in keys:
+                found.setdefault((keys[stage], threads), {}).setdefault(segment, []).append(work.seconds[key])
+        means = {key: {k: sum(v) / len(v) for k, v in own.items()} for key, own in found.items()}
+        self._speeds: dict[
+            tuple[int, int], float
+        ] = {}  # (mst_key, threads) -> times as fast as with the fewest threads
+        for (mst_key, threads), own in means.items():
+            few = means.get((mst_key, self._few), {})
+            common = few.keys() & own.keys()
+            if common:
+                self._speeds[mst_key, threads] = sum(few[k] for k in common) / max(1e-9, sum(own[k] for k in common))
+        logged = {
+            key: seconds
+            * self._speed(keys.get(key[1], 0), work.threads.get(key, self._few))
+            / self._speed(keys.get(key[1], 0), self.least)
+            for key, seconds in work.seconds.items()
+        }
+        self.work = replace(work, seconds=logged)
+        self.most = max([1.0, *(self._relative(mst_key, self.cores) for mst_key in set(keys.values()))])
+
+    def _speed(self, mst_key: int, threads: int) -> float:
+        """As measured; of a number of threads that the log does not have, as with the next smaller one."""
+        known = [n for key, n in self._speeds if key == mst_key and n <= threads]
+        return self._speeds[mst_key, max(known)] if known else 1.0
+
+    def _relative(self, mst_key: int, threads: int) -> float:
+        return self._speed(mst_key, threads) / self._speed(mst_key, self.least)
+
+    def speedup(self, stage: Stage, threads: int) -> float:
+        """How many times as fast as with the least threads."""
+        return max(1.0, self._relative(stage.mst_key, threads))
+
+    def ready(self, stage: Stage, threads: int) -> float:
+        """(The log does not tell it: a net that trainers have compiled is read from a cache.)"""
+        return 0.0
+
+
+def limits(work: Work, sessions: int, of: Callable[[Unit], float]) -> float:
+    """Seconds: no schedule for so many sessions is shorter.
+
+    That is the larger one of the longest path of stages, and of the work of the session that has most. (A segment with
     several sessions counts for each of them in equal parts, and evaluations count as work alone.)
     """
     board = work.board(sessions)
@@ -149,4 +222,4 @@ def limits(work: Work, sessions: int, of: Callable[[Unit], float]) -> tuple[floa
             at = serving[unit.dataset, unit.segment]
             for worker in at:
                 load[worker] += of(unit) / len(at)
-    return max([*path.values(), *load.values(), total / len(board.workers)], default=0.0), total
+    return max([*path.values(), *load.values(), total / len(board.workers)], default=0.0)
