@@ -496,12 +496,12 @@ class TestConformance:
         db.run("""SELECT madlib.mop_space('family', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
             "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
         db.run(f"""SELECT madlib.mop_search('flowers_packed', 'found', NULL, $${{'loss': ['categorical_crossentropy'],
-            'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}}], 'batch_size': [8]}}$$,
+            'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.015, 0.02, 0.025]}}], 'batch_size': [8]}}$$,
             'regularized-evolution', 'population=2, tournament=2, trials=6, iterations=1, parallel=1, inherit=on',
             validation_table := 'flowers_val', model_space := 'family', use_gpus := {engine.use_gpus})""")
         assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 6
         heirs = "SELECT count(*) FROM madlib.mop_lineage WHERE run_id = %s AND inheritance IS NOT NULL"
-        assert db.value(heirs, [last_run(db)]) >= 3
+        assert db.value(heirs, [last_run(db)]) >= 1
         nothing_is_left(engine)
         db.run("DROP TABLE IF EXISTS refound, refound_info, refound_summary, refound_trials")
         db.run("SELECT madlib.mop_replay(%s, 'refound')", [last_run(db)])
