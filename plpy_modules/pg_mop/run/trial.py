@@ -77,6 +77,7 @@ def _open_run(preview: Preview) -> int:
     preview.board = setup.make_board(
         preview.planner, list(preview.configurations), preview.configurations.misfits, preview.wanted
     )
+    preview.packing = preview.packing_of(preview.board)
     preview.unit_specs = preview._unit_specs()
     parameters = {"arguments": {}, "settings": {**preview.options, "seed": preview.seed}, "tables": {}}
     noted = [{**c, "error": None} for c in preview._noted()]
