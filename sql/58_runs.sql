@@ -29,3 +29,11 @@ CREATE FUNCTION @extschema@.mop_simulate(
 from pg_mop.api import simulate
 return simulate.mop_simulate(plpy, *args)
 $$;
+
+-- Users and the live page measure the model of one configuration on the run's packed rows with this. It writes nothing.
+CREATE FUNCTION @extschema@.mop_configuration_report(run_id double precision, mst_key double precision) RETURNS text
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import configuration_report
+return configuration_report.mop_configuration_report(plpy, *args)
+$$;

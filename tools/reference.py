@@ -261,6 +261,7 @@ GROUPS = {
         "mop_export_model",
         "mop_export_parts",
         "mop_report",
+        "mop_configuration_report",
         "mop_simulate",
     ],
     "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from pg_mop_client import details, trusted, viewing
+from pg_mop_client import details, requested, trusted, viewing
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
@@ -42,7 +42,9 @@ DRAWING = (
     "strip.js",
 )
 FILES = {
-    **dict.fromkeys((*DRAWING, "files.js", "filter.js", "drawer.js", "lists.js", "live.js"), "text/javascript"),
+    **dict.fromkeys(
+        (*DRAWING, "files.js", "filter.js", "sections.js", "drawer.js", "lists.js", "live.js"), "text/javascript"
+    ),
     **dict.fromkeys(("page.css", "live.css"), "text/css"),
 }
 MOST_BESIDE = 6  # runs in a comparison
@@ -94,6 +96,7 @@ class Dashboard:
                     ("cancel", self.cancel),
                     ("resume", self.resume),
                     ("stop", self.stop),
+                    ("evaluate", self.evaluate_configuration),
                     ("sessions", self.sessions),
                 )
             ),
@@ -105,7 +108,7 @@ class Dashboard:
         """A page of the list of runs, with the search, state and order of the request."""
         asked = request.query_params
         return self.snapshots.runs(
-            _whole(asked.get("page", "1"), "page"),
+            requested.whole(asked.get("page", "1"), "page"),
             asked.get("words", ""),
             asked.get("state") or None,
             asked.get("sort") or None,
@@ -118,7 +121,7 @@ class Dashboard:
 
     def model(self, request: Request) -> dict[str, Any]:
         """The stored values of a named model: its versions, their measures, simple models. No row of a table is read."""
-        return self.snapshots.model(*_model(request.query_params))
+        return self.snapshots.model(*requested.model(request.query_params))
 
     def run(self, request: Request) -> dict[str, Any]:
         """The progress of a run, and its view, unless the caller already has the latest version (`have`)."""
@@ -133,7 +136,9 @@ class Dashboard:
             if pending:
                 pictures = viewing.narrowed(data, chosen)
                 found["number"] = f"{number}-"
-            found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
+            found["view"] = viewing.view(
+                data, chosen, requested.whole(request.query_params.get("page", "1"), "page"), pictures
+            )
             found["view"]["pending"] = pending or head["pending"]
         return found
 
@@ -146,7 +151,7 @@ class Dashboard:
         if request.query_params.get("have") != number:
             data = self._beside(read)
             found["view"] = viewing.view(
-                data, self._chosen(data, request), _whole(request.query_params.get("page", "1"), "page")
+                data, self._chosen(data, request), requested.whole(request.query_params.get("page", "1"), "page")
             )
             found["view"]["differences"] = viewing.differences([own for _, _, own in read])
         return found
@@ -158,7 +163,7 @@ class Dashboard:
 
     def _compared(self, request: Request) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
         """(number, head, data) of each requested run. Raises ClientError."""
-        asked = dict.fromkeys(_whole(run, "run") for run in request.query_params.getlist("run"))
+        asked = dict.fromkeys(requested.whole(run, "run") for run in request.query_params.getlist("run"))
         if not 2 <= len(asked) <= MOST_BESIDE:
             raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"Select from two to {MOST_BESIDE} runs.")
         read = [(run, *self.snapshots.run(run)) for run in asked]
@@ -193,14 +198,14 @@ class Dashboard:
     def configuration(self, request: Request) -> dict[str, Any]:
         """One configuration of a run."""
         run, (_, _, data) = request.path_params["run"], self.snapshots.run(request.path_params["run"])
-        key = _whole(request.query_params.get("mst_key"), "mst_key")
+        key = requested.whole(request.query_params.get("mst_key"), "mst_key")
         with connected(self.engine) as connection:
             return details.configuration(connection, self.sql, run, key, data)
 
     def keras(self, request: Request) -> Response:
         """The model of a configuration as a .keras file."""
         run, _ = self._seen(request)
-        key = _whole(request.query_params.get("mst_key"), "mst_key")
+        key = requested.whole(request.query_params.get("mst_key"), "mst_key")
         with connected(self.engine) as connection:
             row = details.tables_of(connection, self.sql, run)
             if not row.own:
@@ -254,8 +259,8 @@ class Dashboard:
             if name.startswith("is.") and value:
                 words.setdefault(name[3:], []).append(value)
         for kind in ("low", "high"):
-            given[kind] = {name: _number(value, name) for name, value in given[kind].items()}
-        best = _whole(asked["best"], "best") if asked.get("best") else None
+            given[kind] = {name: requested.number(value, name) for name, value in given[kind].items()}
+        best = requested.whole(asked["best"], "best") if asked.get("best") else None
         found = viewing.chosen(data, states, best, given["low"], given["high"], words)
         return viewing.ordered(data, found, asked.get("sort"), asked.get("desc") == "1")
 
@@ -295,23 +300,38 @@ class Dashboard:
 
     def stop(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
         """Stop one configuration."""
-        (run, _), key = self._seen(request), _whole(given.get("mst_key"), "mst_key")
+        (run, _), key = self._seen(request), requested.whole(given.get("mst_key"), "mst_key")
         self._execute(f"SELECT {self.sql}.mop_stop_trial(:run, :key)", run=run, key=key)
         return {"said": f"Configuration {key} will stop."}
 
     def sessions(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
         """Set the number of worker sessions of a run."""
-        (run, _), count = self._seen(request), _whole(given.get("sessions"), "sessions")
+        (run, _), count = self._seen(request), requested.whole(given.get("sessions"), "sessions")
         self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=run, count=count)
         return {"said": f"The run will work with {count} sessions."}
 
     def evaluate(self, request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
         """The report's data of a model on the rows of a table or view, read with the role's rights; one at a time."""
-        name, version = _model(given)
+        name, version = requested.model(given)
         source = given.get("source")
         if not isinstance(source, str) or not source.strip():
             raise ClientError("no table is given", hint="A table or view whose rows have the target.")
         quote_table(source.strip())  # (raises ClientError for what cannot be a name, such as a query)
+        return self._measure(lambda connection: self.snapshots.measured(connection, name, version, source.strip()))
+
+    def evaluate_configuration(self, request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The report's data of a configuration's model on the run's packed rows (mop_configuration_report); one at a time."""
+        (run, _), key = self._seen(request), requested.whole(given.get("mst_key"), "mst_key")
+        return self._measure(
+            lambda connection: json.loads(
+                connection.execute(
+                    text(f"SELECT {self.sql}.mop_configuration_report(:run, :key)"), {"run": run, "key": key}
+                ).scalar_one()
+            )
+        )
+
+    def _measure(self, work: Callable[[sqlalchemy.Connection], dict[str, Any]]) -> dict[str, Any]:
+        """The result of `work` in a transaction that reads only; `cancel_evaluation` cancels it. Raises ClientError."""
         if not self._evaluations.acquire(blocking=False):
             raise ClientError("another evaluation is in progress", hint="Wait for its end, or cancel it.")
         try:
@@ -319,7 +339,7 @@ class Dashboard:
                 self._note(connection.connection.dbapi_connection)
                 try:
                     with trusted.transaction(connection):
-                        return self.snapshots.measured(connection, name, version, source.strip())
+                        return work(connection)
                 finally:
                     self._note(None)
         finally:
@@ -358,8 +378,8 @@ class Dashboard:
                 if request.method != "POST":
                     found = await run_in_threadpool(work, request)
                 else:
-                    found = await run_in_threadpool(work, request, await _body(request))
-                    if "run" in request.path_params:
+                    found = await run_in_threadpool(work, request, await requested.body(request))
+                    if "run" in request.path_params and work != self.evaluate_configuration:
                         self.snapshots.forget(request.path_params["run"])
                 return found if isinstance(found, Response) else JSONResponse(found)
             except LostError as error:
@@ -382,22 +402,6 @@ class Dashboard:
         return Response((PAGE / name).read_bytes(), media_type=FILES[name])
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The body of a POST: a JSON object of at most 1,000 bytes. Raises ClientError."""
-    given = b""
-    async for part in request.stream():
-        given += part
-        if len(given) > 1000:
-            raise ClientError("the request is too long")
-    try:
-        read = json.loads(given or b"{}")
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(read, dict):
-        raise ClientError("the request is not a JSON object")
-    return read
-
-
 def _keys(data: viewing.Data, chosen: list[viewing.Data]) -> list[int] | None:
     """The keys of the chosen configurations of a run; None if all are chosen."""
     return None if len(chosen) == len(data["configurations"]) else sorted(c["mst_key"] for c in chosen)
@@ -411,31 +415,3 @@ def _download(content: str, kind: str, name: str) -> Response:
     return Response(
         content, media_type=f"{kind}; charset=utf-8", headers={"content-disposition": f'attachment; filename="{name}"'}
     )
-
-
-def _whole(value: Any, name: str) -> int:
-    """An integer from 1 to 2^31 - 1. Raises ClientError."""
-    try:
-        number = int(str(value)[:12]) if isinstance(value, (int, str)) else 0
-    except ValueError:
-        number = 0
-    if not 1 <= number < 1 << 31:
-        shown = repr(value) if value is None or isinstance(value, (int, float, str)) else type(value).__name__
-        raise ClientError(f"{name} must be a whole number from 1, not {shown}")
-    return number
-
-
-def _model(given: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The name and version of the requested model; None: the version in use. Raises ClientError."""
-    name, version = given.get("name"), given.get("version")
-    if not isinstance(name, str) or not name.strip():
-        raise ClientError("no model is named", hint="The list of models has all visible models.")
-    quote_table(name)
-    return name, _whole(version, "version") if version not in (None, "") else None
-
-
-def _number(value: str, name: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ClientError(f"{name} must be a number, not {value!r}") from None

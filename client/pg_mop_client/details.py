@@ -126,6 +126,10 @@ def statements(schema: str, run_id: int, own: Mapping[str, Any], data: Mapping[s
         found["predict"] = re.sub(r"FALSE, \d+\);$", f"FALSE, {key});", best["predict"])
         if best.get("export"):
             found["export it as a .keras file"] = re.sub(r", \d+\);$", f", {key});", best["export"])
+            if models := re.fullmatch(r"SELECT .*?\.mop_export_model\((.*), \d+\);", best["export"]):
+                found["make it a named model"] = (
+                    f"SELECT {schema}.mop_deploy('run_{run_id}_{key}', {models[1]}, {key});"
+                )
     return found
 
 

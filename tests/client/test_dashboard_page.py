@@ -341,7 +341,11 @@ def test_one_configuration_is_shown_in_a_drawer(db, browser, page, made, screen)
         "train it for 10 more iterations",
         "predict",
         "export it as a .keras file",
+        "make it a named model",
     }
+    db.run(found["sql"]["make it a named model"])
+    assert db.value(f"SELECT count(*) FROM madlib.mop_models WHERE name = 'run_{made}_1'") == 1
+    db.run(f"DROP TABLE run_{made}_1")
     for bad in ("99", "x", ""):
         assert page.call(f"/api/run/{made}/configuration?mst_key={bad}")[0] == 404
     opened(browser, page, f"/run/{made}?configuration=99", "#drawer .error")
@@ -374,3 +378,34 @@ def test_a_comparison_shows_first_what_differs(db, browser, page, made, screen):
     assert ["num_iterations", "4", "2"] in rows and ["model_output_table", "models", "again"] in rows
     assert "function" not in [row[0] for row in rows]
     assert problems(browser) == []
+
+
+def test_the_model_of_a_configuration_is_measured_on_request(db, browser, page, made, screen):
+    for size, dark in ((DESKTOP, False), (PHONE, True)):
+        screen(size, dark)
+        opened(browser, page, f"/run/{made}?configuration=2", "#drawer-measure")
+        before = db.value("SELECT count(*) FROM pg_class")
+        browser.execute_script("document.getElementById('drawer-measure').focus()")
+        press(browser, "ENTER")
+        assert eventually(lambda: "Measured on 60 rows of flowers_packed" in text(browser, "#drawer-said"), 60)
+        for name in ("confusion", "roc", "importance"):
+            drawn = f"document.querySelectorAll('#own-{name}-picture svg *').length > 3"
+            browser.execute_script(f"document.getElementById('own-{name}-picture').scrollIntoView()")
+            assert eventually(lambda: value(browser, drawn), 30), name  # noqa: B023
+        assert value(browser, "document.documentElement.scrollWidth") <= size[0]
+        assert browser.execute_script(SMALL) == []
+        assert db.value("SELECT count(*) FROM pg_class") == before
+    assert problems(browser) == []
+    # the numbers are those of predictions with the same model
+    db.run("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'own_predicted', 'response', FALSE, 2)")
+    right = db.value("SELECT count(*) FROM own_predicted p JOIN flowers f USING (id) WHERE p.class_value = f.y")
+    db.run("DROP TABLE own_predicted")
+    found = page.post(f"/api/run/{made}/evaluate", mst_key=2)
+    assert found[0] == 200
+    sections = {own["name"]: own for own in found[1]["sections"]}
+    counts = sections["confusion"]["picture"]["counts"]
+    assert sum(counts[k][k] for k in range(3)) == right and sum(map(sum, counts)) == 60
+    assert {row[0] for row in sections["importance"]["tables"][0]["rows"]} == {f"x[{k}]" for k in (1, 2, 3, 4)}
+    for given in ({"mst_key": 99}, {"mst_key": 4}, {}, {"mst_key": "x"}):
+        assert page.post(f"/api/run/{made}/evaluate", **given)[0] in (400, 409), given
+    assert page.call(f"/api/run/{made}/evaluate", "POST", {}, "{}")[0] == 403

@@ -1,6 +1,6 @@
 "use strict";
 // One configuration of a run, in a drawer beside the page: values, curves of both data sets, statements, units. The address names it.
-window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, button, run, $ }) {
+window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, button, parts, run, $ }) {
     const { el, show, scale, ticks } = window.pgMopReport, { copying, first } = window.pgMopStrip;
     let shown = null;  // the configuration
 
@@ -39,10 +39,37 @@ window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, 
             ...Object.entries(metrics).map(([name, own]) => curves(name, own)),
             ...(found.shares.length ? [el("p", { class: "note" }, `It shares its first iterations with ${found.shares.slice(0, 20).join(", ")}.`)] : []),
             ...Object.entries(found.sql).map(([what, sql]) => el("p", {}, what + " ", copying(sql, "Copy SQL", `Copy SQL: ${what}`))),
+            ...(found.sql.predict ? measuring(found.mst_key) : []),
             el("details", {}, el("summary", {}, "Parameter strings"), pairs(found.strings)),
             el("details", {}, el("summary", {}, `The latest ${found.units.length} units`), plainTable(["iteration", "segment", "kind", "dataset", "attempt", "status", "loss", "seconds", "error"],
                 found.units.map(u => [u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.loss, u.seconds, u.error ? first(u.error) : null]), "Units")));
         close.focus();
+    }
+    // On request: what the model does on the run's packed rows. The server reads them with the role's rights, and writes nothing.
+    function measuring(key) {
+        const said = el("p", { role: "status", id: "drawer-said" }), holder = el("div", { id: "drawer-measured" });
+        const go = button("Measure its model", measure, { id: "drawer-measure" });
+        const end = button("Cancel", async () => {
+            try { said.textContent = (await ask("/api/model/cancel", {})).said; } catch (problem) { said.textContent = message(problem); }
+        }, { id: "drawer-cancel", hidden: "" });
+        async function measure() {
+            go.disabled = true;
+            end.hidden = false;
+            said.textContent = "The server measures the model …";
+            try {
+                const found = await ask(`/api/run/${run}/evaluate`, { mst_key: key });
+                if (!holder.isConnected) return;
+                // (the page has parts of the same names)
+                const sections = found.sections.map(own => ({ ...own, name: "own-" + own.name }));
+                holder.replaceChildren(...parts.build(sections));
+                parts.draw(sections);
+                said.textContent = `Measured on ${found.rows} rows of ${found.table}.`;
+                go.textContent = "Measure it again";
+            } catch (problem) { said.textContent = message(problem); }
+            go.disabled = false;
+            end.hidden = !/in progress/.test(said.textContent);
+        }
+        return [el("p", { class: "controls" }, go, end), el("p", { class: "hint" }, "On the run's validation rows, else its training rows: confusion matrix and curves, or predictions by truth, and the importance of the inputs."), said, holder];
     }
     async function open(key) {
         shown = key;

@@ -126,26 +126,13 @@
         }), 150);
     }
     const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, state, $ });
-    const drawer = run ? window.pgMopDrawer({ asked, ask, where, message, pairs, plainTable, button, run, $ }) : null;
-    const filters = window.pgMopFilter({ asked, change, filter, where, fill, $ });
+        const filters = window.pgMopFilter({ asked, change, filter, where, fill, $ });
     const { save, seen, saves } = window.pgMopFiles(run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs", asked);
+    const parts = window.pgMopSections({ pairs, plainTable, saves, $ });
+    const drawer = run ? window.pgMopDrawer({ asked, ask, where, message, pairs, plainTable, button, parts, run, $ }) : null;
 
     // --- a named model -------------------------------------------------------------------------------------
-    function section(own) {
-        const tables = (own.tables || []).map(t => plainTable(t.columns.map(([name]) => name), t.rows, t.caption, t.columns.map(([, numeric]) => numeric)));
-        return el("section", { "aria-labelledby": own.name + "-title" }, el("h2", { id: own.name + "-title" }, own.title),
-            ...(own.note ? [el("p", { class: "note" }, own.note)] : []),
-            ...(own.picture ? [el("div", { class: "picture", id: own.name + "-picture" })] : []),
-            ...(own.facts ? [pairs(own.facts)] : []),
-            ...(own.picture && tables.length ? [el("details", {}, el("summary", {}, "Numbers"), ...tables)] : tables),
-            ...(own.code ? [el("pre", { tabindex: "0" }, el("code", {}, own.code))] : []));
-    }
-    function sections(id, given) {
-        if (!fill(id, given, () => given.map(section))) return;
-        const drawn = given.filter(own => own.picture);
-        window.pgMopModel.draw(Object.fromEntries(drawn.map(own => [own.name, own.picture])));
-        for (const { name } of drawn) $(name + "-picture").after(saves(name));
-    }
+    function sections(id, given) { if (fill(id, given, () => parts.build(given))) parts.draw(given); }
     let measured = null;  // the report's data of the last evaluation
     function showModel(found) {
         const [about, ...others] = found.stored;

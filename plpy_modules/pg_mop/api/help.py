@@ -452,6 +452,8 @@ OF_RUNS = {
     "another role may write to the model's table.",
     "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
     "of the rows of a source.",
+    "mop_configuration_report": "Measures the model of one configuration of a run on the run's packed rows, as JSON: confusion "
+    "matrix and curves, or predictions by truth, and the importance of the inputs. It writes nothing.",
     "mop_space_size": "Returns the exact number of members of a model space.",
     "mop_space_sample": "Returns random members of a model space that fit together: number, choices, architecture, parameters, "
     "and the primitives that make it from its base model.",

@@ -10,18 +10,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pg_mop.backend.database import Database
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import quote_identifier
 
-# A plain table that the caller or a superuser owns, without row security (a column that Greenplum 6 lacks).
+# A table of some kinds ($2) that the caller or a superuser owns, without row security (a column that Greenplum 6 lacks).
 IS_TRUSTED = (
-    "SELECT coalesce((SELECT c.relkind = 'r' AND (o.rolname = current_user OR o.rolsuper) "
+    "SELECT coalesce((SELECT c.relkind::text = ANY ($2) AND (o.rolname = current_user OR o.rolsuper) "
     "AND row_to_json(c) ->> 'relrowsecurity' IS DISTINCT FROM 'true' FROM pg_catalog.pg_class c "
     "JOIN pg_catalog.pg_roles o ON o.oid = c.relowner WHERE c.oid = $1), false)"
 )
 # While the row is read: whatever takes the table's name between the check and the query is not executed. (PostgreSQL has the
 # first setting since the minor versions of August 2024.)
+PLAIN, PARTITIONED = ("r",), ("r", "p")
 WHILE_READING = {"restrict_nonsystem_relation_kind": "view, foreign-table", "row_security": "off"}
 
 
@@ -31,7 +32,31 @@ def is_trusted(db: Database, name: str) -> bool:
         table = db.find_table(name)
     except MopError:
         return False
-    return table is not None and db.value(IS_TRUSTED, ["oid"], [table.oid])
+    return table is not None and _has_kind(db, table.oid, PLAIN)
+
+
+def _has_kind(db: Database, oid: int, kinds: tuple[str, ...]) -> bool:
+    return bool(db.value(IS_TRUSTED, ["oid", "text[]"], [oid, list(kinds)]))
+
+
+def locked(db: Database, name: str, kinds: tuple[str, ...] = PLAIN) -> Table | None:
+    """Lock the trusted table that `name` names for the caller until the transaction ends, and let it read plain tables alone.
+
+    `kinds`: PLAIN, or PARTITIONED too, whose partitions only the owner attaches. None where there is no such table, or another
+    kind of relation. Raises MopError, and SPIError where another session is about to change the table.
+    """
+    table = db.find_table(name)
+    if table is None or not _has_kind(db, table.oid, kinds):
+        return None
+    db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT")
+    # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
+    if db.relation(table.sql) != table.oid or not _has_kind(db, table.oid, kinds):
+        return None
+    lacking = db.lacking_settings(tuple(WHILE_READING))
+    for setting, value in WHILE_READING.items():
+        if setting not in lacking:
+            db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [setting, value])
+    return table
 
 
 def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | None:
@@ -42,19 +67,9 @@ def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | 
     """
     try:
         with db.undone():  # (it gives the lock back, and the settings)
-            table = db.find_table(name)
-            if table is None or not db.value(IS_TRUSTED, ["oid"], [table.oid]):
+            table = locked(db, name)
+            if table is None or not set(columns) <= set(db.columns(table)):
                 return None
-            db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT")
-            # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
-            if db.relation(table.sql) != table.oid or not db.value(IS_TRUSTED, ["oid"], [table.oid]):
-                return None
-            if not set(columns) <= set(db.columns(table)):
-                return None
-            lacking = db.lacking_settings(tuple(WHILE_READING))
-            for setting, value in WHILE_READING.items():
-                if setting not in lacking:
-                    db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [setting, value])
             listed = ", ".join(map(quote_identifier, columns))
             found = db.value(f"SELECT row_to_json(s)::text FROM (SELECT {listed} FROM ONLY {table} LIMIT 1) s")
             return json.loads(found or "{}")

@@ -1,0 +1,217 @@
+"""mop_configuration_report: what the model of one configuration of a run does on the run's packed rows, as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from pg_mop.api.model_table import StoredModel
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError, unseen_run
+from pg_mop.backend.quoting import finite_json, quote_identifier
+from pg_mop.backend.trusted import PARTITIONED, locked
+from pg_mop.columns.features_column import Features
+from pg_mop.inference import scores
+from pg_mop.packing.packed_table import PackedTable
+from pg_mop.report import model_data
+
+MOST_ROWS = 10_000  # that are measured
+MOST_BYTES = 128 << 20  # of their inputs as float32
+MOST_PERMUTED = 2_000  # rows whose inputs are permuted
+MOST_INPUTS = (
+    100  # numbers of an input that are permuted one by one; a longer input, or one of more dimensions, as a whole
+)
+REPEATS = 5
+MODEL_TABLES = ("", "_summary", "_info", "_parts")  # suffixes of the output tables that a model is read from
+
+
+@with_trainer
+def mop_configuration_report(db, session, run_id, mst_key):
+    """Measures, confusion matrix and curves of a configuration's model, and the importance of its inputs, as JSON.
+
+    The rows are the run's validation rows, else its training rows: the first MOST_ROWS of them, which were shuffled when they
+    were packed. It reads plain tables of the caller's own run alone, and writes nothing. Raises MopError.
+    """
+    run = db.one(
+        f"SELECT run_id, status, source_table, validation_table, model_output_table, owner = current_user AS own "
+        f"FROM {db.extension}.mop_runs WHERE run_id = $1",
+        ["bigint"],
+        [run_id],
+    )
+    if run is None:
+        raise unseen_run(db, run_id)
+    if mst_key is None:
+        raise MopError(
+            "mst_key must not be NULL", hint=f"SELECT mst_key FROM {db.extension}.mop_trials WHERE run_id = {run_id};"
+        )
+    if not run["own"]:
+        raise MopError(f"run {run_id} is another role's: only its owner measures its models", sqlstate="42501")
+    if run["status"] == "running":
+        raise MopError(f"run {run_id} is running: its models are written when it ends", sqlstate="55000")
+    name = run["validation_table"] or run["source_table"]
+    with db.undone():  # (it gives the locks back, and the settings)
+        _lock(db, run_id, name, ("", "_summary"), "packed rows")
+        _lock(db, run_id, run["model_output_table"], MODEL_TABLES, "models")
+        packed = PackedTable(db, name, "packed table")
+        model = StoredModel(db, run["model_output_table"], mst_key)
+        _check(packed, model)
+        inputs, truth = _rows(db, packed)
+        if model.weights is None:
+            model.weights = model.source.read(db)
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        model.lend(trainer, db)
+        if any(model.steps) or len(model.outputs) != 1:
+            raise MopError(f"{model.what} has {_outputs(model)}: a report needs one class or one number in each row")
+        net = Net(trainer, model)
+        outputs = net.outputs(inputs)
+        labels = [] if model.regression else net.labels
+        if not np.isfinite(outputs).all():
+            raise MopError(f"{model.what} has outputs that are not finite numbers")
+        few = min(MOST_PERMUTED, len(truth))
+        importance = list(_importance(net, [a[:few] for a in inputs], packed, truth[:few]))
+    importance.sort(key=lambda own: -own[1])
+    of = "validation" if run["validation_table"] else "training"
+    sections = model_data.measured_sections(truth, outputs, labels, importance, [], f"{name}, the {of} rows")
+    return finite_json({"run_id": run_id, "mst_key": mst_key, "table": name, "rows": len(truth), "sections": sections})
+
+
+def _outputs(model: StoredModel) -> str:
+    return f"{len(model.outputs)} outputs" if len(model.outputs) != 1 else "an output for each step"
+
+
+def _lock(db: Database, run_id: int, name: str, suffixes: tuple[str, ...], what: str) -> None:
+    """Lock the tables of the run, so that they stay what they are. Raises MopError where one is no trusted table."""
+    for suffix in suffixes:
+        own = db.suffixed(name, suffix) if suffix else name
+        optional = suffix in ("_info", "_parts")
+        if optional and db.find_table(own) is None:
+            continue
+        if locked(db, own, PARTITIONED) is None:
+            raise MopError(
+                f'"{own}" is no table of your role: the {what} of run {run_id} are gone, or on other servers',
+                hint=f"SELECT {db.extension}.mop_replay({run_id}, 'another_table'); trains the models again.",
+            )
+
+
+def _check(packed: PackedTable, model: StoredModel) -> None:
+    """Raises MopError where the rows are not those of the model, or have no single class or number."""
+    if difference := packed.differs(model):
+        raise MopError(f'"{packed.text}" was packed otherwise than the rows of the model: it has {difference}')
+    if len(packed.outputs) != 1:
+        raise MopError(f'"{packed.text}" has {len(packed.outputs)} targets: a report needs one')
+    if packed.regression and not model.regression:
+        raise MopError(f'"{packed.text}" has soft labels: a report needs one class or one number in each row')
+
+
+def _rows(db: Database, packed: PackedTable) -> tuple[list[np.ndarray], np.ndarray]:
+    """(inputs as float32, the class numbers or numbers of the target) of the first rows. Raises MopError."""
+    columns = [*packed.inputs, *packed.outputs]
+    dtypes = dict(zip(packed.columns, map(np.dtype, packed.dtypes())))
+    shapes = ", ".join(f"{quote_identifier(c + '_shape')} AS s{i}" for i, c in enumerate(columns))
+    parts: list[list[np.ndarray]] = []
+    left = MOST_ROWS
+    for buffer in db.execute(
+        f"SELECT tableoid::bigint AS part, ctid::text AS at, {shapes} FROM {packed.table} ORDER BY buffer_id LIMIT {MOST_ROWS}"
+    ):
+        own_shapes = [buffer[f"s{i}"] for i in range(len(columns))]
+        row_bytes = [math.prod(shape[1:]) * dtypes[c].itemsize for c, shape in zip(columns, own_shapes)]
+        inputs = sum(4 * math.prod(shape[1:]) for shape in own_shapes[: len(packed.inputs)])
+        if not parts:
+            left = min(left, max(1, MOST_BYTES // max(1, inputs)))
+        count = min(left, own_shapes[0][0])
+        # (of a large buffer, only what is used)
+        values = ", ".join(
+            f"substring({quote_identifier(c)} FROM 1 FOR {count * size}) AS v{i}"
+            for i, (c, size) in enumerate(zip(columns, row_bytes))
+        )
+        row = db.one(
+            f"SELECT {values} FROM {packed.table} WHERE ctid = $1::tid AND tableoid = $2",
+            ["text", "oid"],
+            [buffer["at"], buffer["part"]],
+        )
+        assert row is not None
+        parts.append(
+            [
+                np.frombuffer(row[f"v{i}"], dtypes[c]).reshape([count, *shape[1:]])
+                for i, (c, shape) in enumerate(zip(columns, own_shapes))
+            ]
+        )
+        left -= count
+        if left <= 0:
+            break
+    *arrays, targets = (np.concatenate(own) for own in zip(*parts))
+    if packed.regression:
+        if math.prod(targets.shape[1:]) != 1:
+            raise MopError(
+                f'target "{packed.outputs[0]}" has {math.prod(targets.shape[1:])} numbers in a row: a report needs one'
+            )
+        truth = targets.reshape(-1).astype("f8")
+    else:
+        truth = targets.reshape(len(targets), -1).argmax(1)
+    return [a.astype("<f4") for a in arrays], truth
+
+
+class Net:
+    """A stored model that a trainer holds."""
+
+    def __init__(self, trainer: Any, model: StoredModel) -> None:
+        self.trainer, self.model = trainer, model
+        self.output = model.transform.outputs[0]
+        self.labels: list[str] = []  # of the units, once the net has answered
+
+    def outputs(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """[rows, units]: probabilities of classes, or numbers."""
+        made = []
+        step = max(1, (16 << 20) // max(1, sum(4 * math.prod(a.shape[1:]) for a in inputs)))
+        for first in range(0, len(inputs[0]), step):
+            own = [np.ascontiguousarray(a[first : first + step], "<f4") for a in inputs]
+            self.trainer.send(
+                {"op": "predict", "shapes": [list(a.shape) for a in own]}, *(a.reshape(-1).view(np.uint8) for a in own)
+            )
+            _, payloads = self.trainer.receive()
+            made.append(np.frombuffer(payloads[0], "<f4").reshape(len(own[0]), -1).astype("f8"))
+        labels, decoded = self.output.decode(np.concatenate(made))
+        self.labels = ["NULL" if label is None else str(label) for label in labels]
+        return decoded
+
+    def main(self, inputs: list[np.ndarray], truth: np.ndarray) -> float:
+        """Accuracy, or R2."""
+        outputs = self.outputs(inputs)
+        if self.model.regression:
+            return scores.regression(truth, outputs[:, 0])["r2"]
+        return float((outputs.argmax(1) == truth).mean())
+
+
+def _importance(
+    net: Net, inputs: list[np.ndarray], packed: PackedTable, truth: np.ndarray
+) -> Iterator[tuple[str, float, float]]:
+    """(name, loss of the main measure where it is permuted, its deviation) of each input, or of each number of a short one."""
+    random = np.random.default_rng(0)
+    base = net.main(inputs, truth)
+    for i, name, places in _elements(packed, inputs):
+        losses = []
+        for _ in range(REPEATS):
+            changed, order = list(inputs), random.permutation(len(truth))
+            changed[i] = inputs[i].copy()
+            changed[i][..., places] = inputs[i][order][..., places]
+            losses.append(base - net.main(changed, truth))
+        yield name, float(np.mean(losses)), float(np.std(losses))
+
+
+def _elements(packed: PackedTable, inputs: list[np.ndarray]) -> Iterator[tuple[int, str, Any]]:
+    """(number of the input, name, its elements on the last axis) of what is permuted together."""
+    for i, (column, array) in enumerate(zip(packed.transform.inputs, inputs)):
+        if isinstance(column, Features):
+            start = 0
+            for feature in column.features:
+                end = start + len(feature.elements)
+                yield i, feature.name, slice(start, end)
+                start = end
+        elif array.ndim == 2 and 1 < array.shape[1] <= MOST_INPUTS:
+            for k in range(array.shape[1]):
+                yield i, f"{column.name}[{k + 1}]", slice(k, k + 1)
+        else:
+            yield i, column.name, slice(None)
