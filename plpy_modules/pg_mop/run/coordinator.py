@@ -103,7 +103,7 @@ class Coordinator:
         self.segments: segments.Segments = {}
         self.failed: dict[int, str] = {}
         self.fixed = FixedCosts()
-        self.packing: Packing | None = None  # (a preview has none)
+        self.packing: Packing | None = None  # (a preview has none before its trial)
         self._arithmetic: dict[str, Arithmetic | None] = {}  # of each architecture (JSON)
 
     def reserve(self) -> None:
