@@ -67,6 +67,15 @@ CREATE TABLE @extschema@.mop_control_request (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     content json NOT NULL
 );
+-- notes of runs
+CREATE TABLE @extschema@.mop_run_note (
+    run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    note text NOT NULL,
+    tags text[] NOT NULL,
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+ALTER TABLE @extschema@.mop_run_note ENABLE ROW LEVEL SECURITY;
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_note', '');
 ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;

@@ -366,6 +366,14 @@ CREATE TABLE @extschema@.mop_control_request (
     content json NOT NULL
 );
 
+-- What people write about runs (13_notes.sql).
+CREATE TABLE @extschema@.mop_run_note (
+    run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    note text NOT NULL,
+    tags text[] NOT NULL,
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- Jobs: calls that continue without their client (59_jobs.sql), the last ones of each role. They are not dumped, since
 -- the runs keep the parameters.
 CREATE TABLE @extschema@.mop_job (
@@ -386,6 +394,7 @@ CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_note', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');

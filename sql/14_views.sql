@@ -26,6 +26,10 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
        sessions
 FROM @extschema@.mop_seen_run r;
 
+-- Notes and tags of the runs that a role sees.
+CREATE VIEW @extschema@.mop_notes WITH (security_barrier) AS
+SELECT n.run_id, n.note, n.tags, n.noted_at FROM @extschema@.mop_run_note n JOIN @extschema@.mop_seen_run r USING (run_id);
+
 -- Runs that are not running but occupy disk space, with the commands that continue or drop them.
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT r.run_id, owner, status, model_output_table, finished_at, state_bytes,

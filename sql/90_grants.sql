@@ -49,7 +49,7 @@ BEGIN
 END
 $$;
 
-GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_units, @extschema@.mop_hops, @extschema@.mop_visit_order,
+GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_notes, @extschema@.mop_units, @extschema@.mop_hops, @extschema@.mop_visit_order,
     @extschema@.mop_kernel_choices, @extschema@.mop_unit_costs, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
     @extschema@.mop_metrics_wide, @extschema@.mop_tokens, @extschema@.mop_stages, @extschema@.mop_checkpoints,
     @extschema@.mop_lineage, @extschema@.mop_progress, @extschema@.mop_run_progress, @extschema@.mop_trials,

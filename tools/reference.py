@@ -39,6 +39,7 @@ VIEWS = {
     "New runs choose kernels by it, and estimate the remaining time before their first unit "
     "has ended.",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
+    "mop_notes": "The notes and tags of runs (`mop_note`).",
     "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
     "losses and metrics so far, and the reason if it stopped early.",
     "mop_lineage": "One row per trial of a model space, or made from another trial: its member, choices and primitives, its "
@@ -262,6 +263,7 @@ GROUPS = {
         "mop_export_parts",
         "mop_report",
         "mop_configuration_report",
+        "mop_note",
         "mop_simulate",
     ],
     "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],

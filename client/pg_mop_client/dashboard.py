@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from pg_mop_client import details, requested, trusted, viewing
+from pg_mop_client import details, requested, submitting, trusted, viewing
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
@@ -43,7 +43,8 @@ DRAWING = (
 )
 FILES = {
     **dict.fromkeys(
-        (*DRAWING, "files.js", "filter.js", "sections.js", "drawer.js", "lists.js", "live.js"), "text/javascript"
+        (*DRAWING, "files.js", "filter.js", "sections.js", "notes.js", "submit.js", "drawer.js", "lists.js", "live.js"),
+        "text/javascript",
     ),
     **dict.fromkeys(("page.css", "live.css"), "text/css"),
 }
@@ -80,6 +81,8 @@ class Dashboard:
             Route("/api/model", self._answer(self.model)),
             Route("/api/model/evaluate", self._answer(self.evaluate), methods=["POST"]),
             Route("/api/model/cancel", self._answer(self.cancel_evaluation), methods=["POST"]),
+            Route("/api/explain", self._answer(self.explain), methods=["POST"]),
+            Route("/api/submit", self._answer(self.submit), methods=["POST"]),
             Route("/api/compare", self._answer(self.compare)),
             Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
             Route("/api/run/{run:int}", self._answer(self.run)),
@@ -96,6 +99,7 @@ class Dashboard:
                     ("cancel", self.cancel),
                     ("resume", self.resume),
                     ("stop", self.stop),
+                    ("note", self.note),
                     ("evaluate", self.evaluate_configuration),
                     ("sessions", self.sessions),
                 )
@@ -310,6 +314,16 @@ class Dashboard:
         self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=run, count=count)
         return {"said": f"The run will work with {count} sessions."}
 
+    def note(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
+        """Write the note and the tags of a run (mop_note)."""
+        (run, _), note, tags = self._seen(request), given.get("note"), given.get("tags")
+        if not isinstance(note, str) or not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+            raise ClientError("a note is a text, and tags are a list of texts")
+        if any("\0" in own or not own.isprintable() for own in (note.replace("\n", " "), *tags)):
+            raise ClientError("the note or a tag has characters that cannot be printed")
+        self._execute(f"SELECT {self.sql}.mop_note(:run, :note, CAST(:tags AS text[]))", run=run, note=note, tags=tags)
+        return {"said": f"The note of run {run} is kept."}
+
     def evaluate(self, request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
         """The report's data of a model on the rows of a table or view, read with the role's rights; one at a time."""
         name, version = requested.model(given)
@@ -344,6 +358,19 @@ class Dashboard:
                     self._note(None)
         finally:
             self._evaluations.release()
+
+    def explain(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
+        """What a call that trains would do (mop_explain), as text."""
+        command = submitting.command_of(given.get("command"))
+        with connected(self.engine) as connection:
+            return {"text": submitting.explained(connection, self.sql, command)}
+
+    def submit(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
+        """Submit a call that mop_explain accepts, as a job of the server."""
+        command = submitting.command_of(given.get("command"))
+        with connected(self.engine) as connection:
+            job = submitting.submitted(connection, self.sql, command)
+        return {"said": f"Job {job} runs it, independent of this page. Its run comes into the list."}
 
     def _note(self, driver: Any) -> None:
         with self._drivers:

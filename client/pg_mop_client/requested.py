@@ -9,7 +9,7 @@ from starlette.requests import Request
 from pg_mop_client.database import quote_table
 from pg_mop_client.errors import ClientError
 
-MOST_BODY = 1000  # bytes of a request
+MOST_BODY = 60_000  # bytes of a request: a note has at most 4,000 characters, which JSON may escape
 
 
 async def body(request: Request) -> dict[str, Any]:

@@ -130,19 +130,24 @@ class Snapshots:
         for place, word in enumerate(words.split()[:8]):
             given[f"word{place}"] = "%" + re.sub(r"([\\\\%_])", r"\\\1", word) + "%"
             conditions.append(
-                f"concat_ws(' ', run_id, function, model_output_table, source_table, validation_table, owner) "
+                f"concat_ws(' ', run_id, function, model_output_table, source_table, validation_table, owner, note, "
+                f"array_to_string(tags, ' ')) "
                 f"ILIKE :word{place}"
             )
         if state is not None:
             given["state"] = state
             conditions.append("status = :state")
-        of = f"FROM {self.schema}.mop_runs WHERE {' AND '.join(conditions)}"
+        of = (
+            f"FROM {self.schema}.mop_runs LEFT JOIN {self.schema}.mop_notes USING (run_id) "
+            f"WHERE {' AND '.join(conditions)}"
+        )
         count = connection.execute(text(f"SELECT count(*) {of}"), given).scalar_one()
         pages = max(1, -(-count // RUNS_PER_PAGE))
         rows = (
             connection.execute(
                 text(
                     f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
+                    f"note, tags, "
                     f"CAST(extract(epoch FROM started_at) AS float8) AS begun, "
                     f"CAST(finished_at AS text) AS finished_at, "
                     f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
@@ -290,8 +295,8 @@ class Snapshots:
             row = (
                 connection.execute(
                     text(
-                        f"SELECT status, error, CAST(finished_at AS text) AS finished_at FROM {self.schema}.mop_runs "
-                        f"WHERE run_id = :run"
+                        f"SELECT status, error, CAST(finished_at AS text) AS finished_at, note, tags "
+                        f"FROM {self.schema}.mop_runs LEFT JOIN {self.schema}.mop_notes USING (run_id) WHERE run_id = :run"
                     ),
                     {"run": run_id},
                 )

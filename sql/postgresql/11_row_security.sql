@@ -13,6 +13,7 @@ ALTER TABLE @extschema@.mop_role_turn ENABLE ROW LEVEL SECURITY; -- likewise
 ALTER TABLE @extschema@.mop_run_count ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_monitoring
 ALTER TABLE @extschema@.mop_past_count ENABLE ROW LEVEL SECURITY; -- likewise
 ALTER TABLE @extschema@.mop_audit_log ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_audit
+ALTER TABLE @extschema@.mop_run_note ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_notes
 
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
 CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT

@@ -409,3 +409,57 @@ def test_the_model_of_a_configuration_is_measured_on_request(db, browser, page, 
     for given in ({"mst_key": 99}, {"mst_key": 4}, {}, {"mst_key": "x"}):
         assert page.post(f"/api/run/{made}/evaluate", **given)[0] in (400, 409), given
     assert page.call(f"/api/run/{made}/evaluate", "POST", {}, "{}")[0] == 403
+
+
+def empty(browser, name):
+    """Empty a text field that has the focus, and leave the focus there (which WebDriver's clear does not)."""
+    assert value(browser, "document.activeElement.id") == name
+    browser.execute_script("document.activeElement.value = ''")
+
+
+def test_notes_and_tags_are_written_searched_and_shown(db, browser, page, made, screen):
+    cell = f"document.querySelector('[data-focus=\"row{made}\"]').innerText"
+    for size, dark in ((DESKTOP, False), (PHONE, True)):
+        screen(size, dark)
+        opened(browser, page, "/", "#table tbody tr")
+        browser.execute_script(f"document.querySelector('[data-focus=\"note{made}\"]').click()")
+        assert value(browser, "document.activeElement.id") == "note-text"
+        empty(browser, "note-text")
+        press(browser, f"the first try {size[0]} {ATTACK}")
+        press(browser, "TAB")
+        empty(browser, "note-tags")
+        press(browser, "deep, baseline ,deep")
+        assert browser.execute_script(SMALL) == [] and value(browser, "document.documentElement.scrollWidth") <= size[0]
+        press(browser, "ENTER")
+        assert eventually(lambda: f"the first try {size[0]}" in value(browser, cell), 30)  # noqa: B023
+        assert value(browser, "document.activeElement.dataset.focus") == f"note{made}"
+    assert not value(browser, "'attacked' in window")
+    kept = db.run("SELECT note, tags FROM madlib.mop_notes WHERE run_id = %s", [made])
+    assert kept == [{"note": f"the first try 390 {ATTACK}", "tags": ["deep", "baseline"]}]
+    screen(DESKTOP)
+    opened(browser, page, "/?words=baseline", "#table tbody tr")
+    assert value(browser, "document.querySelectorAll('#table tbody tr').length") == 1
+    opened(browser, page, f"/run/{made}", "#own-note .tag")
+    assert "the first try" in text(browser, "#own-note")
+    # what the server refuses is told in the dialog, which stays
+    browser.execute_script(f"document.querySelector('[data-focus=\"note{made}\"]').click()")
+    press(browser, "TAB")
+    empty(browser, "note-tags")
+    press(browser, "x" * 51)
+    press(browser, "ENTER")
+    assert eventually(lambda: "is not possible" in text(browser, "#note-said"), 30)
+    press(browser, "ESCAPE")
+    assert not value(browser, "document.getElementById('note-dialog').open")
+    browser.get_log("browser")
+    for given in (
+        {},
+        {"note": 1, "tags": []},
+        {"note": "x", "tags": "y"},
+        {"note": "x", "tags": [1]},
+        {"note": "a\0b", "tags": []},
+    ):
+        assert page.post(f"/api/run/{made}/note", **given)[0] == 409, given
+    assert page.call(f"/api/run/{made}/note", "POST", {}, "{}")[0] == 403
+    assert page.post("/api/run/999999/note", note="x", tags=[])[0] == 404
+    assert page.post(f"/api/run/{made}/note", note="", tags=[])[0] == 200
+    assert db.run("SELECT * FROM madlib.mop_notes WHERE run_id = %s", [made]) == []

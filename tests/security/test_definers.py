@@ -106,6 +106,7 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
 ACTS = {
     "drop": "madlib.mop_drop_run({run})",
     "drop states": "madlib.mop_drop_states({run})",
+    "note": "madlib.mop_put_note({run}, 'x', NULL)",
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
     "set priority": "madlib.mop_set_priority({run}, 1)",
     "take turn": "madlib.mop_take_turn({run}, 1, 1, 0, 1, 1, 0)",

@@ -106,6 +106,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_connect_servers",
         "mop_report",
         "mop_configuration_report",
+        "mop_note",
         "mop_simulate",
         "mop_explain",
         "mop_explain_run",

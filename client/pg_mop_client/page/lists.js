@@ -1,10 +1,10 @@
 "use strict";
 // The live page's lists: of runs, with a search, a filter, an order and a summary of each run; and of named models.
-window.pgMopLists = function ({ asked, change, filter, fill, keepingFocus, pages, button, state, $ }) {
+window.pgMopLists = function ({ asked, change, filter, fill, keepingFocus, pages, button, notes, submitting, state, $ }) {
     const { el, show } = window.pgMopReport, { clock, hour, sparkline, copying, first } = window.pgMopStrip, { roving } = window.pgMopTables;
 
     // --- runs ----------------------------------------------------------------------------------------------
-    const COLUMNS = [["compare"], ["run", "run"], ["state", "status"], ["best"], ["over time"], ["failed"], ["models", "models"], ["function", "function"],
+    const COLUMNS = [["compare"], ["run", "run"], ["state", "status"], ["best"], ["over time"], ["failed"], ["note"], ["models", "models"], ["function", "function"],
                      ["configurations", "configurations"], ["begun", "begun"], ["time", "seconds"], ["owner", "owner"]];
     const picked = new Set();
     function local(epoch) {
@@ -37,7 +37,7 @@ window.pgMopLists = function ({ asked, change, filter, fill, keepingFocus, pages
         const cells = [[el("label", { class: "box" }, box)], [el("a", { href: "/run/" + r.run_id, "data-focus": "run" + r.run_id }, String(r.run_id))], stateCell(r, s), bestCell(s),
                        points.length > 1 ? [sparkline(points, `Best value of run ${r.run_id} over time`, 90, 24)] : [],
                        sum ? [sum.failed ? el("span", { class: "tone-warn" }, `${sum.failed} of ${sum.of}`) : "–"] : [],
-                       [r.model_output_table], [r.function], [String(r.configurations)], [local(r.begun)],
+                       notes.shown(r.run_id, r.note, r.tags), [r.model_output_table], [r.function], [String(r.configurations)], [local(r.begun)],
                        [r.seconds === null ? "" : clock(r.seconds)], [r.owner]];
         const row = el("tr", { "data-focus": "row" + r.run_id }, ...cells.map(cell => el("td", {}, ...cell)));
         row.addEventListener("keydown", event => {
@@ -64,7 +64,9 @@ window.pgMopLists = function ({ asked, change, filter, fill, keepingFocus, pages
         ["Train a model of an ordinary table", `SELECT ${schema}.mop_train('people', 'leaving', 'leaves', id => 'id', time_limit => '2 min');`],
         ["Search the parameters of your own nets", `SELECT ${schema}.mop_search('people_packed', 'found', 'nets', $$ {'loss': ['categorical_crossentropy'],\n    'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, 0.1, 'log']}],\n    'batch_size': [16, 32]} $$);`],
         ["See what a call will take, before it runs", `SELECT ${schema}.mop_explain($$ SELECT ${schema}.mop_train('people', 'leaving', 'leaves', id => 'id') $$);`]];
+    let schema = "madlib";
     function showList(found) {
+        schema = found.schema;
         $("title").textContent = document.title = "Runs";
         $("headline").textContent = "";
         const narrowed = asked.get("words") || asked.get("state");
@@ -85,6 +87,7 @@ window.pgMopLists = function ({ asked, change, filter, fill, keepingFocus, pages
         $("words").addEventListener("input", () => filter("words", $("words").value));
         $("of-state").addEventListener("change", () => filter("state", $("of-state").value));
         $("find").addEventListener("submit", event => event.preventDefault());
+        $("start").addEventListener("click", () => submitting.open(begin(schema)[0][1].replace(/;$/, ""), false));
         $("compare").addEventListener("click", () => {
             location.href = "/compare?" + new URLSearchParams([...picked].map(id => ["run", id]));
         });

@@ -125,7 +125,9 @@
             asked.delete("page");
         }), 150);
     }
-    const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, state, $ });
+    const notes = window.pgMopNotes({ ask, say, message, refresh, button, $ });
+    const submitting = window.pgMopSubmit({ ask, say, message, refresh, button, $ });
+    const lists = window.pgMopLists({ asked, change, filter, fill, keepingFocus, pages, button, notes, submitting, state, $ });
         const filters = window.pgMopFilter({ asked, change, filter, where, fill, $ });
     const { save, seen, saves } = window.pgMopFiles(run ? "run_" + run : model ? "model_" + (asked.get("name") || "").replace(/\W+/g, "_") : "runs", asked);
     const parts = window.pgMopSections({ pairs, plainTable, saves, $ });
@@ -202,6 +204,7 @@
         live = { status: head.status, done: head.done, total: head.total, left: head.seconds_left, seconds: head.seconds, age: head.age, data_age: head.data_age, error: head.error,
                  at: performance.now(), ticks: true, keras: head.status === "finished" ? kerasLink : null };
         strip($("strip"), view, live);
+        keepingFocus(() => fill("own-note", [head.note, head.tags], ([note, tags]) => notes.shown(run, note, tags)));
         $("error").textContent = head.error && head.status !== "cancelled" ? "Error: " + head.error : head.error || "";
         $("error").className = head.status === "cancelled" ? "note" : "error";
         $("cancel").hidden = $("set-sessions").hidden = !running;
@@ -234,7 +237,7 @@
             return;
         }
         failures($("causes"), view, view.failed);
-        next($("steps"), view);
+        next($("steps"), view, submitting.buttons);
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
             ["activity", "units", "seconds", "trainer at work", "its processors", "reading", "writing"],
             time.map(t => [t.what, t.units, t.seconds, t.compute, t.cpu, t.read, t.write]), "Where the sessions' time went")] : []);

@@ -454,6 +454,8 @@ OF_RUNS = {
     "of the rows of a source.",
     "mop_configuration_report": "Measures the model of one configuration of a run on the run's packed rows, as JSON: confusion "
     "matrix and curves, or predictions by truth, and the importance of the inputs. It writes nothing.",
+    "mop_note": "Writes a note and tags of a run, for people: NULL leaves what is there, an empty text or array removes it "
+    "(mop_notes).",
     "mop_space_size": "Returns the exact number of members of a model space.",
     "mop_space_sample": "Returns random members of a model space that fit together: number, choices, architecture, parameters, "
     "and the primitives that make it from its base model.",

@@ -157,9 +157,10 @@ window.pgMopStrip = (function () {
                 el("tbody", {}, ...failed.map(f => el("tr", {}, el("td", { class: "number" }, String(f[0])), el("td", {}, f[1]), el("td", {}, f[2]))))))),
         ] : [el("p", {}, "No configuration has failed.")]);
     }
-    function next(holder, data) {
+    // `more(sql)`: further buttons of the live page
+    function next(holder, data, more = () => []) {
         fill(holder, "steps", data.next, () => data.next.length ? data.next.map(step => el("details", data.next.length <= 2 ? { open: "" } : {},
-            el("summary", {}, step.say), ...(step.sql ? [el("p", { class: "acts" }, copying(step.sql, "Copy SQL", "Copy SQL: " + step.say)), code(step.sql)] : [])))
+            el("summary", {}, step.say), ...(step.sql ? [el("p", { class: "acts" }, copying(step.sql, "Copy SQL", "Copy SQL: " + step.say), ...more(step.sql)), code(step.sql)] : [])))
             : [el("p", {}, "Nothing stands out.")]);
     }
     // the failed configurations of a report or a page: [mst_key, parameters as text, error]
