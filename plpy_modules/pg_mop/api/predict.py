@@ -5,7 +5,9 @@ See docs/contract/fit_evaluate_predict.md, sections 3 and 4.
 
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from pg_mop.api import applying
 from pg_mop.api.applying import first_row, tell_alone
@@ -20,6 +22,8 @@ from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes,
 from pg_mop.inference.raw_table import RawTable
 from pg_mop.run.spec import Application
 from pg_mop.run.unit_specs import UnitSpecs
+from pg_mop.schedule.unit import Unit
+from pg_mop.schedule.unit_batches import units_of
 
 
 @with_trainer
@@ -176,13 +180,15 @@ def on_partitions(db, test, function, model, use_gpus, choice):
 class PredictionSpecs(UnitSpecs):
     """The unit specs of partitions to predict for. `request`: the part that all partitions have in common."""
 
-    request: dict | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)
 
-    def describe(self, steps, worker, threads=None):
-        ((unit,),) = steps
+    def describe(
+        self, steps: Sequence[Sequence[Unit | None]], worker: int, threads: int | None = None, parts: int | None = None
+    ) -> dict[str, Any]:
+        (unit,) = units_of(steps)
         part = self.segments[unit.dataset, unit.segment]
         return {
-            "options": self.trainer(worker, threads=threads),
+            "options": self.trainer(worker, threads=threads, parts=parts),
             "table": self.packed[unit.dataset].text,
             "fingerprint": part.fingerprint,
             "fingerprint_sql": part.fingerprint_sql,
