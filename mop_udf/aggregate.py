@@ -16,8 +16,9 @@ CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry
 TRAINER_LOST = "MOP02"  # the trainer ended: retry
 SOURCE_CHANGED = "MOP03"  # the run cannot continue
 MEMORY_EXCEEDED = "MOP04"  # the unit needs more memory than a limit allows: retry after the limit is raised
-DEVICE_MEMORY = "MOP05"  # the unit needs more memory than its part of the device: retry with a larger part
+# (MOP05: pg_mop/inference/at_segments.py)
 DEVICE_FULL = "MOP06"  # other trainers hold the memory of the device: retry later
+DEVICE_MEMORY = "MOP07"  # the unit needs more memory than its part of the device: retry with a larger part
 
 SHAPE = re.compile(r"-?\d+")
 

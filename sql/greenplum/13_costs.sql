@@ -59,10 +59,11 @@ BEGIN
             END;
         END LOOP;
     END LOOP;
+    -- (all rows that one run noted have one time, and stay or go together)
     oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
-               ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);
+               ORDER BY c.noted_at DESC OFFSET 4999 LIMIT 1);
     IF oldest IS NOT NULL THEN
-        DELETE FROM @extschema@.mop_cost c WHERE c.owner = number AND c.noted_at <= oldest;
+        DELETE FROM @extschema@.mop_cost c WHERE c.owner = number AND c.noted_at < oldest;
     END IF;
 END
 $$;

@@ -2,7 +2,7 @@
 
 -- A coordinator records the costs that units of its run measured, by the server that did them: for each of `nets`, those
 -- of units of the stages in its `stages`, {stage: passes over the rows in a unit}. The history keeps the last 9 runs of each
--- row, and 5,000 rows of each role.
+-- row, of their memory the last run's, and 5,000 rows of each role.
 CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_fencing_token integer, nets json,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -46,12 +46,13 @@ BEGIN
             batch_seconds = (EXCLUDED.batch_seconds || c.batch_seconds)[1:9],
             compile_seconds = (EXCLUDED.compile_seconds || c.compile_seconds)[1:9],
             unit_seconds = (EXCLUDED.unit_seconds || c.unit_seconds)[1:9], units = EXCLUDED.units,
-            memory_bytes = greatest(EXCLUDED.memory_bytes, c.memory_bytes);
+            memory_bytes = coalesce(EXCLUDED.memory_bytes, c.memory_bytes);
     END LOOP;
+    -- (all rows that one run noted have one time, and stay or go together)
     oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
-               ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);
+               ORDER BY c.noted_at DESC OFFSET 4999 LIMIT 1);
     IF oldest IS NOT NULL THEN
-        DELETE FROM @extschema@.mop_cost c WHERE c.owner = number AND c.noted_at <= oldest;
+        DELETE FROM @extschema@.mop_cost c WHERE c.owner = number AND c.noted_at < oldest;
     END IF;
 END
 $$;

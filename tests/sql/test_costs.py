@@ -133,13 +133,19 @@ def test_nobody_sees_others(db):
     db.run("DROP OWNED BY costs_stranger; DROP ROLE costs_stranger")
 
 
-def test_of_a_role_so_many_are_kept(db):
-    db.run(
-        "INSERT INTO madlib.mop_cost SELECT owner, net || i, part, version, device, kernel, architecture, "
-        "optimizer, loss, batch_size, shape, batch_seconds, compile_seconds, noted_at - i * interval '1 day' "
-        "FROM madlib.mop_cost, generate_series(1, 6000) AS i"
-    )
+def test_of_a_role_so_many_are_kept_and_rows_of_one_run_stay_together(db):
+    """All rows that a run notes have one time. The 5,000th row is one of a run of 2,000."""
+    db.run("DELETE FROM madlib.mop_cost")
     train(db, iterations=1)
-    assert db.value("SELECT count(*) FROM madlib.mop_cost") <= 5001
+    forged = "SELECT count(*) FROM madlib.mop_cost WHERE net LIKE %s"
+    for days, rows in ((1, 4000), (2, 2000), (3, 1000)):
+        db.run(
+            "INSERT INTO madlib.mop_cost SELECT c.owner, %s || i, part, version, device, kernel, architecture, "
+            "optimizer, loss, batch_size, shape, batch_seconds, compile_seconds, now() - %s * interval '1 day' "
+            "FROM (SELECT * FROM madlib.mop_cost WHERE net NOT LIKE 'forged%%' LIMIT 1) AS c, generate_series(1, %s) AS i",
+            [f"forged {days} ", days, rows],
+        )
+    train(db, iterations=1)
+    assert [db.value(forged, [f"forged {days} %"]) for days in (1, 2, 3)] == [4000, 2000, 0]
     assert db.run("SELECT 1 FROM madlib.mop_unit_costs WHERE noted_at > now() - interval '1 minute'")
     db.run("DELETE FROM madlib.mop_cost")

@@ -100,9 +100,14 @@ def test_a_configuration_that_does_not_fit_the_whole_device_fails_by_name(db):
     assert db.run("SELECT mst_key FROM m_large") == [{"mst_key": 1}], "the other configuration is trained"
 
 
-def test_a_run_waits_for_the_memory_that_another_session_has(db):
-    """The other session's trainer holds the whole share: the run trains once it has gone."""
+@pytest.mark.parametrize("limit", [None, 10])
+def test_a_run_waits_for_the_memory_that_another_session_has(db, limit):
+    """The other session's trainer holds the whole share: the run trains once it has gone, however long that takes.
+
+    `limit`: how many trainers the role may have, by mop_limit; then sessions wait for their trainers at once."""
     measured(db, 400)
+    if limit is not None:
+        db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES (NULL, %s)", [limit])
     most = round(WHOLE * (1 << 20) / MAIN * 1e6)
     options = {
         "threads": 1,
@@ -116,16 +121,23 @@ def test_a_run_waits_for_the_memory_that_another_session_has(db):
     }
     other, caller = db.another(), db.another()
     other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps(options)])
-    caller.run(f"{SETTINGS}; SET pg_mop.gpu_memory_share = {WHOLE * (1 << 20) / MAIN:.6f}")
+    caller.run(
+        f"{SETTINGS}; SET pg_mop.gpu_memory_share = {WHOLE * (1 << 20) / MAIN:.6f}; SET pg_mop.server_timeout = '1s'"
+    )
     db.run("DROP TABLE IF EXISTS n, n_info, n_summary")
     call = Calling(caller, CALL)
     waits = "SELECT count(*) FROM madlib.mop_units WHERE decision ~ '^retried in .*: other trainers hold the memory'"
-    assert eventually(lambda: db.value(waits) > 0, 60), "it has not met the other trainer"
+    before = db.value(waits)
+    assert eventually(lambda: db.value(waits) > before + 5, 60), (
+        "it has not met the other trainer, or not waited for it"
+    )
     other.close()
     assert call.end() is None
+    warnings = [text for text in caller.connection.notices if "for the memory of a device, and goes on waiting" in text]
+    assert len(warnings) == 1 and "SELECT role, pid, state FROM madlib.mop_trainers;" in warnings[0]
     caller.close()
     assert db.value("SELECT count(*) FROM n") == 2
-    db.run("DROP TABLE n, n_info, n_summary")
+    db.run("DROP TABLE n, n_info, n_summary; DELETE FROM madlib.mop_limit")
 
 
 @pytest.mark.parametrize("part,most", [(0, 100), (200, 100), (100, 2_000_000), (100, None), ("1", 100)])

@@ -138,10 +138,10 @@ TABLE = [
     (
         one(State.RUNNING, memory_since=5.0),
         DeviceFull("x", at=15.5),
-        Action.GIVE_UP,
-        State.GIVEN_UP,
-        0,
-        "given up after 10 s: other trainers hold the memory of the device",
+        Action.RETRY,
+        State.RESTING,
+        POLICY.longest_wait,
+        "retried in 5 s: other trainers hold the memory of the device",
     ),
     # --- the worker failed
     (one(State.RUNNING), TrainerLost("x"), Action.RETRY, State.RESTING, 0.5, "retried in 0.5 s: the trainer was lost"),

@@ -159,7 +159,6 @@ class DeviceFull(Failure):
 
     at: float = 0.0
     cause = "other trainers hold the memory of the device"
-    blame = "infrastructure"
 
 
 @dataclass(frozen=True)
@@ -338,6 +337,7 @@ class Decision:
     memory_since: float | None = None
     blame: str | None = None  # GIVE_UP: 'configuration', or 'infrastructure' (mop_resume tries again)
     message: str = ""  # GIVE_UP: the error of the configurations
+    tells: bool = False  # the caller is warned, once in a run, that it waits for other runs
     error: RunError | None = None  # END_RUN
 
 
@@ -450,21 +450,14 @@ def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
 
 
 def _wait_for_memory(attempt: Attempt, event: DeviceFull, policy: Policy) -> Decision:
-    """The unit is retried until other runs' trainers leave it its part of the device's memory, for server_timeout."""
+    """The unit is retried until other runs' trainers leave it its part of the device's memory: such a run may take long, and
+    then ends. After server_timeout the caller is told."""
     since = event.at if attempt.memory_since is None else attempt.memory_since
     waited = event.at - since
-    if waited > policy.server_timeout:
-        return _decision(
-            attempt,
-            Action.GIVE_UP,
-            State.GIVEN_UP,
-            f"given up after {waited:.0f} s: {event.cause}",
-            blame=event.blame,
-            message=f"given up after {waited:.0f} s: {event.message}",
-        )
     delay = min(policy.longest_wait, max(policy.first_delay, waited))
     reason = f"retried in {delay:.3g} s: {event.cause}"
-    return _decision(attempt, Action.RETRY, State.RESTING, reason, delay=delay, memory_since=since)
+    tells = waited > policy.server_timeout
+    return _decision(attempt, Action.RETRY, State.RESTING, reason, delay=delay, memory_since=since, tells=tells)
 
 
 def _wait(attempt: Attempt, event: StateNotCarried, policy: Policy) -> Decision:

@@ -517,10 +517,10 @@ class Executor:
 
     def _failed(self, session: WorkerSession, work: list[Attempt], error: Exception) -> list[Stage]:
         """A session's command has failed: the stages that have ended after all."""
-        if len(work) > 1:  # one unit may be to blame: from now on each is done alone
-            self.unit_batches.single |= {attempt.unit for attempt in work}
-        if getattr(error, "pgcode", None) == DEVICE_FULL:
+        if getattr(error, "pgcode", None) == DEVICE_FULL:  # no unit is to blame
             self.packing.full()
+        elif len(work) > 1:  # one unit may be to blame: from now on each is done alone
+            self.unit_batches.single |= {attempt.unit for attempt in work}
         return self.recovery.failed(session.worker, work, error)
 
     def _give_up(self, attempt: Attempt, message: str, blame: str) -> None:

@@ -72,6 +72,7 @@ class Recovery:
         `fewer(stage, parts)`: the stage's net has run out of memory in one of so many parts of a device."""
         self.run, self.needed, self.workers, self.failover = run, needed, workers, failover
         self.count, self.give_up, self.fewer = count, give_up, fewer
+        self.told = False  # that the run waits for the memory of a device
 
     def failed(self, worker: int, work: list[Attempt], error: Exception) -> list[Stage]:
         """The attempts of a worker's command have failed: the stages that have ended after all."""
@@ -197,8 +198,20 @@ class Recovery:
             self.fewer(attempt.unit.stage, attempt.neighbours)
         if attempt.state in (State.WAITING, State.GIVEN_UP):
             self.run.board.release(attempt.unit)
+        if decision.tells and not self.told:
+            self.told = True
+            self._tell_of_memory(attempt)
         if decision.blame is not None:
             self.give_up(attempt, decision.message, decision.blame)
+
+    def _tell_of_memory(self, attempt: Attempt) -> None:
+        """Warn the caller that its run waits for the memory that other trainers hold."""
+        waited = time.monotonic() - (attempt.memory_since or time.monotonic())
+        self.run.db.warning(
+            f"run {self.run.run_id} has waited {waited:.0f} s for the memory of a device, and goes on waiting",
+            detail=attempt.message,
+            hint=f"SELECT role, pid, state FROM {self.run.servers[None].schema}.mop_trainers; shows the trainers that hold it.",
+        )
 
     def wake(self) -> int:
         """Offer the units again that have rested long enough: how many."""

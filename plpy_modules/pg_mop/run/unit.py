@@ -16,6 +16,7 @@ from typing import Any
 
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
+from mop_udf.process import DeviceFull
 from pg_mop.backend import object_table
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database
@@ -32,12 +33,17 @@ Part = tuple[int, bytes]  # (stage, a part of its state)
 def start_trainer(plpy: Any, options: str) -> str:
     """Lease or start this session's trainer; a new one imports Keras while the coordinator still plans.
 
-    `options`: as JSON, with `wants` as of process.Trainer. Returns JSON: the digests of the trainer's compiled models.
+    `options`: as JSON, with `wants` as of process.Trainer. Returns JSON: the digests of the trainer's compiled models, none
+    where other trainers hold its part of the device's memory: the session's first unit asks for a trainer again, and waits.
     """
     holder, chosen = aggregate.session(plpy), json.loads(options)
     wants = chosen.pop("wants", None)
     trainer = trainer_at(holder, _schema(plpy, holder), chosen.get("host_segment"))
-    by_spi(holder, trainer.start(chosen, True, wants))
+    try:
+        by_spi(holder, trainer.start(chosen, True, wants))
+    except DeviceFull:
+        holder.stop_trainer()
+        return "[]"
     return json.dumps(trainer.nets)
 
 
