@@ -45,7 +45,7 @@ def part_of_gpu(millionths: int, megabytes: int | None) -> dict[str, str]:
     """
     return {
         "PG_MOP_PART_OF_GPU": f"{millionths} {megabytes or 0}",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{millionths / 1e6:.4f}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{millionths / 1e6:.6f}",
     }
 
 

@@ -171,7 +171,7 @@ class ForkServer:
     def _make_room(self, request, own=None):
         """End idle trainers so that a trainer may take its part of a device's memory: None, or why that is not enough.
         `own`: the idle member that it would be."""
-        ends, full = self._pool.room(request.get("device"), own)
+        ends, full = self._pool.room(request.get("device"), own, (request.get("about") or {}).get("role"))
         for member in ends:
             self._end(member, wait=True)
         return full

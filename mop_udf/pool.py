@@ -20,6 +20,7 @@ WAIT_SECONDS = 2  # that a request waits at most for a trainer that will be back
 RETURN_SECONDS = 5  # within which a trainer resets itself when its lease has ended
 LOOK_SECONDS = 5  # between two looks at the free memory while trainers are idle
 FREE_SHARE, FREE_BYTES = 0.1, 512 << 20  # of the memory that stays free: idle trainers end for it
+WHOLE = 1_000_000  # the parts of a device
 MOST_NAMES = 200  # of compiled models and of datasets in a message
 
 
@@ -153,30 +154,38 @@ class Pool:
         own = sum(m.about.get("role") == role and m.key is not None for m in self.members.values())
         return [m for m in self.idle() if m.about.get("role") == role][: max(0, own + coming - most)]
 
-    def room(self, device: dict[str, Any] | None, own: Member | None = None) -> tuple[list[Member], str | None]:
+    def room(
+        self, device: dict[str, Any] | None, own: Member | None = None, role: int | None = None
+    ) -> tuple[list[Member], str | None]:
         """The idle members that end so that a trainer may take its part of a device's memory, the one first that has been idle
         longest; and why it may not take it even then, or None.
 
-        `device`: {"name": its name, "part": millionths of its memory that the trainer takes, "most": that all trainers may
-        take together}; None: its part is not counted. `own`: the idle member that the trainer would be. Members on the way back
-        end, too: until then they hold their parts.
+        `device`: {"name": its name, "part": millionths of its memory that the trainer takes, "most": that all trainers of the
+        `role` (an OID) may take together}; None: its part is not counted. `own`: the idle member that the trainer would be.
+        Members of other roles count against the whole device alone, and end only if it is full. Members on the way back end,
+        too: until then they hold their parts. So do the role's idle members that hold an unknown part of a GPU.
         """
         if device is None:
             return [], None
-        others = [m for m in self.members.values() if m is not own and m.device and m.device["name"] == device["name"]]
-        taken, ends = sum(m.device["part"] for m in others if m.device), []
-        for member in sorted(others, key=lambda m: (m.state == "returning", m.since)):
-            if taken + device["part"] <= device["most"]:
-                break
-            if member.state != "leased" and member.device:
-                taken -= member.device["part"]
-                ends.append(member)
-        if taken + device["part"] <= device["most"]:
-            return ends, None
-        return [], (
-            f"other trainers hold {taken / 10_000:.3g} % of the memory of {device['name']}, and a trainer needs "
-            f"{device['part'] / 10_000:.3g} % of the {device['most'] / 10_000:.3g} % that pg_mop.gpu_memory_share allows"
-        )
+        name, part = device["name"], device["part"]
+        ends = [m for m in self.idle() if m is not own and m.about.get("role") == role and _has_all_of(m, name)]
+        others = [m for m in self.members.values() if m is not own and m.device and m.device["name"] == name]
+        for whose, most in ((True, device["most"]), (False, WHOLE)):
+            counted = [m for m in others if m not in ends and (not whose or m.about.get("role") == role)]
+            taken = sum(m.device["part"] for m in counted if m.device)
+            for member in sorted(counted, key=lambda m: (m.about.get("role") != role, m.state == "returning", m.since)):
+                if taken + part <= most:
+                    break
+                if member.state != "leased" and member.device:
+                    taken -= member.device["part"]
+                    ends.append(member)
+            if taken + part > most:
+                allowed = f"the {most / 10_000:.3g} % that pg_mop.gpu_memory_share allows" if whose else "it"
+                return [], (
+                    f"other trainers {'of the role ' * whose}hold {taken / 10_000:.3g} % of the memory of {name}, "
+                    f"and a trainer needs {part / 10_000:.3g} % of {allowed}"
+                )
+        return ends, None
 
     def of(self, roles: Collection[int] | None, databases: Collection[int] | None) -> list[Member]:
         """The members of these roles and databases (OIDs; None: of all) that are idle or on the way back."""
@@ -187,6 +196,11 @@ class Pool:
             and (roles is None or m.about.get("role") in roles)
             and (databases is None or m.about.get("database") in databases)
         ]
+
+
+def _has_all_of(member: Member, name: str) -> bool:
+    """True for a trainer on the GPU of this name that no part limits."""
+    return member.device is None and member.about.get("gpu") is not None and name == f"GPU {member.about['gpu']}"
 
 
 def memory_short() -> bool:

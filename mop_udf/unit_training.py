@@ -309,7 +309,7 @@ class UnitTraining:
                 "version": self.device[0],
                 "device": self.device[1],
                 "devices": framework.device_count(),
-                "memory_bytes": framework.most_bytes() or self.memory.peak(),
+                "memory_bytes": framework.most_bytes() if framework.has_gpu() else self.memory.peak(),
                 **(more or {}),
             },
         }

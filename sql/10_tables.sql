@@ -354,7 +354,7 @@ CREATE TABLE @extschema@.mop_cost (
     unit_seconds double precision[] NOT NULL DEFAULT '{}', -- of a mini-batch in the typical unit of each run that used the
                                         -- kernel, with all that the trainer does for a unit; the latest first
     units integer NOT NULL DEFAULT 0,   -- of the last run, that used the kernel
-    memory_bytes bigint,                -- of the device, main memory or a GPU's: the most that a trainer held, in all runs
+    memory_bytes bigint,                -- of the device, main memory or a GPU's: the most that a trainer held, in the last run
     PRIMARY KEY (owner, net, part, version, device, kernel, place)
 );
 CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);

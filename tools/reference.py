@@ -113,7 +113,7 @@ SETTINGS = {
     ),
     "gpu_memory_share": (
         "no limit",
-        "Share of a device's memory that the trainers of the server take together: of each GPU with `use_gpus`, else of main "
+        "Share of a device's memory that the trainers of a role take together: of each GPU with `use_gpus`, else of main "
         "memory. Each trainer has an equal part of it that it cannot exceed, and a larger one where its net needs more "
         "([packing](how_it_works.md#packing)).",
     ),

@@ -4,7 +4,19 @@ import pytest
 
 from cluster import Cluster
 from conftest import Client
-from workload import ADAM, alike, assert_invariants, dense, fit, load, make_data, pickled, runs_made, selection
+from workload import (
+    ADAM,
+    alike,
+    assert_invariants,
+    dense,
+    fit,
+    load,
+    make_data,
+    needs_jax,
+    pickled,
+    runs_made,
+    selection,
+)
 
 PACK = "SELECT madlib.training_preprocessor_dl('flowers', 'packed', 'y', 'x', 10)"
 
@@ -158,6 +170,21 @@ def test_folds_on_several_servers_measure_what_they_do_on_one(db, worker, replic
         db.run(f"RESET pg_mop.{setting}")
     assert len(measured[0]) == 2 and measured[0] == measured[1]
     assert all(len(row["folds_loss"]) == 2 and None not in row["folds_loss"] for row in measured[0])
+
+
+@needs_jax
+def test_a_tail_on_several_devices_has_no_effect_on_several_servers_and_a_notice_says_so(db, worker):
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2; SET pg_mop.keras_backend = 'jax'")
+    db.run(PACK)
+    for tail, told in (("data-parallel", True), ("sequential", False)):
+        db.run(f"SET pg_mop.tail = '{tail}'")
+        del db.connection.notices[:]
+        fit(db, "packed", "tailed", "mst", 1)
+        text = 'pg_mop.tail is "data-parallel", which has no effect on this run: its rows are on several servers'
+        assert (text in "".join(db.connection.notices)) == told
+    db.run(
+        "SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.tail; RESET pg_mop.segments; RESET pg_mop.keras_backend"
+    )
 
 
 def test_the_schema_on_another_server_may_have_a_percent_sign(db, worker):

@@ -134,7 +134,7 @@ def test_a_run_waits_for_the_memory_that_another_session_has(db, limit):
     other.close()
     assert call.end() is None
     warnings = [text for text in caller.connection.notices if "for the memory of a device, and goes on waiting" in text]
-    assert len(warnings) == 1 and "SELECT role, pid, state FROM madlib.mop_trainers;" in warnings[0]
+    assert len(warnings) == 1 and 'SELECT role, pid, state FROM "madlib".mop_trainers;' in warnings[0]
     caller.close()
     assert db.value("SELECT count(*) FROM n") == 2
     db.run("DROP TABLE n, n_info, n_summary; DELETE FROM madlib.mop_limit")

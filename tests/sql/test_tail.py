@@ -44,6 +44,7 @@ def anew(db):
     )
     yield
     db.run("RESET pg_mop.tail; RESET pg_mop.threads; SET pg_mop.kernel = 'loop'; SET pg_mop.keras_backend = 'jax'")
+    db.run("SET pg_mop.deal_threads = on")
 
 
 def units(db, run_id, key=BIG):
@@ -78,7 +79,7 @@ def test_the_last_configuration_trains_on_several_devices_with_the_same_updates(
         np.testing.assert_allclose(several[BIG], one[BIG], rtol=0.05, atol=0.01)
     assert (several[BIG] != one[BIG]).any(), "nothing was divided"
     # a replay repeats it, device by device
-    db.run("SET pg_mop.tail = 'sequential'")
+    db.run("SET pg_mop.tail = 'sequential'; SET pg_mop.deal_threads = off")
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     again = last_run(db)
     place = lambda number: [(u["iteration"], u["segment"], u["devices"], u["threads"]) for u in units(db, number)]  # noqa: E731
@@ -112,6 +113,7 @@ def test_explain_tells_on_how_many_devices(db):
     [
         ("SET pg_mop.keras_backend = 'tensorflow'", 'but pg_mop.keras_backend is "tensorflow"'),
         ("SET pg_mop.kernel = 'vmap'", 'but pg_mop.kernel is "vmap"'),
+        ("SET pg_mop.deal_threads = 'off'", 'but pg_mop.deal_threads is "off"'),
         ("SET pg_mop.tail = 'parallel'", "It takes one of sequential, data-parallel."),
     ],
 )

@@ -144,11 +144,19 @@ def settings(share, limit=None, ray=None):
 
 def test_a_share_that_holds_no_trainer_is_refused():
     info = {"memory": {"main": 8 * GIB, "gpu": None}}
-    with pytest.raises(MopError, match="leaves trainers 81 MB of this server's memory"):
+    with pytest.raises(MopError, match="leaves trainers 81 MB of this server's memory") as error:
         trainer_memory.check(settings(0.01), info, False)
+    assert error.value.hint.startswith("SET pg_mop.gpu_memory_share = 0.059; or "), "480 MB of 8192"
+    trainer_memory.check(settings(0.059), info, False)
     for fine in (settings(0.5), settings(None), settings(0.01, ray="r")):
         trainer_memory.check(fine, info, False)
-    trainer_memory.check(settings(0.01), info, True)  # (of a GPU's memory)
+    trainer_memory.check(settings(0.01), info, True)  # (of a GPU's memory, which is unknown)
+    info["memory"]["gpu"] = 80 * GIB
+    trainer_memory.check(settings(0.01, limit=5000), info, True)
+    with pytest.raises(MopError, match="leaves trainers 409 MB of a GPU's memory") as error:
+        trainer_memory.check(settings(0.005), info, True)
+    assert error.value.hint.startswith("SET pg_mop.gpu_memory_share = 0.008; or "), "600 MB of 81920"
+    trainer_memory.check(settings(0.008), info, True)
 
 
 def test_a_limit_of_one_trainer_above_that_of_all_is_refused():

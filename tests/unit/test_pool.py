@@ -139,8 +139,8 @@ def test_trainers_on_the_way_back_are_ended_as_idle_ones():
     assert pids(pool.of({7}, None)) == [1, 3] and pids(pool.of(None, None)) == [1, 3, 5]
 
 
-def part(pool, pid, thousandths, state="idle", since=0, name="GPU 0"):
-    made = member(pool, pid, state=state, since=since)
+def part(pool, pid, thousandths, state="idle", since=0, name="GPU 0", **about):
+    made = member(pool, pid, state=state, since=since, **about)
     made.device = {"name": name, "part": 1000 * thousandths, "most": 900_000}
     return made
 
@@ -176,6 +176,32 @@ def test_leased_trainers_keep_their_parts():
     part(pool, 2, 300)
     ends, full = pool.room(wanted(450))
     assert ends == [] and full == (
-        "other trainers hold 60 % of the memory of GPU 0, and a trainer needs 45 % of the 90 % that "
+        "other trainers of the role hold 60 % of the memory of GPU 0, and a trainer needs 45 % of the 90 % that "
         "pg_mop.gpu_memory_share allows"
     )
+
+
+def test_the_trainers_of_another_role_count_against_the_whole_device_alone():
+    pool = Pool()
+    part(pool, 1, 500, "leased", role=7)
+    part(pool, 2, 200, since=1, role=7)
+    part(pool, 3, 100, since=2, role=8)
+    small = wanted(200, most=400)
+    assert pool.room(small, role=8) == ([], None), "another role's idle trainer does not end for this role's own limit"
+    assert pids(pool.room(wanted(400, most=400), role=8)[0]) == [3, 2], "its own idle trainers come first"
+    assert pids(pool.room(wanted(350, most=400), role=8)[0]) == [3, 2], "the device is full"
+    ends, full = pool.room(wanted(600, most=600), role=8)
+    assert ends == [] and full == "other trainers hold 50 % of the memory of GPU 0, and a trainer needs 60 % of it"
+
+
+def test_an_idle_trainer_of_the_role_without_a_part_of_the_gpu_ends_first():
+    pool = Pool()
+    member(pool, 1, role=7, gpu=0)
+    member(pool, 2, state="leased", role=7, gpu=0)
+    member(pool, 3, role=7, gpu=1)
+    member(pool, 4, role=8, gpu=0)
+    member(pool, 5, role=7, gpu=None)
+    part(pool, 6, 100, role=7, gpu=0)
+    assert pids(pool.room(wanted(100), role=7)[0]) == [1]
+    assert pids(pool.room(wanted(850), role=7)[0]) == [1, 6]
+    assert pool.room(wanted(100, name="this machine"), role=7) == ([], None)

@@ -207,8 +207,8 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
                 known.add((alike[unit.stage], at["worker"]))
                 return 1.0 + alike[unit.stage] / models + (compiling if first else 0.0)
 
-            choose = scheduler.choose
-            scheduler.choose = lambda worker, choose=choose, at=at: (at.update(worker=worker), choose(worker))[1]
+            peek = scheduler.peek
+            scheduler.peek = lambda worker, peek=peek, at=at: (at.update(worker=worker), peek(worker))[1]
             visits = simulate(
                 board,
                 scheduler,

@@ -127,6 +127,23 @@ def test_a_place_of_several_segments_has_groups_as_large(name):
     )
 
 
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_a_worker_that_waits_for_memory_gets_no_affinity(name):
+    """Else other workers would leave the net to it."""
+    board = Board(plan_of(4, 1), range(2))
+    board.anywhere = True
+    board.serve(range(2))
+    scheduler, may = SCHEDULERS[name](board, 1, lambda number: "net"), set()
+    batches = UnitBatches(
+        board, scheduler, lambda number: 0, lambda number: 1, may_begin=lambda worker, unit: worker in may
+    )
+    assert batches.choose(0) == [] and not board.training
+    assert (scheduler.affinity, scheduler.compiled, scheduler.evaluating) == ({}, set(), {0: None})
+    may.add(1)
+    ((unit, *_),) = batches.choose(1)
+    assert unit.kind == "train" and set(scheduler.affinity.values()) == {1}
+
+
 def test_long_units_go_alone():
     visits, _ = run(200, 2, 2, SECONDS)
     assert set(sizes(visits)) == {1}

@@ -89,8 +89,9 @@ def check_kernel(options):
         )
 
 
-def check_tail(options):
-    """Raises MopError if trainers of parsed settings cannot train on several devices at once."""
+def check_tail(options, earlier=False):
+    """Raises MopError if trainers of parsed settings cannot train on several devices at once. `earlier`: the tail is that of
+    an earlier run, which a resume or a replay has whatever the session's pg_mop.deal_threads is."""
     if options["tail"] != "data-parallel":
         return
     reset = "RESET pg_mop.tail;"
@@ -98,6 +99,11 @@ def check_tail(options):
         ("keras_backend", options["keras_backend"] != "jax", "Only JAX divides mini-batches among devices."),
         ("kernel", options["kernel"] == "vmap", "A vmap batch trains several states, and divides no mini-batch."),
         ("trainers", options["trainers"] is not None, "A trainer on Ray has one device."),
+        (
+            "deal_threads",
+            options["deal_threads"] == "off" and not earlier,
+            "More devices are more threads of a trainer.",
+        ),
     ):
         if wanted:
             other = {"keras_backend": "SET pg_mop.keras_backend = 'jax'; or "}.get(name, f"RESET pg_mop.{name}; or ")

@@ -340,7 +340,8 @@ class Coordinator:
         """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or
         the kernel, and all trainers are processes of this server that train on its cores. Else None.
 
-        With pg_mop.tail = 'data-parallel', more threads are more devices, also where their number and the kernel are named."""
+        With pg_mop.tail = 'data-parallel', more threads are more devices, also where their number and the kernel are named, and
+        in a resume whatever the session's setting is."""
         options = self.options
         divides = options["tail"] == "data-parallel"
         mine = options["threads"] is None or divides
@@ -359,7 +360,21 @@ class Coordinator:
             and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
             and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
         )
+        if divides and not deals and not self.earlier:
+            self._tell_of_tail()
         return setting if deals else None
+
+    def _tell_of_tail(self) -> None:
+        """A NOTICE that pg_mop.tail has no effect on a call that asks for several devices, and why."""
+        if any(segment.server is not None or segment.copies for segment in self.segments.values()):
+            why = "its rows are on several servers"
+        elif self.inputs.use_gpus and self.servers[None].info["gpus"]:
+            why = "its trainers are on GPUs"
+        else:
+            return
+        self.db.notice(
+            f'pg_mop.tail is "data-parallel", which has no effect on this run: {why}', hint="RESET pg_mop.tail;"
+        )
 
     def _most_threads(self) -> int:
         """How many threads a trainer on this server may have: as many as there are cores, or as the role's limits allow."""

@@ -63,7 +63,7 @@ class Inputs:
         if earlier is not None:
             options = options_of(earlier, options)
         settings.check_kernel(options)
-        settings.check_tail(options)
+        settings.check_tail(options, earlier is not None)
         settings.check_scheduler(options["scheduler"])
         if not options["trainers"]:
             settings.check_installed(options["keras_backend"])

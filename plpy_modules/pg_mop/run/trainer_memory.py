@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.plan import arithmetic
-from pg_mop.plan.memory import PROCESS_BYTES, Need
+from pg_mop.plan.memory import CONTEXT_BYTES, PROCESS_BYTES, Need
 from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule import setup
@@ -112,16 +113,21 @@ def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:
 def check(options: Mapping[str, Any], info: Mapping[str, Any], on_gpu: bool) -> None:
     """Raises MopError where pg_mop.gpu_memory_share leaves too little for any trainer, or less than the limit of one."""
     share = options["gpu_memory_share"]
-    whole = None if share is None or on_gpu or options["trainers"] else budget(share, info, False)
+    whole = None if share is None or options["trainers"] else budget(share, info, on_gpu)
     if whole is None:
         return
-    if whole < PROCESS_BYTES:
+    memory, least = ("a GPU's", CONTEXT_BYTES) if on_gpu else ("this server's", PROCESS_BYTES)
+    if whole < least:
+        passing = math.ceil(1000 * least / info["memory"]["gpu" if on_gpu else "main"]) / 1000
+        other = "RESET pg_mop.gpu_memory_share;"
         raise MopError(
-            f"pg_mop.gpu_memory_share ({share:g}) leaves trainers {whole >> 20} MB of this server's memory",
-            detail=f"A trainer takes at least about {PROCESS_BYTES >> 20} MB.",
-            hint="RESET pg_mop.gpu_memory_share;",
+            f"pg_mop.gpu_memory_share ({share:g}) leaves trainers {whole >> 20} MB of {memory} memory",
+            detail=f"A trainer takes at least about {least >> 20} MB.",
+            hint=f"SET pg_mop.gpu_memory_share = {passing:g}; or {other}" if passing <= 1 else other,
             sqlstate="22023",
         )
+    if on_gpu:  # (the limit is one of main memory)
+        return
     limit = options["trainer_memory_mb"]
     if limit is not None and limit << 20 > whole:
         raise MopError(

@@ -63,6 +63,14 @@ class Scheduler(ABC):
     def choose(self, worker: Worker) -> Unit | None:
         """The unit to start now on an idle worker, or None to leave the worker idle."""
 
+    def peek(self, worker: Worker) -> Unit | None:
+        """The unit that an idle worker would start now; `take` then notes whether it does. Both together are `choose`."""
+        return self.choose(worker)
+
+    def take(self, worker: Worker, unit: Unit | None) -> Unit | None:
+        """Note that a worker starts the unit that `peek` has returned; None: it stays idle."""
+        return unit
+
     def finished(self, unit: Unit, seconds: float) -> None:  # noqa: B027 (few schedulers need it)
         """Take the seconds of a unit, after the board has marked it as finished."""
 

@@ -66,8 +66,8 @@ class LongestFirst(CriticalPathScheduler):
                 heapify(heap)
         return super().least(worker, queues)
 
-    def _take(self, worker: Worker, unit: Unit | None) -> Unit | None:
-        unit = super()._take(worker, unit)
+    def take(self, worker: Worker, unit: Unit | None) -> Unit | None:
+        unit = super().take(worker, unit)
         if unit is not None and unit.kind == "train":
             self.last[worker] = self.model_of(unit.stage)
         return unit

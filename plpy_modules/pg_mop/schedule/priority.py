@@ -147,10 +147,12 @@ class PriorityScheduler(Scheduler):
         yield from order
 
     def choose(self, worker: Worker) -> Unit | None:
-        return self._take(worker, self._best(worker))
+        return self.take(worker, self.peek(worker))
 
-    def _take(self, worker: Worker, unit: Unit | None) -> Unit | None:
-        """Note that a worker starts a unit."""
+    def peek(self, worker: Worker) -> Unit | None:
+        return self._best(worker)
+
+    def take(self, worker: Worker, unit: Unit | None) -> Unit | None:
         if self.board.anywhere:
             model = None if unit is None else self.model_of(unit.stage)
             self.evaluating[worker] = None if unit is None or unit.kind == "train" else model
@@ -321,7 +323,7 @@ class PriorityScheduler(Scheduler):
             )
         ):
             return None
-        return self._take(worker, best)
+        return self.take(worker, best)
 
     def _rank_of(self, unit: Unit) -> Any:
         return self.rank(self.board.plan.stages[unit.stage])

@@ -77,8 +77,9 @@ class UnitBatches:
         The steps of the command, each on one segment: the units of a batch, by stage, and the units of a chain's further
         steps. Element i of each step trains the same model further; None: the step leaves that model out.
         """
-        unit = self.scheduler.choose(worker)
-        if not self.may_begin(worker, unit) or unit is None:
+        unit = self.scheduler.peek(worker)
+        begins = self.may_begin(worker, unit)
+        if self.scheduler.take(worker, unit if begins else None) is None or unit is None:
             return []
         if unit.kind == "evaluate":
             units = self._evaluations(worker, unit)
