@@ -298,6 +298,112 @@ def test_repeated_units_learn_different_things():
     assert all(np.abs(kernel[:, i] - kernel[:, j]).max() > 1e-3 for i, j in twins)
 
 
+def called_twice(units):
+    import keras
+
+    x, shared = keras.Input((4,), name="x"), keras.layers.Dense(units, name="shared")
+    both = keras.layers.Concatenate(name="join")([shared(x), shared(keras.layers.Dense(4, name="first")(x))])
+    return keras.Model(x, keras.layers.Dense(3, name="out")(both)).to_json()
+
+
+def grouped(**arguments):
+    return sequential(
+        "net",
+        [6, 6, 4],
+        layer("Conv2D", name="conv", kernel_size=3, **arguments),
+        layer("GlobalAveragePooling2D", name="pool"),
+        layer("Dense", name="out", units=3),
+    )
+
+
+def adapted(units):
+    """A Dense layer with weights of a low rank (LoRA)."""
+    return sequential(
+        "net", [4], layer("Dense", name="d", units=units, lora_rank=2), layer("Dense", name="out", units=3)
+    )
+
+
+@pytest.mark.parametrize(
+    "name,parent,child",
+    [
+        ("shared", called_twice(4), called_twice(6)),
+        ("conv", grouped(filters=4, groups=2), grouped(filters=8, groups=2)),
+        ("conv", grouped(filters=4, data_format="channels_first"), grouped(filters=6, data_format="channels_first")),
+        ("d", adapted(4), adapted(6)),
+    ],
+    ids=["of several calls", "groups", "channels_first", "LoRA"],
+)
+def test_a_layer_that_cannot_be_widened_starts_fresh_with_other_units(name, parent, child):
+    made = found(parent, child)
+    assert name in made.fresh and name not in layers(made) and not made.same
+    assert layers(found(parent, parent))[name] == "copied"
+
+
+def test_a_batch_normalization_of_another_axis_keeps_no_weights():
+    def normalised(axis):
+        return sequential(
+            "net",
+            [6, 6, 4],
+            layer("BatchNormalization", name="norm", axis=axis),
+            layer("Flatten", name="flat"),
+            layer("Dense", name="out", units=3),
+        )
+
+    for one, other in ((1, -1), (-1, 1)):
+        made = found(normalised(one), normalised(other))
+        assert made.fresh == ["norm"] and not made.same
+        assert found(normalised(one), normalised(one)).same
+
+
+def two_inputs(listed, order):
+    """A model of two inputs: the layers are listed in one order, and the model takes them in another."""
+    import keras
+
+    x = {name: keras.Input((4,), name=name) for name in ("p", "q")}
+    a, b = (keras.layers.Dense(3, name=f"of_{name}")(x[name]) for name in ("p", "q"))
+    made = json.loads(
+        keras.Model(
+            [x[n] for n in order], keras.layers.Dense(3, name="out")(keras.layers.Add(name="sum")([a, b]))
+        ).to_json()
+    )
+    own = {one["name"]: one for one in made["config"]["layers"]}
+    made["config"]["layers"] = [*(own.pop(name) for name in listed), *own.values()]
+    return json.dumps(made)
+
+
+def test_inputs_correspond_by_the_order_in_which_the_model_takes_them():
+    parent = two_inputs("pq", "pq")
+    assert found(parent, two_inputs("qp", "pq")).same
+    assert not found(parent, two_inputs("pq", "qp")).same
+
+
+def outputs_of_calls(place, call=0):
+    """`a` is called on two inputs; `out` takes the output of one of the calls, and `both` takes both."""
+    import keras
+
+    x = keras.Input((4,), name="x")
+    y = keras.layers.Dense(4, name="y")(x)
+    a = keras.layers.Dense(4, name="a")
+    calls = a(x), a(y)
+    b = keras.layers.Dense(4, name="b")(calls[place])
+    both = keras.layers.Add(name="both")([b, *calls])
+    return keras.Model(x, [keras.layers.Dense(3, name="out")(both), calls[call]]).to_json()
+
+
+def test_which_call_of_a_layer_is_taken_is_a_part_of_the_function():
+    assert not found(outputs_of_calls(0), outputs_of_calls(1)).same
+    assert not found(outputs_of_calls(0, 0), outputs_of_calls(0, 1)).same
+
+
+@pytest.mark.parametrize("size,dilation,how", [(2, 2, None), (4, 3, None), (3, 2, "identity"), (2, 1, "identity")])
+def test_a_dilated_kernel_without_a_middle_is_no_identity(size, dilation, how):
+    new = layer("Conv2D", name="new", filters=4, kernel_size=size, dilation_rate=dilation, padding="same")
+    old, child, made = heir(image(), image(pool=[layer("MaxPooling2D", name="pool"), new]))
+    assert layers(made).get("new") == how and made.same == (how is not None)
+    if made.same:
+        same_answers(old, child)
+
+
 MUTATORS = [
     {"change": "value", "match": "conv", "argument": "filters", "choices": [4, 6]},
     {"change": "insert", "match": "conv", "choices": [None, {"class": "BatchNormalization"}]},

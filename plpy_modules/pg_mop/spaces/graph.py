@@ -322,6 +322,18 @@ class Graph:
         """The names of the layers whose outputs are the model's, in order."""
         return [end[0] for end in _ends(self.outputs)]
 
+    def starts(self) -> list[str]:
+        """The names of the model's inputs, in order."""
+        return [start[0] for start in _ends(self.inputs)]
+
+    def takes_first(self, name: str) -> list[bool]:
+        """For each of `sources`: whether it is the first output of that layer's first call."""
+        return [list(h[1:3]) == [0, 0] for call in self.layers[name]["inbound_nodes"] for h in _histories(call)]
+
+    def ends_first(self) -> bool:
+        """True where the model's outputs are the first outputs of first calls."""
+        return all(list(end[1:3]) == [0, 0] for end in _ends(self.outputs))
+
     def prune(self) -> None:
         """Take out layers that no output needs, but for the inputs."""
         needed = set().union(*(self.before(end) for end in self.ends()))

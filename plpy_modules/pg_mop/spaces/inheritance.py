@@ -120,8 +120,7 @@ class _Attempt:
                 self.aliases[name] = self._alias(parent.sources(name)[0])
 
     def run(self) -> Inheritance:
-        given = [name for name, layer in self.parent.layers.items() if layer["class_name"] == "InputLayer"]
-        own = [name for name, layer in self.child.layers.items() if layer["class_name"] == "InputLayer"]
+        given, own = self.parent.starts(), self.child.starts()
         for name in self.child.order():
             layer = self.child.layers[name]
             if layer["class_name"] == "InputLayer":
@@ -135,14 +134,18 @@ class _Attempt:
         for value in ends:
             if value is not None:
                 _refuse(value[1])
-        self.found.same = ends == [(name, None) for name in wanted]
+        first = self.child.ends_first() and self.parent.ends_first()
+        self.found.same = first and ends == [(name, None) for name in wanted]
         return self.found
 
     # --- one layer -----------------------------------------------------------------------------------
     def _value(self, name: str, layer: Layer) -> Value | None:
         """What a layer's output is, in terms of the parent's; notes what the layer inherits."""
         kind, made = layer["class_name"], len(self.found.layers)
-        values = [self.values[source] for source in self.child.sources(name)]
+        values = [
+            value if first else None
+            for value, first in zip(map(self.values.get, self.child.sources(name)), self.child.takes_first(name))
+        ]
         before = self.parent.layers.get(name)
         if before is not None and (before["class_name"], before.get("module")) == (kind, layer.get("module")):
             value = self._kept(name, layer, before, values)
@@ -158,7 +161,11 @@ class _Attempt:
         sources = [self._alias(source) for source in self.parent.sources(name)]
         known = [value for value in values if value is not None]
         # its inputs are those of the parent's layer, but for repeated channels
-        aligned = len(known) == len(values) and [value[0] for value in known] == sources
+        aligned = (
+            len(known) == len(values)
+            and [value[0] for value in known] == sources
+            and all(self.parent.takes_first(name))
+        )
         maps: list[Map] = [value[1] for value in known] if aligned else [None] * len(values)
         same = aligned and _alike(layer, before)
         if not self.child.is_layer(name) or not len(layer["inbound_nodes"]) == len(before["inbound_nodes"]) == 1:
@@ -170,7 +177,10 @@ class _Attempt:
             return None
         if kind in WIDE and _is_plain(config) and _is_plain(before["config"]):
             return self._wide(name, layer, before, maps[0], aligned)
-        if kind == "BatchNormalization" and self._on_last_axis(config, self.after.get(name)):
+        on_last = self._on_last_axis(config, self.after.get(name)) and self._on_last_axis(
+            before["config"], self.before.get(name)
+        )
+        if kind == "BatchNormalization" and on_last:
             if _alike(layer, before, ("axis", "epsilon")) and (aligned or self._same_inputs(name)):
                 self._note(name, "copied", name, **_given(out=maps[0]))
             return (self._alias(name), maps[0]) if same else None
@@ -204,13 +214,13 @@ class _Attempt:
         """Of a Dense layer or a convolution. `taken`: the channel map of its input; `aligned`: as in `_kept`."""
         key = _units_key(layer)
         units, had = layer["config"].get(key), before["config"].get(key)
-        if not _alike(layer, before, ("activation", "strides", "padding", "dilation_rate")):
+        if not _alike(layer, before, (key, "activation", "strides", "padding", "dilation_rate")):
             return None
         if not aligned:
             mine = self._channels(self.after, self.child.sources(name)[0])
             if mine is None or mine != self._channels(self.before, self.parent.sources(name)[0]):
                 return None
-        same = aligned and _alike(layer, before)
+        same = aligned and _alike(layer, before, (key,))
         if units == had:
             self._note(name, "copied", name, **_given(**{"in": taken}))
             return (self._alias(name), None) if same else None
@@ -240,6 +250,8 @@ class _Attempt:
         if kind not in WIDE or not _is_plain(config) or channels is None:
             return None
         units, activation = config.get(_units_key(layer)), _activation(layer)
+        if kind in CONVOLUTIONS and not (_ones(config.get("dilation_rate", 1)) or _odd(config.get("kernel_size"))):
+            return None  # (no tap of the kernel is at the place of its output)
         if kind in CONVOLUTIONS and not (_ones(config.get("strides", 1)) and config.get("padding") == "same"):
             return None
         if activation != "linear" and not (activation == "relu" and self._not_negative(source)):
@@ -340,9 +352,7 @@ def _alike(layer: Layer, other: Layer, but: Sequence[str] = ()) -> bool:
         }
 
     mine, theirs = told(layer["config"]), told(other["config"])
-    key = _units_key(layer)
-    if layer["class_name"] in WIDE:  # (another number of units is told apart by the caller)
-        mine.pop(key, None), theirs.pop(key, None)
+    if layer["class_name"] in WIDE:
         for config in (mine, theirs):
             config.setdefault("activation", "linear")
             config["activation"] = config["activation"] or "linear"
@@ -382,3 +392,9 @@ def _elementwise(layer: Layer) -> bool:
 
 def _ones(value: Any) -> bool:
     return all(one == 1 for one in value) if isinstance(value, (list, tuple)) else value == 1
+
+
+def _odd(value: Any) -> bool:
+    return (
+        all(one % 2 for one in value) if isinstance(value, (list, tuple)) else isinstance(value, int) and value % 2 == 1
+    )
