@@ -187,16 +187,16 @@ def test_only_an_evolution_that_inherits_marks_its_children():
 
 def row(key, parent=None, changed=None, before=None, after=None, **more):
     named = {"mst_key": key, "parent": parent, "changed": changed, "value_before": before, "value_after": after}
-    return {**named, "inherited": None, "inheritance": None, **more}
+    return {**named, "inherited": None, "inherits": False, "same": False, **more}
 
 
 def test_a_family_tree():
     rows = [
         row(1),
         row(2),
-        row(3, 1, "units", "4", "8", inherited="2 copied", inheritance={"same": True}),
+        row(3, 1, "units", "4", "8", inherited="2 copied", inherits=True, same=True),
         row(4, 3, "after d", None, "x"),
-        row(5, 1, "lr", inheritance={}),
+        row(5, 1, "lr"),
         row(6, 99),
     ]
     nodes = family.tree(rows, {1: 0.5, 3: 0.25})
@@ -225,6 +225,27 @@ def test_a_long_line_is_no_recursion():
     assert sum(1 for _ in family.text(nodes)) == 2999
 
 
+def test_trials_that_are_made_from_each_other_do_not_vanish():
+    nodes = family.tree([row(1), row(2, 5), row(5, 6), row(6, 5), row(7, 7), row(8, 9), row(9, 10), row(10, 8)], {})
+    assert [(n["mst_key"], n["parent"], n["x"]) for n in nodes] == [
+        (1, None, 0),
+        (7, None, 0),
+        (5, None, 0),
+        (2, 2, 1),
+        (6, 2, 1),
+        (8, None, 0),
+        (10, 5, 1),
+        (9, 6, 2),
+    ]
+    assert sum(1 for _ in family.text(nodes)) == 8 and all(node["y"] is not None for node in nodes)
+
+
+def test_a_tree_as_text_has_a_line_for_each_trial_whatever_a_client_wrote():
+    evil = "a\nb\r\x1b[2J\u2028\u202ec"
+    (line,) = family.text(family.tree([row(1, None, evil, evil, evil, inherited=evil)], {}))
+    assert line.isprintable() and line.count("a b  [2J  c") == 4
+
+
 @pytest.mark.filterwarnings("ignore:Glyph")  # of fonts
 def test_the_picture_of_a_family_draws_names_as_text():
     matplotlib = pytest.importorskip("matplotlib")
@@ -232,7 +253,7 @@ def test_the_picture_of_a_family_draws_names_as_text():
     from pg_mop_client import families
     from pg_mop_client.errors import ClientError
 
-    rows = [row(1), row(2, 1, "units", "4", "8", inheritance={"same": True}), row(3, 1, inheritance={}), row(4, 2)]
+    rows = [row(1), row(2, 1, "units", "4", "8", inherits=True, same=True), row(3, 1), row(4, 2)]
     data = {
         "run": {"run_id": 5, "model_output_table": f"$x^{HOSTILE}"},
         "measure": {"series": f"validation $a_{HOSTILE}"},

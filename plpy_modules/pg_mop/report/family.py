@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,15 @@ MOST_SHOWN = 40  # characters of a value
 
 def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a run's tree; empty where its trials have no lineage. `data`: of gather."""
+    # (a client may have written an inheritance as deep as it likes: Python does not read it)
     rows = db.execute(
-        "SELECT mst_key, parent, changed, value_before, value_after, inherited, inheritance::text AS inheritance "
+        "SELECT mst_key, parent, changed, value_before, value_after, inherited, "
+        "coalesce(jsonb_typeof(inheritance) = 'object' AND inheritance <> '{}', false) AS inherits, "
+        "coalesce(jsonb_typeof(inheritance) = 'object' AND inheritance ->> 'same' = 'true', false) AS same "
         f"FROM {db.extension}.mop_lineage WHERE run_id = $1",
         ["bigint"],
         [run_id],
     )
-    for row in rows:
-        row["inheritance"] = None if row["inheritance"] is None else json.loads(row["inheritance"])
     series = data["measure"]["series"]
     return tree(rows, {c["mst_key"]: c["last"].get(series) for c in data["configurations"]})
 
@@ -26,9 +26,12 @@ def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]
 def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) -> list[dict[str, Any]]:
     """The trials of a search, each after the one that it was made from, and before that one's next child.
 
-    `rows`: of mop_lineage; `values`: {mst_key: the measure of a trial}. A node is a dict: mst_key; parent (index in the list,
+    `rows`: of mop_lineage, with `inherits` and `same` in place of its inheritance.
+    `values`: {mst_key: the measure of a trial}. A node is a dict: mst_key; parent (index in the list,
     or None: a trial without one in this run); x, its generation; y, its height (0 is the top); changed, a text; inherits:
     whether it began with its parent's weights; same: whether with its parent's function; inherited, a text; value.
+
+    A client may write trials that are made from each other: one of such a cycle stands as a trial without a parent.
     """
     of = {row["mst_key"]: row for row in rows}
     children: dict[int | None, list[int]] = {}
@@ -37,12 +40,15 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
         children.setdefault(parent if parent in of and parent != key else None, []).append(key)
     nodes: list[dict[str, Any]] = []
     heights = 0
+    reached: set[int] = set()
     waiting: list[tuple[int, int | None]] = [(key, None) for key in reversed(children.get(None, []))]
-    while waiting:  # (without recursion: a line may be long)
+    left = iter(sorted(of))
+    while len(reached) < len(of):  # (without recursion: a line may be long)
+        if not waiting:
+            waiting.append((_in_cycle(of, next(key for key in left if key not in reached)), None))
         key, above = waiting.pop()
-        row, inheritance = of[key], of[key]["inheritance"]
-        inheritance = inheritance if isinstance(inheritance, dict) else {}
-        below = children.get(key, [])
+        reached.add(key)
+        row, below = of[key], [child for child in children.get(key, []) if child not in reached]
         nodes.append(
             {
                 "mst_key": key,
@@ -50,9 +56,9 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
                 "x": 0 if above is None else nodes[above]["x"] + 1,
                 "y": None if below else heights,
                 "changed": _changed(row),
-                "inherits": bool(inheritance),
-                "same": bool(inheritance.get("same")),
-                "inherited": row["inherited"],
+                "inherits": row["inherits"],
+                "same": row["same"],
+                "inherited": None if row["inherited"] is None else _plain(row["inherited"]),
                 "value": values.get(key),
             }
         )
@@ -66,6 +72,15 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
         if node["parent"] is not None:
             under.setdefault(node["parent"], []).append(node["y"])
     return nodes
+
+
+def _in_cycle(of: Mapping[int, Mapping[str, Any]], key: int) -> int:
+    """A trial of the cycle that the parents of `key` lead to."""
+    seen: set[int] = set()
+    while key not in seen:
+        seen.add(key)
+        key = of[key]["parent"]
+    return key
 
 
 def text(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -95,5 +110,10 @@ def _changed(row: Mapping[str, Any]) -> str | None:
 
 
 def _cut(value: str | None) -> str:
-    shown = "none" if value is None else value.replace("\n", " ")
+    shown = "none" if value is None else _plain(value)
     return shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 3] + "..."
+
+
+def _plain(value: str) -> str:
+    """A text in one line, without characters that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in value)
