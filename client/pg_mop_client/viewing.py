@@ -2,7 +2,9 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
 from typing import Any
 
 PER_PAGE = 20
@@ -60,9 +62,39 @@ def choices(data: Data) -> dict[str, dict[str, Any]]:
         if values and all(_is_number(v) for v in values):
             found[name] = {"low": min(values), "high": max(values)}
         else:
-            words = sorted({str(v) for v in values})
+            words = sorted({word(v) for v in values})
             found[name] = {"words": words[:MOST_WORDS], "count": len(words)}
     return found
+
+
+def word(value: Any) -> str:
+    """A JSON value as JavaScript writes it (String): the page sends back such words, for it has read the same JSON."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return _number(value)
+    if isinstance(value, list):
+        return ",".join("" if one is None else word(one) for one in value)
+    if value is None:
+        return "null"
+    return "[object Object]" if isinstance(value, Mapping) else str(value)
+
+
+def _number(value: float) -> str:
+    """A number as JavaScript writes it (ECMA-262, Number::toString), with the fewest digits that tell it apart, as Python."""
+    try:
+        number = float(value)
+    except OverflowError:  # (a whole number beyond all floats)
+        number = math.inf if value > 0 else -math.inf
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    if number == 0 or math.isnan(number):
+        return "0" if number == 0 else "NaN"
+    if 1e-6 <= abs(number) < 1e21:
+        plain = format(Decimal(repr(number)), "f")
+        return plain.rstrip("0").rstrip(".") if "." in plain else plain
+    digits, _, exponent = repr(number).partition("e")
+    return f"{digits}e{int(exponent):+d}"
 
 
 def valued(c: Data, name: str) -> Any:
@@ -94,7 +126,7 @@ def chosen(
         for name, limit in limits.items():
             found = [c for c in found if _is_number(v := valued(c, name)) and fits(v, limit)]
     for name, allowed in (words or {}).items():
-        found = [c for c in found if str(valued(c, name)) in allowed]
+        found = [c for c in found if (v := valued(c, name)) is not None and word(v) in allowed]
     return found[:best] if best else found
 
 

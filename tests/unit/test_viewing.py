@@ -1,5 +1,9 @@
 """What the live page shows of some configurations while their own pictures are being read, and what differs between runs."""
 
+import math
+
+import pytest
+
 from pg_mop_client import viewing
 
 
@@ -100,3 +104,45 @@ def test_a_filter_takes_parameters_results_and_seconds():
         "training auc": {"low": 0.01, "high": 0.04},
         "training seconds": {"low": 1, "high": 4},
     }
+
+
+# as Node.js writes String(value)
+WORDS = [
+    (True, "true"),
+    (False, "false"),
+    (1.0, "1"),
+    (-0.0, "0"),
+    (0.1, "0.1"),
+    (1e-05, "0.00001"),
+    (1.5e-07, "1.5e-7"),
+    (1e-06, "0.000001"),
+    (1e20, "100000000000000000000"),
+    (1.25e21, "1.25e+21"),
+    (12345678901234567890, "12345678901234567000"),
+    (10**400, "Infinity"),
+    (-math.inf, "-Infinity"),
+    ("auto", "auto"),
+    ([1.0, None, [True, "a"]], "1,,true,a"),
+    ({"a": 1}, "[object Object]"),
+]
+
+
+@pytest.mark.parametrize("value,word", WORDS, ids=[str(n) for n in range(len(WORDS))])
+def test_words_are_written_as_the_page_writes_them(value, word):
+    assert viewing.word(value) == word
+
+
+@pytest.mark.parametrize(
+    "values,words",
+    [([True, False], ["false", "true"]), ([1.0, "auto"], ["1", "auto"]), ([math.inf, "auto"], ["Infinity", "auto"])],
+)
+def test_each_word_of_a_parameter_chooses_its_configurations(values, words):
+    rows = [
+        {"mst_key": key, "status": "finished", "parameters": {"p": value}, "last": {}, "seconds": 1}
+        for key, value in enumerate([*values, None])
+    ]
+    data = {"configurations": rows, "varied": ["p"], "measure": {"series": "training auc", "goal": "max"}}
+    assert viewing.choices(data)["p"] == {"words": words, "count": 2}
+    for value, key in zip(values, (0, 1)):
+        assert [c["mst_key"] for c in viewing.chosen(data, words={"p": [viewing.word(value)]})] == [key]
+    assert viewing.chosen(data, words={"p": ["None", "null"]}) == []
