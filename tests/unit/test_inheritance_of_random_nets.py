@@ -17,7 +17,8 @@ KINDS = (
     "conv conv conv dense normalised activation pool drop flat merge merge join join mean layernorm reshape prelu separable "
     "depthwise again"
 ).split()
-SEEDS = 70
+# those from 584 on have once shown an error: a child that was said to compute what its parent does, and did not
+SEEDS = (*range(60), 584, 591, 691, 796)
 
 
 def drawn(random, name):
@@ -109,7 +110,7 @@ def test_what_is_said_of_random_nets_is_true():
     from mop_udf.inherited_weights import inherited
 
     nets, same, hows = 0, 0, set()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         random, draw = Random(seed), np.random.default_rng(seed)
         net = {
             "inputs": random.choice([1, 1, 2]),
@@ -133,4 +134,4 @@ def test_what_is_said_of_random_nets_is_true():
             given = rows if len(rows) > 1 else rows[0]
             one, other = (np.asarray(model(given, training=False)) for model in (parent, child))
             np.testing.assert_allclose(one, other, atol=2e-3, err_msg=f"seed {seed}")
-    assert nets > 0.6 * SEEDS and same > 0.1 * SEEDS and hows == {"copied", "widened", "identity"}
+    assert nets > 0.6 * len(SEEDS) and same > 0.1 * len(SEEDS) and hows == {"copied", "widened", "identity"}
