@@ -19,6 +19,8 @@ MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
 MANY_UNITS = 20_000  # of a run whose table is read first, and then the data of its pictures
 MOST_FILTERS = 4  # filters with data in memory, for each run
+# what a report raises that fails, or that is no JSON: NULL, such as of a run that was dropped meanwhile
+UNREADABLE = (ClientError, ValueError, TypeError)
 SOON = 0.15  # seconds that a request waits for newer data; then it is answered with what is there
 RUNS_PER_PAGE = 20
 MOST_SUMMARIES = 2000  # runs with a summary in memory
@@ -253,14 +255,14 @@ class Snapshots:
         try:
             with connected(self.engine) as connection:
                 found = self._report(connection, run_id, list(kept[1]))
-        except ClientError:  # (the next look tells)
-            found = None
-        took = time.monotonic() - began
+            took = time.monotonic() - began
+            snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
+        except UNREADABLE:  # (the next look tells)
+            took = time.monotonic() - began
+        finally:
+            snapshot.reading.discard(kept)
         # (the times of all filters count together)
         snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + took / SHARE
-        if found is not None:
-            snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
-        snapshot.reading.discard(kept)
 
     def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:
@@ -397,7 +399,7 @@ class Summaries:
                 with self._lock:
                     self._wanted, self._being_read, self._reads = {}, None, False
                 return
-            except ClientError:  # the run was dropped meanwhile, or its summary fails: in this state it has none
+            except UNREADABLE:  # the run was dropped meanwhile, or its summary fails: in this state it has none
                 pass
             took = time.monotonic() - began
             for name in ("ranked", "next", "causes"):  # (the list does not show them)
