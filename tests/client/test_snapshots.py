@@ -9,7 +9,7 @@ import sqlalchemy
 
 from conftest import eventually
 from pg_mop_client.database import make_engine
-from pg_mop_client.snapshots import Snapshots
+from pg_mop_client.snapshots import Snapshots, Summaries
 from workload import ADAM, dense, fit, load, make_data, selection
 
 SECONDS = 6  # of asking
@@ -85,6 +85,26 @@ def test_a_summary_is_read_once_and_given_with_the_list(db, run_id):
     assert eventually(lambda: run_id in snapshots.runs(1)["summaries"], 60)
     assert snapshots.runs(1)["summaries"][run_id]["summary"]["best"]["value"] is not None
     engine.dispose()
+
+
+def test_a_report_without_an_answer_does_not_end_the_reader(db, run_id):
+    db.run("CREATE SCHEMA unanswered")
+    db.run(
+        "CREATE FUNCTION unanswered.mop_report(bigint, text, integer[] DEFAULT NULL) RETURNS text LANGUAGE sql "
+        "AS 'SELECT NULL::text'"
+    )
+    engine = make_engine(db.uri())
+    summaries, runs = (
+        Summaries(engine, "unanswered"),
+        [{"run_id": own, "status": "finished", "finished_at": "now"} for own in (run_id, run_id + 1)],
+    )
+    assert summaries.of(runs) == ({}, 2)
+    assert eventually(lambda: summaries.of(runs) == ({}, 0), 30)
+    snapshots = Snapshots(engine, "unanswered")
+    assert snapshots.some(run_id, [1]) is None
+    assert eventually(lambda: not snapshots._snapshot(run_id).reading, 30)
+    engine.dispose()
+    db.run("DROP SCHEMA unanswered CASCADE")
 
 
 def test_the_age_of_the_results_is_not_that_of_the_counters(db, run_id):
