@@ -96,3 +96,97 @@ def test_no_code_of_another_role_is_executed(db, made):
         other.close()
         db.run("DROP OWNED BY mallory; DROP ROLE mallory")
     assert report(db, made, 1)[0]["rows"] == 90
+
+
+def test_a_table_that_a_later_run_wrote_is_not_measured_as_the_earlier_runs(db, made):
+    load(db, "arch_again", dense())
+    selection(db, "mst_again", "arch_again", [(1, ADAM.format(0.05), "batch_size=8")])
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'again_models', 'mst_again', 2, FALSE)"
+    db.run(call)
+    first = last_run(db)
+    assert report(db, first, 1)[0]["notes"] == []
+    db.run(f"SELECT madlib.mop_more({first}, 1, 1)")
+    more = last_run(db)
+    found, _ = report(db, first, 1)
+    assert found["trained_on"] == [more] and f"run {more}" in found["notes"][0]
+    assert report(db, more, 1)[0]["trained_on"] == []
+    db.run("DROP TABLE again_models, again_models_info, again_models_summary")
+    assert 'no table "again_models"' in str(error := db.error("SELECT madlib.mop_configuration_report(%s, 1)", [first]))
+    assert "mop_replay" in error.diag.message_hint
+    db.run(call)
+    later = last_run(db)
+    error = db.error("SELECT madlib.mop_configuration_report(%s, 1)", [first])
+    assert f'"again_models" is of run {later} by now' in str(error)
+    db.run(error.diag.message_hint.partition(";")[0])
+    assert report(db, later, 1)[0]["trained_on"] == []
+
+
+def test_rows_that_were_written_since_are_not_called_the_runs_rows(db, made):
+    measured = report(db, made, 1)[0]
+    assert measured["rows_changed"] is False and "validation rows" in json.dumps(measured["sections"])
+    db.run("BEGIN; UPDATE flowers_val SET buffer_id = buffer_id")
+    try:
+        found = json.loads(db.value("SELECT madlib.mop_configuration_report(%s, 1)", [made]))
+    finally:
+        db.run("ROLLBACK")
+    assert found["rows_changed"] is True and "written since" in found["notes"][0]
+    assert "the validation rows" not in json.dumps(found["sections"])
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "sequential"])
+def test_the_one_model_of_a_fit_is_measured(db, made, strategy):
+    db.run(f"SET pg_mop.fit_strategy = {strategy}")
+    try:
+        db.run(
+            f"SELECT madlib.madlib_keras_fit('flowers_packed', 'fitted_{strategy}', 'arch', 1, $x${ADAM.format(0.05)}$x$, "
+            "'batch_size=8', 2, FALSE, 'flowers_val')"
+        )
+    finally:
+        db.run("RESET pg_mop.fit_strategy")
+    run = last_run(db)
+    found, sections = report(db, run, 1)
+    counts = sections["confusion"]["picture"]["counts"]
+    stored = db.value(f"SELECT validation_metrics_final FROM fitted_{strategy}_summary")
+    assert sum(counts[k][k] for k in range(3)) / 90 == pytest.approx(stored, abs=1e-6)
+    assert [note for note in found["notes"] if "one model" in note] == found["notes"]
+    assert len(found["notes"]) == (strategy == "averaging")
+    if strategy == "averaging":
+        assert report(db, run, 2)[1]["confusion"] == sections["confusion"]
+    assert "has no mst_key 9" in str(db.error("SELECT madlib.mop_configuration_report(%s, 9)", [run]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "x_shape = NULL",
+        "x = NULL",
+        "x_shape = ARRAY[0, 4]",
+        "x_shape = ARRAY[]::integer[]",
+        "x_shape = ARRAY[NULL, 4]",
+        "x_shape = ARRAY[2000000000, 2000000000]",
+        "x = substring(x FROM 2)",
+        "y_shape[1] = 1",
+        "y = NULL",
+    ],
+)
+def test_a_damaged_buffer_is_named(db, made, damage):
+    db.run(f"BEGIN; UPDATE flowers_val SET {damage} WHERE buffer_id = (SELECT min(buffer_id) FROM flowers_val)")
+    try:
+        error = db.error("SELECT madlib.mop_configuration_report(%s, 1)", [made])
+    finally:
+        db.run("ROLLBACK")
+    assert "is damaged" in str(error) and f'"{damage[0]}"' in str(error)
+    assert "validation_preprocessor_dl" in error.diag.message_hint
+
+
+def test_rows_that_are_gone_or_under_row_security_are_told(db, made):
+    for change, says in (
+        ("ALTER TABLE flowers_val RENAME TO flowers_away", 'no table "flowers_val"'),
+        ("ALTER TABLE flowers_val ENABLE ROW LEVEL SECURITY", "has row security"),
+    ):
+        db.run(f"BEGIN; {change}")
+        try:
+            error = db.error("SELECT madlib.mop_configuration_report(%s, 1)", [made])
+        finally:
+            db.run("ROLLBACK")
+        assert says in str(error) and "validation_preprocessor_dl" in error.diag.message_hint

@@ -63,7 +63,7 @@ window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, 
                 const sections = found.sections.map(own => ({ ...own, name: "own-" + own.name }));
                 holder.replaceChildren(...parts.build(sections));
                 parts.draw(sections);
-                said.textContent = `Measured on ${found.rows} rows of ${found.table}.`;
+                said.textContent = [`Measured on ${found.rows} rows of ${found.table}.`, ...found.notes].join(" ");
                 go.textContent = "Measure it again";
             } catch (problem) { said.textContent = message(problem); }
             go.disabled = false;

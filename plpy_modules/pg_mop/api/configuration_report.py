@@ -13,10 +13,13 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.quoting import finite_json, quote_identifier
 from pg_mop.backend.trusted import PARTITIONED, locked
+from pg_mop.catalog import LocalCatalog
 from pg_mop.columns.features_column import Features
+from pg_mop.engines import find
 from pg_mop.inference import scores
 from pg_mop.packing.packed_table import PackedTable
 from pg_mop.report import model_data
+from pg_mop.run.earlier import own_run, same_rows
 
 MOST_ROWS = 10_000  # that are measured
 MOST_BYTES = 128 << 20  # of their inputs as float32
@@ -51,14 +54,20 @@ def mop_configuration_report(db, session, run_id, mst_key):
         raise MopError(f"run {run_id} is another role's: only its owner measures its models", sqlstate="42501")
     if run["status"] == "running":
         raise MopError(f"run {run_id} is running: its models are written when it ends", sqlstate="55000")
-    name = run["validation_table"] or run["source_table"]
+    facts = _Facts(db, run_id, mst_key)
+    name, dataset = (
+        (run["validation_table"], "validation") if run["validation_table"] else (run["source_table"], "training")
+    )
+    again = f"SELECT {db.extension}.{dataset}_preprocessor_dl(...); packs the rows again."
     with db.undone():  # (it gives the locks back, and the settings)
-        _lock(db, run_id, name, ("", "_summary"), "packed rows")
-        _lock(db, run_id, run["model_output_table"], MODEL_TABLES, "models")
+        _lock(db, run_id, name, ("", "_summary"), "packed rows", again)
+        trains = f"SELECT {db.extension}.mop_replay({run_id}, 'another_table'); trains the models again."
+        _lock(db, run_id, run["model_output_table"], MODEL_TABLES, "models", trains)
         packed = PackedTable(db, name, "packed table")
-        model = StoredModel(db, run["model_output_table"], mst_key)
+        model = StoredModel(db, run["model_output_table"], None if facts.single else mst_key)
         _check(packed, model)
-        inputs, truth = _rows(db, packed)
+        changed = _is_changed(db, packed, facts.segments[dataset])
+        inputs, truth = _rows(db, packed, again)
         if model.weights is None:
             model.weights = model.source.read(db)
     with trainer_of(session, trainer_options(db, False)) as trainer:
@@ -73,16 +82,78 @@ def mop_configuration_report(db, session, run_id, mst_key):
         few = min(MOST_PERMUTED, len(truth))
         importance = list(_importance(net, [a[:few] for a in inputs], packed, truth[:few]))
     importance.sort(key=lambda own: -own[1])
-    of = "validation" if run["validation_table"] else "training"
-    sections = model_data.measured_sections(truth, outputs, labels, importance, [], f"{name}, the {of} rows")
-    return finite_json({"run_id": run_id, "mst_key": mst_key, "table": name, "rows": len(truth), "sections": sections})
+    source = f"{name}, which has been written since the run" if changed else f"{name}, the {dataset} rows"
+    notes = list(facts.notes())
+    if changed:
+        notes.append(
+            f"{name} has been written since the run: its rows may be other ones than the run's {dataset} rows."
+        )
+    return finite_json(
+        {
+            "run_id": run_id,
+            "mst_key": mst_key,
+            "table": name,
+            "rows": len(truth),
+            "trained_on": facts.trained_on,
+            "rows_changed": changed,
+            "notes": notes,
+            "sections": model_data.measured_sections(truth, outputs, labels, importance, [], source),
+        }
+    )
+
+
+class _Facts:
+    """What the catalog knows of a run and of one of its configurations.
+
+    `single`: the run has trained the one model of madlib_keras_fit; `replicas`: on so many segments at once, else 0;
+    `trained_on`: the runs of mop_more that have trained the configuration on; `segments`: {dataset: {segment: fingerprint}}.
+    """
+
+    def __init__(self, db: Database, run_id: int, mst_key: int) -> None:
+        """Raises MopError where a later run wrote the model table, or the run has no such configuration."""
+        with LocalCatalog(db) as catalog:
+            run = own_run(db, catalog, run_id)
+            table = run["model_output_table"]
+            if (later := catalog.later_output(run)) is not None:
+                raise MopError(
+                    f'"{table}" is of run {later} by now, not of run {run_id}',
+                    hint=f"SELECT mst_key, status FROM {db.extension}.mop_trials WHERE run_id = {later}; lists what "
+                    f"{db.extension}.mop_configuration_report({later}, mst_key) measures.",
+                    sqlstate="55000",
+                )
+            self.single = run["function"] == "madlib_keras_fit"
+            averaging = self.single and run["parameters"]["settings"].get("fit_strategy") == "averaging"
+            self.trained_on = [] if self.single else catalog.trained_on(run, mst_key)
+            self.segments: dict[str, dict[int, str]] = {"training": {}, "validation": {}}
+            for (dataset, segment), fingerprint in catalog.run_segments(run_id).items():
+                self.segments[dataset][segment] = fingerprint
+            self.replicas = len(self.segments["training"]) if averaging else 0
+            if self.single and not 1 <= mst_key <= max(1, self.replicas):
+                raise MopError(
+                    f"run {run_id} has no mst_key {mst_key}",
+                    hint=f"SELECT mst_key, status FROM {db.extension}.mop_trials WHERE run_id = {run_id};",
+                )
+
+    def notes(self) -> Iterator[str]:
+        """Sentences for people."""
+        if self.trained_on:
+            yield f"mop_more has trained the model on since (run {', '.join(map(str, self.trained_on))})."
+        if self.replicas > 1:
+            yield f"The {self.replicas} replicas of the run are one model, the average of their weights: it is measured here."
+
+
+def _is_changed(db: Database, packed: PackedTable, before: dict[int, str]) -> bool | None:
+    """True where the rows have been written since the run; None where that is not known: rows of other servers and segments."""
+    if db.has_segments or packed.foreign:
+        return None
+    return not same_rows(before, {own.key: own.fingerprint for own in find(db, [packed]).segments(packed)})
 
 
 def _outputs(model: StoredModel) -> str:
     return f"{len(model.outputs)} outputs" if len(model.outputs) != 1 else "an output for each step"
 
 
-def _lock(db: Database, run_id: int, name: str, suffixes: tuple[str, ...], what: str) -> None:
+def _lock(db: Database, run_id: int, name: str, suffixes: tuple[str, ...], what: str, hint: str) -> None:
     """Lock the tables of the run, so that they stay what they are. Raises MopError where one is no trusted table."""
     for suffix in suffixes:
         own = db.suffixed(name, suffix) if suffix else name
@@ -90,9 +161,12 @@ def _lock(db: Database, run_id: int, name: str, suffixes: tuple[str, ...], what:
         if optional and db.find_table(own) is None:
             continue
         if locked(db, own, PARTITIONED) is None:
+            if db.find_table(own) is None:
+                raise MopError(f'there is no table "{own}": the {what} of run {run_id} are gone', hint=hint)
             raise MopError(
-                f'"{own}" is no table of your role: the {what} of run {run_id} are gone, or on other servers',
-                hint=f"SELECT {db.extension}.mop_replay({run_id}, 'another_table'); trains the models again.",
+                f'"{own}" is no table of your role, or has row security: the {what} of run {run_id} are not read from it',
+                detail="Reading a view, a foreign table, or a table with row security executes functions of its owner.",
+                hint=hint,
             )
 
 
@@ -106,17 +180,33 @@ def _check(packed: PackedTable, model: StoredModel) -> None:
         raise MopError(f'"{packed.text}" has soft labels: a report needs one class or one number in each row')
 
 
-def _rows(db: Database, packed: PackedTable) -> tuple[list[np.ndarray], np.ndarray]:
-    """(inputs as float32, the class numbers or numbers of the target) of the first rows. Raises MopError."""
+def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """(inputs as float32, the class numbers or numbers of the target) of the first rows.
+
+    Raises MopError, with the hint `again` where a buffer is damaged.
+    """
     columns = [*packed.inputs, *packed.outputs]
     dtypes = dict(zip(packed.columns, map(np.dtype, packed.dtypes())))
-    shapes = ", ".join(f"{quote_identifier(c + '_shape')} AS s{i}" for i, c in enumerate(columns))
+    shapes = ", ".join(
+        f"{quote_identifier(c + '_shape')} AS s{i}, octet_length({quote_identifier(c)}) AS n{i}"
+        for i, c in enumerate(columns)
+    )
     parts: list[list[np.ndarray]] = []
     left = MOST_ROWS
     for buffer in db.execute(
-        f"SELECT tableoid::bigint AS part, ctid::text AS at, {shapes} FROM {packed.table} ORDER BY buffer_id LIMIT {MOST_ROWS}"
+        f"SELECT tableoid::bigint AS part, ctid::text AS at, buffer_id, {shapes} FROM {packed.table} "
+        f"ORDER BY buffer_id LIMIT {MOST_ROWS}"
     ):
         own_shapes = [buffer[f"s{i}"] for i in range(len(columns))]
+        for i, column in enumerate(columns):
+            if not _is_whole(own_shapes[i], buffer[f"n{i}"], dtypes[column].itemsize) or (
+                own_shapes[i][0] != own_shapes[0][0] or parts and own_shapes[i][1:] != list(parts[0][i].shape[1:])
+            ):
+                raise MopError(
+                    f'buffer {buffer["buffer_id"]} of "{packed.text}" is damaged: its column "{column}"',
+                    detail=f"The shape is {own_shapes[i]}, of {dtypes[column]}, and there are {buffer[f'n{i}']} bytes.",
+                    hint=again,
+                )
         row_bytes = [math.prod(shape[1:]) * dtypes[c].itemsize for c, shape in zip(columns, own_shapes)]
         inputs = sum(4 * math.prod(shape[1:]) for shape in own_shapes[: len(packed.inputs)])
         if not parts:
@@ -132,7 +222,8 @@ def _rows(db: Database, packed: PackedTable) -> tuple[list[np.ndarray], np.ndarr
             ["text", "oid"],
             [buffer["at"], buffer["part"]],
         )
-        assert row is not None
+        if row is None:  # (it was written in between)
+            raise MopError(f'"{packed.text}" is being written', hint="Call it again afterwards.", sqlstate="55006")
         parts.append(
             [
                 np.frombuffer(row[f"v{i}"], dtypes[c]).reshape([count, *shape[1:]])
@@ -152,6 +243,13 @@ def _rows(db: Database, packed: PackedTable) -> tuple[list[np.ndarray], np.ndarr
     else:
         truth = targets.reshape(len(targets), -1).argmax(1)
     return [a.astype("<f4") for a in arrays], truth
+
+
+def _is_whole(shape: Any, size: int | None, item: int) -> bool:
+    """True for a shape whose numbers, of `item` bytes each, have `size` bytes."""
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        return False
+    return size == math.prod(shape) * item
 
 
 class Net:

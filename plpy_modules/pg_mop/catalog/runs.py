@@ -141,6 +141,23 @@ class Runs(Stages):
         )
         return rows[0]["run_id"] if rows else None
 
+    def trained_on(self, run: Row, mst_key: int) -> list[int]:
+        """The numbers of the role's runs of mop_more that have since trained this configuration on, in order.
+
+        They have written its model to the same output tables as `run`; see `later_output` for other runs.
+        """
+        rows = self.execute(
+            f"""
+            SELECT r.run_id FROM {self.prefix}run r
+            WHERE owner = {self._role} AND r.run_id > %s AND r.function = 'mop_more' AND r.model_output_table = %s
+              AND (r.parameters -> 'arguments' ->> 'mst_key')::double precision = %s
+              AND {self.schema}.mop_has_output(r.run_id)
+            ORDER BY 1
+            """,
+            (run["run_id"], run["model_output_table"], mst_key),
+        )
+        return [row["run_id"] for row in rows]
+
     def output_is_written(self, run_id: int) -> bool:
         """True if the output tables of one of the role's runs are committed."""
         return self.call("mop_has_output", run_id)

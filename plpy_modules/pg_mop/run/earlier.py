@@ -44,6 +44,15 @@ def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **same, "sharing": earlier.sharing and not alone}
 
 
+def same_rows(before: Mapping[Any, str], found: Mapping[Any, str]) -> bool:
+    """True where all segments that a run had have the same fingerprints now, and there is no other segment."""
+    # before 0.4.0 a fingerprint covered the rows alone, not the columns that are read
+    return before.keys() == found.keys() and all(
+        now == then or then.count(":") == 1 and now.startswith(then + ":")
+        for then, now in ((before[key], now) for key, now in found.items())
+    )
+
+
 class End(NamedTuple):
     """How a configuration ended before its time: a procedure, a rule or a person stopped it for a reason, or it failed."""
 
@@ -81,11 +90,7 @@ class Earlier:
 
     def has_same_rows(self, fingerprints: Mapping[tuple[str, int], str]) -> bool:
         """True if its segments had these fingerprints: {(dataset, segment): fingerprint}."""
-        # before 0.4.0 a fingerprint covered the rows alone, not the columns that are read
-        return self.segments.keys() == fingerprints.keys() and all(
-            fingerprint == before or before.count(":") == 1 and fingerprint.startswith(before + ":")
-            for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items())
-        )
+        return same_rows(self.segments, fingerprints)
 
     def read(self, catalog: Catalog, remote_runs: Iterable[tuple[Any, int]] = ()) -> None:
         """Read what the run has done. `remote_runs`: (catalog, number) of its runs on other servers."""
