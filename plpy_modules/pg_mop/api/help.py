@@ -453,8 +453,8 @@ OF_RUNS = {
     "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
     "of the rows of a source.",
     "mop_configuration_report": "Measures the model of one configuration of a run on the run's packed rows, as JSON: confusion "
-    "matrix and curves, or predictions by truth, and the importance of the inputs; `notes` tells where mop_more has trained the "
-    "model on, or the rows have been written since. It writes nothing.",
+    "matrix and curves, or predictions by truth, and the importance of the inputs; `notes` tells where mop_more has trained "
+    "the model on, or the rows have been written since. It writes nothing.",
     "mop_note": "Writes a note and tags of a run, for people: NULL leaves what is there, an empty text or array removes it "
     "(mop_notes).",
     "mop_space_size": "Returns the exact number of members of a model space.",
