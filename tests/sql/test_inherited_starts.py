@@ -265,5 +265,14 @@ def test_the_family_tree_as_text(db):
         assert rows[key]["parent"] == (above[-1] if above else None)
         assert (rows[key]["inherited"] or "") in line and (rows[key]["changed"] or "") in line
         above.append(key)
+    # a client writes what it likes: Python's JSON reader would not end a depth of this size
+    db.run(
+        "UPDATE madlib.mop_configuration SET member = (member::jsonb || jsonb_build_object('inherits', %s::jsonb))::json "
+        "WHERE run_id = %s AND (member ->> 'inherits') IS NOT NULL",
+        ['{"a":' * 3000 + "1" + "}" * 3000, run_id],
+    )
+    assert db.value("SELECT madlib.mop_family(%s)", [run_id]) == text
+    nodes = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))["family"]
+    assert any(node["inherits"] for node in nodes) and not any(node["same"] for node in nodes)
     assert "there is no run 999999" in str(db.error("SELECT madlib.mop_family(999999)"))
     assert "there is no run NULL" in str(db.error("SELECT madlib.mop_family(NULL)"))
