@@ -151,6 +151,30 @@ def test_a_part_of_an_axis_sets_the_one_filter(browser, page, made, screen):
     assert problems(browser) == []
 
 
+def test_a_part_of_an_axis_of_booleans_sets_the_filter(db, browser, page, made, screen):
+    momentum = SGD.replace("{}", "{}, momentum=0.9, nesterov={}")
+    selection(
+        db,
+        "mst_flags",
+        "arch",
+        [(1, momentum.format(rate, on), "batch_size=8") for rate in RATES for on in (True, False)],
+    )
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'flagged', 'mst_flags', 1, FALSE)")
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{last_run(db)}")
+    shown(browser, "parallel")
+    place = axes(browser).index("nesterov")
+    x = value(browser, f"+document.querySelectorAll('#parallel-picture .grip')[{place}].getAttribute('x')")
+    for y, word in (((50, 150), "true"), ((200, 300), "false")):
+        drag(browser, "parallel", (x, y[0]), (x, y[1]))
+        assert eventually(lambda: value(browser, ROWS) == 4 and f"is.nesterov={word}" in browser.current_url, 30)  # noqa: B023
+        field = "document.querySelector('[data-filter=\"is.nesterov\"]').value"
+        assert eventually(lambda: value(browser, field) == word, 30)  # noqa: B023
+        drag(browser, "parallel", (x, 200), (x, 200))  # a click on the axis shows all
+        assert eventually(lambda: value(browser, ROWS) == 8, 30)
+    assert problems(browser) == []
+
+
 def test_a_filter_is_drawn_by_keyboard(browser, page, made, screen):
     screen(DESKTOP)
     opened(browser, page, f"/run/{made}")
