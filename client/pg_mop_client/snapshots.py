@@ -129,20 +129,17 @@ class Snapshots:
         without_jit(connection)
         given: dict[str, Any] = {}
         conditions = ["true"]
+        notes = self._notes(connection)
         for place, word in enumerate(words.split()[:8]):
             given[f"word{place}"] = "%" + re.sub(r"([\\\\%_])", r"\\\1", word) + "%"
             conditions.append(
                 f"concat_ws(' ', run_id, function, model_output_table, source_table, validation_table, owner, note, "
-                f"array_to_string(tags, ' ')) "
-                f"ILIKE :word{place}"
+                f"array_to_string(tags, ' ')) ILIKE :word{place}"
             )
         if state is not None:
             given["state"] = state
             conditions.append("status = :state")
-        of = (
-            f"FROM {self.schema}.mop_runs LEFT JOIN {self.schema}.mop_notes USING (run_id) "
-            f"WHERE {' AND '.join(conditions)}"
-        )
+        of = f"FROM {self.schema}.mop_runs {notes} WHERE {' AND '.join(conditions)}"
         count = connection.execute(text(f"SELECT count(*) {of}"), given).scalar_one()
         pages = max(1, -(-count // RUNS_PER_PAGE))
         rows = (
@@ -167,6 +164,14 @@ class Snapshots:
             if run["status"] == "running":
                 run.update(_progress(connection, self.schema, run["run_id"]))
         return {"runs": runs, "page": min(page, pages), "pages": pages, "count": count}
+
+    def _notes(self, connection: sqlalchemy.Connection) -> str:
+        """The join that adds `note` and `tags` to a query of mop_runs: empty ones where the role may not read them."""
+        view = f"{self.schema}.mop_notes".replace("\\:", ":")
+        allowed = "SELECT coalesce(has_table_privilege(to_regclass(:view), 'SELECT'), false)"
+        if connection.execute(text(allowed), {"view": view}).scalar_one():
+            return f"LEFT JOIN {self.schema}.mop_notes USING (run_id)"
+        return "CROSS JOIN (SELECT CAST(NULL AS text) AS note, CAST(NULL AS text[]) AS tags) AS no_notes"
 
     def _models(self, connection: sqlalchemy.Connection) -> dict[str, Any]:
         rows = (
@@ -298,7 +303,7 @@ class Snapshots:
                 connection.execute(
                     text(
                         f"SELECT status, error, CAST(finished_at AS text) AS finished_at, note, tags "
-                        f"FROM {self.schema}.mop_runs LEFT JOIN {self.schema}.mop_notes USING (run_id) WHERE run_id = :run"
+                        f"FROM {self.schema}.mop_runs {self._notes(connection)} WHERE run_id = :run"
                     ),
                     {"run": run_id},
                 )

@@ -25,10 +25,10 @@ def run_id(db):
 
 @pytest.fixture
 def watcher(db):
-    """A role that sees the runs of the superuser, and may not call mop_report."""
+    """A role that sees the runs of the superuser, and may neither read their notes nor call mop_report."""
     db.run("DROP ROLE IF EXISTS watcher; CREATE ROLE watcher LOGIN NOINHERIT")
     db.run(f"GRANT {db.user} TO watcher; GRANT USAGE ON SCHEMA madlib TO watcher")
-    db.run("GRANT SELECT ON madlib.mop_runs, madlib.mop_notes, madlib.mop_run_progress TO watcher")
+    db.run("GRANT SELECT ON madlib.mop_runs, madlib.mop_run_progress TO watcher")
     db.run(
         "GRANT EXECUTE ON FUNCTION madlib.mop_status(text, integer, timestamptz, text), madlib.mop_trains(text) TO watcher"
     )

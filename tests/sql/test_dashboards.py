@@ -98,6 +98,12 @@ def test_the_role_of_the_document_gets_reports_of_the_runs_that_it_sees(dashboar
     assert data["arguments"] == {} and data["settings"] == {}, "which are the owner's"
 
 
+def test_a_role_that_may_not_read_lineages_gets_reports_without_family_trees(db, dashboard, run_id):
+    db.run("REVOKE SELECT ON madlib.mop_lineage FROM dashboard")
+    assert json.loads(dashboard.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))["family"] == []
+    db.run("GRANT SELECT ON madlib.mop_lineage TO dashboard")
+
+
 def test_the_columns_that_stay_are_there(dashboard):
     rows = re.findall(r"^\| `(mop_\w+)` \| (.+) \|$", TEXT, re.M)
     assert {name for name, _ in rows} >= {f"mop_{n}" for n in ("runs", "trials", "metrics", "metrics_wide", "units")}

@@ -9,7 +9,9 @@ MOST_SHOWN = 40  # characters of a value
 
 
 def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a run's tree; empty where its trials have no lineage. `data`: of gather."""
+    """The nodes of a run's tree; empty where its trials have no lineage, or none that the role may read. `data`: of gather."""
+    if not db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{db.extension}.mop_lineage"]):
+        return []  # a role that an administrator has allowed to read some of the views
     # (a client may have written an inheritance as deep as it likes: Python does not read it)
     rows = db.execute(
         "SELECT mst_key, parent, changed, value_before, value_after, inherited, "
