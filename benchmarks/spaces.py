@@ -31,7 +31,7 @@ TABLES = ("", "_info", "_summary", "_trials")
 
 
 def main():
-    """Run the searches and print what they found."""
+    """Run the searches and print their best results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dsn")
     parser.add_argument("--seeds", type=int, default=5)

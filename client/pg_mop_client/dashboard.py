@@ -360,7 +360,7 @@ class Dashboard:
             self._evaluations.release()
 
     def explain(self, request: Request, given: Mapping[str, Any]) -> dict[str, str]:
-        """What a call that trains would do (mop_explain), as text."""
+        """The plan of a call that trains, as text (mop_explain)."""
         command = submitting.command_of(given.get("command"))
         with connected(self.engine) as connection:
             return {"text": submitting.explained(connection, self.sql, command)}

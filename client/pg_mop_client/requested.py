@@ -1,4 +1,4 @@
-"""What a request to the live page asks, checked."""
+"""Checks the values that requests to the live page send."""
 
 import json
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
 MANY_UNITS = 20_000  # of a run whose table is read first, and then the data of its pictures
 MOST_FILTERS = 4  # filters with data in memory, for each run
-# what a report raises that fails, or that is no JSON: NULL, such as of a run that was dropped meanwhile
+# errors of a report that the server refuses, or whose answer is no JSON (NULL, of a run that was dropped meanwhile)
 UNREADABLE = (ClientError, ValueError, TypeError)
 SOON = 0.15  # seconds that a request waits for newer data; then it is answered with what is there
 RUNS_PER_PAGE = 20

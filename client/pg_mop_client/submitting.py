@@ -24,7 +24,7 @@ def command_of(given: Any) -> str:
 
 
 def explained(connection: sqlalchemy.Connection, schema: str, command: str) -> str:
-    """What the call would do, and how long it would take, as text (mop_explain). `schema` is quoted. Raises ServerError."""
+    """The plan of the call and its expected time, as text (mop_explain). `schema` is quoted. Raises ServerError."""
     plan: str = connection.execute(text(f"SELECT {schema}.mop_explain(:command)"), {"command": command}).scalar_one()
     return plan
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pg_mop.report.summary import may_read
+
 MOST_SHOWN = 40  # characters of a value
 
 
 def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a run's tree; empty where its trials have no lineage, or none that the role may read. `data`: of gather."""
-    if not db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{db.extension}.mop_lineage"]):
-        return []  # a role that an administrator has allowed to read some of the views
+    if not may_read(db, "mop_lineage"):
+        return []
     # (a client may have written an inheritance as deep as it likes: Python does not read it)
     rows = db.execute(
         "SELECT mst_key, parent, changed, value_before, value_after, inherited, "

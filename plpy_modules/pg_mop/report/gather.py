@@ -19,7 +19,7 @@ from pg_mop.report.repeat import repeating_sql
 from pg_mop.report.sessions import add_sessions
 from pg_mop.report.spread import spread
 from pg_mop.report.stages import tree
-from pg_mop.report.summary import add_summary, compile_seconds, progress
+from pg_mop.report.summary import add_summary, compile_seconds, may_read, progress
 
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
@@ -75,7 +75,7 @@ def gather(
     view = "mop_own_run" if db.has_segments else "mop_run"
     asked = (
         db.value(f"SELECT parameters FROM {schema}.{view} WHERE run_id = $1", ["bigint"], [run_id])
-        if db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{view}"])
+        if may_read(db, view)
         else None
     )
     asked = json.loads(asked) if asked else {}

@@ -92,7 +92,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
         ]
 
 
-def _may_read(db: Database, view: str) -> bool:
+def may_read(db: Database, view: str) -> bool:
     """True if the caller may read a view: a role that only shows runs may have rights on some (docs/bi.md)."""
     return db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{db.extension}.{view}"])
 
@@ -101,7 +101,7 @@ def progress(db: Database, run_id: int) -> Data:
     """done and total units of a run, and seconds_left (None: unknown)."""
     row = db.one(
         f"SELECT units_done, units_total, seconds_left FROM {db.extension}.mop_run_progress WHERE run_id = $1"
-        if _may_read(db, "mop_run_progress")
+        if may_read(db, "mop_run_progress")
         else "SELECT sum(units_done)::bigint AS units_done, sum(units_total)::bigint AS units_total, "
         f"max(seconds_left) AS seconds_left FROM {db.extension}.mop_progress WHERE run_id = $1",
         ["bigint"],
@@ -190,7 +190,7 @@ def _seconds(data: Data, compile_seconds: float) -> dict[str, float]:
 
 def compile_seconds(db: Database, run_id: int) -> float:
     """The seconds in which a run's trainers made nets ready: of each unit with compilations, the longest of its kernels."""
-    if not _may_read(db, "mop_kernel_choices"):
+    if not may_read(db, "mop_kernel_choices"):
         return 0.0
     return (
         db.value(
