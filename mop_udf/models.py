@@ -36,7 +36,7 @@ def build(architecture: dict[str, Any], seed: int) -> keras.Model:
     is too large, before any memory is allocated.
     """
     check_size(architecture)
-    keras.utils.set_random_seed(seed)
+    framework.seed(seed)
     try:
         model = keras.models.model_from_json(json.dumps(architecture_shapes.by_position(architecture)))
     except Exception as error:

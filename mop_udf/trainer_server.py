@@ -87,7 +87,7 @@ class TrainerServer:
         """
         self._forget()
         self._has_garbage = True
-        keras.utils.set_random_seed(0)
+        framework.seed(0)
         return {
             "nets": pool.names(self.compiled_models.nets),
             "datasets": pool.names(map(str, self.cache.segments)),

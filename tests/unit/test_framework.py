@@ -60,8 +60,11 @@ def test_every_framework_has_the_names_that_the_kernels_use():
 
 @pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
 def test_a_trainer_imports_its_framework_and_no_other(backend):
+    """Keras would import TensorFlow to set seeds and to write JSON."""
     program = (
         "import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+        "import keras; from mop_udf.kernels.framework import framework; framework.seed(3); "
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); keras.models.model_from_json(model.to_json()); "
         "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))"
     )
     found = subprocess.run(
@@ -88,3 +91,31 @@ def test_a_fork_server_has_no_threads_to_lose(backend):
         env={**child_process.environment(backend), "OMP_NUM_THREADS": "1"},
     )  # as it is started
     assert int(found.stdout) == 1
+
+
+def test_a_seed_that_keeps_kernels_gives_the_random_numbers_of_keras_own(monkeypatch):
+    import random
+
+    import keras
+    import numpy as np
+    from tensorflow.python.eager import context
+
+    from mop_udf.kernels import on_tensorflow
+
+    def drawn():
+        mine = keras.layers.Dense(3)
+        mine.build((None, 2))
+        own = random.random(), np.random.random(), context.internal_operation_seed()
+        return *own, *map(float, keras.random.uniform((2,))), *np.ravel(mine.kernel)
+
+    keras.utils.set_random_seed(11)
+    before = drawn()
+    forgotten = []
+    forget = context.pywrap_tfe.TFE_ContextClearCaches
+    monkeypatch.setattr(
+        context.pywrap_tfe, "TFE_ContextClearCaches", lambda handle: (forgotten.append(1), forget(handle))
+    )
+    on_tensorflow.seed(11)
+    assert drawn() == before and not forgotten
+    keras.utils.set_random_seed(11)
+    assert forgotten, "TensorFlow forgets its kernels in another way now"

@@ -38,6 +38,7 @@ __all__ = [
     "ran_out",
     "shapes_only",
     "refused",
+    "seed",
     "tensors",
     "make_variable",
 ]
@@ -74,6 +75,11 @@ def begin(threads):
 
 def draw_from_state(model):
     """See on_tensorflow: nothing to do."""
+
+
+def seed(number):
+    """See on_tensorflow."""
+    keras.utils.set_random_seed(number)
 
 
 def has_gpu():

@@ -30,6 +30,7 @@ __all__ = [
     "ran_out",
     "shapes_only",
     "refused",
+    "seed",
     "tensors",
     "make_variable",
 ]
@@ -71,6 +72,11 @@ def draw_from_state(model):
         for generator in layer._seed_generators:
             if generator._initial_seed is None:
                 generator._initial_seed = int(np.asarray(generator.state)[0])
+
+
+def seed(number):
+    """See on_tensorflow."""
+    keras.utils.set_random_seed(number)
 
 
 def has_gpu():
