@@ -105,6 +105,8 @@ def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
     two = last(db, "b")
     assert trained(db, one) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
     assert trained(db, two) == {3: 2 * ITERATIONS}, "it trained others beside, or in vain"
+    prediction = db.value("SELECT prediction FROM madlib.mop_run WHERE run_id = %s", [two])
+    assert prediction["training_units"] == 2 * ITERATIONS, "it counts what it waits for"
     assert same(db, "a", "b", (1, 2)) == 2
     assert [row for row in metrics(db, two) if row["mst_key"] < 3] == metrics(db, one)
     said = "\n".join(clients[1].connection.notices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROCESS_BYTES = 480 << 20  # resident, of a trainer that has imported TensorFlow and made a small net ready
+STATE_COPIES, ROW_COPIES = 3, 3
 CONTEXT_BYTES = 600 << 20  # of a GPU: its driver's context and the libraries' buffers (a guess: not tried on a GPU)
 
 
@@ -20,8 +21,11 @@ class Need:
 
     @property
     def in_main_memory(self) -> int:
-        """Bytes of the process. A state is in it twice: as variables, and as the bytes that come and go."""
-        return PROCESS_BYTES + 2 * (self.weights + self.optimizer) + self.activations + self.rows
+        """Bytes of the process. A state is in it as variables, as the values that training starts with, and as the bytes that
+        come and go. Rows are in it as arrays, as the framework's tensors, and as the pieces that XLA's loop gets."""
+        return (
+            PROCESS_BYTES + STATE_COPIES * (self.weights + self.optimizer) + self.activations + ROW_COPIES * self.rows
+        )
 
     @property
     def on_gpu(self) -> int:

@@ -26,7 +26,7 @@ from pg_mop.plan.estimates import Estimates, FixedCosts, Sample
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
-from pg_mop.run import deadline, ending, role_costs, search_outlook, segments, trainer_memory
+from pg_mop.run import deadline, ending, role_costs, runs_beside, search_outlook, segments, trainer_memory
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
@@ -575,8 +575,13 @@ class Coordinator:
             if self.limits["max_seconds"] is not None:
                 self.measure_machine()
             self._learn_fixed_costs(role_costs.FEW_LOGGED)
-            found = Adoption(self.spec, self.planner, self.catalog, 0).find(list(self.planner.plan.stages.values()))
+            adoption, stages = (
+                Adoption(self.spec, self.planner, self.catalog, 0),
+                list(self.planner.plan.stages.values()),
+            )
+            found = adoption.find(stages)
             taken = {stage.number for stage, *_ in found}
+            taken.update(runs_beside.expected(adoption, (stage for stage in stages if stage.number not in taken)))
             prediction = self._outline(taken)
             self.check_limits(taken)
         misfits = self.configurations.misfits

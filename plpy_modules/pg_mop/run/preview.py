@@ -27,7 +27,6 @@ from pg_mop.schedule.packing import parts
 from pg_mop.schedule.predicted import Prediction, to_json
 from pg_mop.schedule.prediction import MOST_UNITS, predict
 
-LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
 LISTED = 5  # configurations of a net that are named
 
 
@@ -133,13 +132,8 @@ class Preview(Coordinator):
         adoption, begun = self._adoption(), set[int]()
         if self.earlier is not None and self.resumes:
             begun = {unit.stage for unit in self.earlier.finished}
-        older = runs_beside.older_than(self.run_id or LAST_RUN, adoption)
-        fresh = [
-            stage
-            for stage in self.planner.plan.stages.values()
-            if stage.trials and not stage.trained and stage.number not in begun
-        ]
-        for number, run in runs_beside.awaited(older, adoption, fresh).items():
+        fresh = (stage for stage in self.planner.plan.stages.values() if stage.number not in begun)
+        for number, run in runs_beside.expected(adoption, fresh, self.run_id).items():
             stage = self.planner.plan.stages[number]
             self.awaited[stage.identity] = run
             stage.trained = stage.scored = True

@@ -18,6 +18,7 @@ from pg_mop.run.context import RunContext
 if TYPE_CHECKING:
     from pg_mop.run.needed_states import NeededStates
 
+LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
 MOST_TRIES = 10  # to take over the same stages: the other run may be changing their rows each time
 
 
@@ -111,3 +112,10 @@ def awaited(older: Sequence[int], adoption: Adoption, stages: Sequence[Stage]) -
         if asking := stage.trials & fits.keys():
             early[stage.number] = {fits[key] for key in asking}
     return reuse.awaited(stages, beside, early)
+
+
+def expected(adoption: Adoption, stages: Iterable[Stage], run_id: int | None = None) -> dict[int, int]:
+    """{stage number: run} of those of the stages that runs beside train now, so that a run which begins now, or is continued as
+    `run_id`, would wait for them. `stages`: none that this run has begun."""
+    fresh = [stage for stage in stages if stage.trials and not stage.trained]
+    return awaited(older_than(run_id or LAST_RUN, adoption), adoption, fresh)
