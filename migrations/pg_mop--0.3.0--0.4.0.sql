@@ -146,7 +146,8 @@ ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
     ADD COLUMN max_disk_mb integer CHECK (max_disk_mb > 0),
     ADD COLUMN max_priority integer CHECK (max_priority BETWEEN -100 AND 100),
-    ADD COLUMN share double precision CHECK (share > 0 AND share < 'Infinity');
+    ADD COLUMN share double precision CHECK (share > 0 AND share < 'Infinity'),
+    ADD COLUMN device_share double precision CHECK (device_share BETWEEN 0.001 AND 1);
 -- Training runs that share the cores of this server (postgresql/13_turns.sql).
 CREATE TABLE @extschema@.mop_turn (
     run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
@@ -217,7 +218,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_audit_log', $$WHERE 
     FROM @extschema@.mop_audit_log l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
-        l.max_seconds, l.max_disk_mb, l.max_priority, l.share
+        l.max_seconds, l.max_disk_mb, l.max_priority, l.share, l.device_share
     FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
     WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
 DROP FUNCTION IF EXISTS @extschema@.mop_limits(text); -- it returns more columns now

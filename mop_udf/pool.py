@@ -180,7 +180,7 @@ class Pool:
                     taken -= member.device["part"]
                     ends.append(member)
             if taken + part > most:
-                allowed = f"the {most / 10_000:.3g} % that pg_mop.gpu_memory_share allows" if whose else "it"
+                allowed = f"the {most / 10_000:.3g} % that the role's trainers may take together" if whose else "it"
                 return [], (
                     f"other trainers {'of the role ' * whose}hold {taken / 10_000:.3g} % of the memory of {name}, "
                     f"and a trainer needs {part / 10_000:.3g} % of {allowed}"

@@ -167,7 +167,8 @@ CREATE TABLE @extschema@.mop_limit (
     max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),
     max_disk_mb integer CHECK (max_disk_mb > 0),             -- of the live model states of a run, as the planner expects them
     max_priority integer CHECK (max_priority BETWEEN -100 AND 100), -- of a run
-    share double precision CHECK (share > 0 AND share < 'Infinity') -- of the cores, where roles compete; NULL: 1
+    share double precision CHECK (share > 0 AND share < 'Infinity'), -- of the cores, where roles compete; NULL: 1
+    device_share double precision CHECK (device_share BETWEEN 0.001 AND 1) -- of a device's memory, for all of its trainers
 );
 
 -- Training runs that share the cores of this server (postgresql/13_turns.sql).
@@ -415,7 +416,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_audit_log', $$WHERE 
     FROM @extschema@.mop_audit_log l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who$$);
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
     SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole,
-        l.max_seconds, l.max_disk_mb, l.max_priority, l.share
+        l.max_seconds, l.max_disk_mb, l.max_priority, l.share, l.device_share
     FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
     WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
 -- model states are not dumped: a run continues only in the database of its packed rows

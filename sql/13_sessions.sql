@@ -4,7 +4,8 @@
 -- the role whose rights are in force. If the role of a row did not exist when the row was written, its name counts.
 CREATE FUNCTION @extschema@.mop_limits(token text DEFAULT @extschema@.mop_token(), OUT sessions integer,
     OUT threads integer, OUT trainer_memory_mb integer, OUT max_model_mb integer, OUT max_seconds double precision,
-    OUT max_disk_mb integer, OUT max_priority integer, OUT share double precision)
+    OUT max_disk_mb integer, OUT max_priority integer, OUT share double precision,
+    OUT device_share double precision)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH limits AS (
         SELECT l.*, a.rolname FROM @extschema@.mop_limit l
@@ -14,7 +15,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         SELECT l.*, NULL FROM @extschema@.mop_limit l WHERE l.role IS NULL
     )
     SELECT min(l.sessions), min(l.threads), min(l.trainer_memory_mb), min(l.max_model_mb), min(l.max_seconds),
-           min(l.max_disk_mb), min(l.max_priority), min(l.share) FROM limits l
+           min(l.max_disk_mb), min(l.max_priority), min(l.share), min(l.device_share) FROM limits l
     WHERE l.rolname IS NOT NULL OR NOT EXISTS (SELECT 1 FROM limits o WHERE o.rolname = session_user)
 $$;
 

@@ -164,5 +164,5 @@ JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_stage_st
 -- The limits of the caller's role (table mop_limit), which sessions apply before they start a trainer. NULL: no limit.
 CREATE VIEW @extschema@.mop_my_limits WITH (security_barrier) AS
 SELECT current_user::name AS role, l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, l.max_seconds, l.max_disk_mb,
-       l.max_priority, l.share
+       l.max_priority, l.share, l.device_share
 FROM @extschema@.mop_limits() AS l;

@@ -384,6 +384,7 @@ def test_another_role_that_is_set_does_not_lift_a_limit(db, roles):
         "max_disk_mb": None,
         "max_priority": None,
         "share": None,
+        "device_share": None,
     }
     assert mallory.run("SELECT * FROM madlib.mop_limits()") == [limits]
     mallory.run("SET ROLE mop_user")

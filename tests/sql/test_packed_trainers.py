@@ -156,3 +156,80 @@ def test_settings_that_contradict_one_another_are_refused_before_any_work(db):
     db.run("SET pg_mop.gpu_memory_share = 2")
     assert "a share from 0.001 to 1" in str(db.error(CALL))
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == before
+
+
+SHARE = WHOLE * (1 << 20) / MAIN  # of the machine's memory, as the other tests set it
+OPTIONS = {
+    "threads": 1,
+    "keras_backend": "tensorflow",
+    "cache_mb": 1024,
+    "idle_ms": 0,
+    "keep_ms": 300000,
+    "fork_server_ms": 28800000,
+}
+
+
+@pytest.fixture
+def limited(db):
+    """An administrator has limited the role to WHOLE of the machine's memory; the role has set nothing itself."""
+    db.run(
+        "RESET pg_mop.gpu_memory_share; INSERT INTO madlib.mop_limit (role, device_share) VALUES (NULL, %s)", [SHARE]
+    )
+    yield
+    db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_trainers_share_what_an_administrator_leaves_their_role(db, limited):
+    """As with a setting: where a net needs more than half, one trains after the other."""
+    measured(db, 400)
+    assert "1 trainer of the largest net side by side" in db.value("SELECT madlib.mop_explain(%s)", [CALL])
+    run_id = fit(db, "flowers_packed", "m", "mst", 3)
+    done = units(db, run_id)
+    assert len(done) == 2 * (3 * 2 + 2)
+    assert all(unit["finished_at"] <= after["started_at"] for unit, after in zip(done, done[1:])), "two trained at once"
+
+
+def test_a_setting_above_the_limit_of_the_role_is_refused_before_any_work(db, limited):
+    before = db.value("SELECT count(*) FROM madlib.mop_runs")
+    db.run("SET pg_mop.gpu_memory_share = 0.9")
+    error = db.error(CALL)
+    assert error.pgcode == "53400"
+    assert (
+        f"pg_mop.gpu_memory_share (0.9) is more than the share of a device that the role may take ({SHARE:g})"
+        in str(error)
+    )
+    assert "SELECT device_share FROM" in error.diag.message_hint
+    assert "is more than the share of a device" in str(db.error("SELECT madlib.mop_explain(%s)", [CALL]))
+    db.run("UPDATE madlib.mop_limit SET device_share = 0.9")
+    db.run(f"SET pg_mop.gpu_memory_share = {SHARE:.6f}")
+    assert db.value("SELECT device_share FROM madlib.mop_my_limits") == 0.9
+    measured(db, 400)
+    assert "1 trainer of the largest net side by side" in db.value("SELECT madlib.mop_explain(%s)", [CALL]), (
+        "less is fine"
+    )
+    db.run("RESET pg_mop.gpu_memory_share; UPDATE madlib.mop_limit SET device_share = 0.001")
+    error = db.error(CALL)
+    assert "device_share of mop_limit (0.001) leaves trainers" in str(error) and "RESET" not in error.diag.message_hint
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == before
+
+
+@pytest.mark.parametrize("share", ["0", "0.0005", "1.1", "'NaN'", "'-1'"])
+def test_a_limit_that_is_no_share_is_refused(db, share):
+    error = db.error(f"INSERT INTO madlib.mop_limit (role, device_share) VALUES (NULL, {share})")
+    assert error.pgcode == "23514"
+
+
+@pytest.mark.parametrize("asked", [{}, {"fork_server_ms": 0}, {"device_part": 900_000, "device_most": 1_000_000}])
+def test_no_options_of_a_session_go_beyond_the_limit_of_its_role(db, limited, asked):
+    """A session that asks for no part, for no pool or for more than it may has the role's whole share, and another one has no
+    trainer beside it."""
+    db.run("UPDATE madlib.mop_limit SET sessions = 10")  # (then sessions wait for their trainers at once)
+    leased = "SELECT count(*) FROM madlib.mop_trainers WHERE state = 'leased'"
+    first, second = db.another(), db.another()
+    try:
+        for client in (first, second):
+            client.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, **asked})])
+            assert db.value(leased) == 1
+    finally:
+        first.close()
+        second.close()

@@ -177,7 +177,7 @@ def test_leased_trainers_keep_their_parts():
     ends, full = pool.room(wanted(450))
     assert ends == [] and full == (
         "other trainers of the role hold 60 % of the memory of GPU 0, and a trainer needs 45 % of the 90 % that "
-        "pg_mop.gpu_memory_share allows"
+        "the role's trainers may take together"
     )
 
 

@@ -2,12 +2,14 @@
 
 import os
 
+from mop_udf.pool import WHOLE
 from pg_mop.backend.device_memory import gpu_bytes, main_bytes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
 from pg_mop.backend.settings import BACKENDS, check_installed
 
 TOO_MANY_TRAINERS = "53000"
+LEAST_FORK_SERVER_MS = 60_000  # without use, of a fork server that must count parts of devices
 
 
 class Limits:
@@ -80,14 +82,27 @@ class Limits:
             within[name] = min(values, default=None)
         if options.get("devices") is not None:
             within["devices"] = min(options["devices"], within["threads"])
-        if options.get("device_part") is not None:
-            if not options["device_part"] <= (options.get("device_most") or 0) <= 1_000_000:
-                raise MopError(f"invalid option of a trainer: device_part = {options['device_part']!r}")
+        if limits["device_share"] is not None and options.get("trainers") is None and "host_segment" not in options:
+            self._limit_part(within, round(WHOLE * limits["device_share"]))
+        if within.get("device_part") is not None:
+            if not within["device_part"] <= (within.get("device_most") or 0) <= WHOLE:
+                raise MopError(f"invalid option of a trainer: device_part = {within['device_part']!r}")
             memory = gpu_bytes(options["gpu"]) if options.get("gpu") is not None else main_bytes()
-            within["device_mb"] = (
-                None if memory is None else max(1, (memory * options["device_part"] // 1_000_000) >> 20)
-            )
+            within["device_mb"] = None if memory is None else max(1, (memory * within["device_part"] // WHOLE) >> 20)
         return within
+
+    @staticmethod
+    def _limit_part(within, most):
+        """Give a trainer's options a part of its device, of the `most` millionths that the role's trainers take together.
+
+        A trainer that asks for no part, as that of a session's own prediction, has the whole. It is always one of the pool,
+        which counts the parts.
+        """
+        if within.get("device_part") is None:
+            within["device_part"] = within["device_most"] = most
+        elif within.get("device_most") is not None and within["device_most"] > most:
+            within["device_part"], within["device_most"] = min(within["device_part"], most), most
+        within["fork_server_ms"] = within.get("fork_server_ms") or LEAST_FORK_SERVER_MS
 
     def admit(self, trainer):
         """Raises MopError if a Trainer, already leased or started, exceeds the role's number of trainers.

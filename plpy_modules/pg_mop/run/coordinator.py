@@ -324,7 +324,9 @@ class Coordinator:
             use_gpus=inputs.use_gpus,
         )
         info, on_gpus = self.servers[None].info, bool(inputs.use_gpus and self.servers[None].info["gpus"])
-        trainer_memory.check(options, info, on_gpus)
+        most_share = self.limits["device_share"] if self._packs() else None
+        options["gpu_memory_share"] = trainer_memory.allowed_share(options, most_share, self.db.extension)
+        trainer_memory.check(options, info, on_gpus, most_share, self.db.extension)
         self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
         most = None
         if spec.application is not None:
@@ -335,6 +337,10 @@ class Coordinator:
         options["threads"] = self.history.threads = self.planner.threads(self.servers[None].info["cores"], self.wanted)
         asking = () if self.searches else self.configurations
         self.planner.ask_for_all(asking, self.configurations.misfits)
+
+    def _packs(self) -> bool:
+        """True where trainers have parts of devices: not on Ray and on Greenplum, which have other places for trainers."""
+        return not self.options["trainers"] and all(s.host_segment is None for s in self.segments.values())
 
     def _deals(self) -> str | None:
         """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or

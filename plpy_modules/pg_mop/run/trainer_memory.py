@@ -110,29 +110,55 @@ def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:
     return None if whole is None else int(share * whole)
 
 
-def check(options: Mapping[str, Any], info: Mapping[str, Any], on_gpu: bool) -> None:
-    """Raises MopError where pg_mop.gpu_memory_share leaves too little for any trainer, or less than the limit of one."""
+def allowed_share(options: Mapping[str, Any], limit: float | None, schema: str) -> float | None:
+    """The share of a device's memory that the trainers of a run take together, pg_mop.gpu_memory_share or else the role's
+    limit (device_share of mop_limit); None: no limit. Raises MopError where the setting is more than the limit."""
+    share: float | None = options["gpu_memory_share"]
+    if limit is None or options["trainers"]:
+        return share
+    if share is not None and share > limit:
+        raise MopError(
+            f"pg_mop.gpu_memory_share ({share:g}) is more than the share of a device that the role may take ({limit:g})",
+            detail="The table mop_limit sets the role's limits (device_share).",
+            hint=f"SET pg_mop.gpu_memory_share = {limit:g}; or RESET pg_mop.gpu_memory_share; (SELECT device_share FROM "
+            f"{schema}.mop_my_limits; shows the limit)",
+            sqlstate="53400",
+        )
+    return limit if share is None else share
+
+
+def check(
+    options: Mapping[str, Any], info: Mapping[str, Any], on_gpu: bool, limit: float | None = None, schema: str = ""
+) -> None:
+    """Raises MopError where the share of a device (`gpu_memory_share`, see allowed_share) leaves too little for any trainer,
+    or less than the limit of one. `limit`: that of the role; `schema`: the extension's, quoted."""
     share = options["gpu_memory_share"]
     whole = None if share is None or options["trainers"] else budget(share, info, on_gpu)
     if whole is None:
         return
     memory, least = ("a GPU's", CONTEXT_BYTES) if on_gpu else ("this server's", PROCESS_BYTES)
+    name = "pg_mop.gpu_memory_share" if limit is None or share < limit else "device_share of mop_limit"
+    other = (
+        "RESET pg_mop.gpu_memory_share;"
+        if limit is None
+        else f"SELECT device_share FROM {schema}.mop_my_limits; shows the limit, which an administrator sets."
+    )
     if whole < least:
         passing = math.ceil(1000 * least / info["memory"]["gpu" if on_gpu else "main"]) / 1000
-        other = "RESET pg_mop.gpu_memory_share;"
+        may = passing <= (1 if limit is None else limit)
         raise MopError(
-            f"pg_mop.gpu_memory_share ({share:g}) leaves trainers {whole >> 20} MB of {memory} memory",
+            f"{name} ({share:g}) leaves trainers {whole >> 20} MB of {memory} memory",
             detail=f"A trainer takes at least about {least >> 20} MB.",
-            hint=f"SET pg_mop.gpu_memory_share = {passing:g}; or {other}" if passing <= 1 else other,
+            hint=f"SET pg_mop.gpu_memory_share = {passing:g}; or {other}" if may else other,
             sqlstate="22023",
         )
     if on_gpu:  # (the limit is one of main memory)
         return
-    limit = options["trainer_memory_mb"]
-    if limit is not None and limit << 20 > whole:
+    most = options["trainer_memory_mb"]
+    if most is not None and most << 20 > whole:
         raise MopError(
-            f"pg_mop.trainer_memory_mb ({limit}) is more than pg_mop.gpu_memory_share ({share:g}) leaves all trainers together",
+            f"pg_mop.trainer_memory_mb ({most}) is more than {name} ({share:g}) leaves all trainers together",
             detail=f"That is {whole >> 20} MB of this server's memory.",
-            hint=f"SET pg_mop.trainer_memory_mb = {whole >> 20}; or RESET pg_mop.gpu_memory_share;",
+            hint=f"SET pg_mop.trainer_memory_mb = {whole >> 20}; or {other}",
             sqlstate="22023",
         )
