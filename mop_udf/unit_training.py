@@ -11,6 +11,7 @@ from mop_udf.callbacks import TensorBoard
 from mop_udf.kernels import vmap_batch
 from mop_udf.kernels.batch_size import Memory
 from mop_udf.kernels.framework import framework
+from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
 
 
 @dataclasses.dataclass
@@ -31,8 +32,9 @@ class TrainingUnit:
 
     @property
     def forced(self):
-        """The kernel that the setting names, or None for the autotuner's."""
-        return None if self.unit["kernel"] == "auto" else self.unit["kernel"]
+        """The kernel that the setting names, or None for the autotuner's; LOGGED: those of a log, batch by batch."""
+        kernel = self.unit["kernel"]
+        return None if kernel == "auto" else kernel if isinstance(kernel, str) else LOGGED
 
     @property
     def epochs(self):
@@ -245,6 +247,7 @@ class UnitTraining:
         unit, fit = work.unit, work.fit
         kernels, inputs, features = compiled.kernels, unit["inputs"], None
         before, random, passes = kernels.compilations, work.random(), []
+        order = KernelOrder(unit["kernel"] if work.forced == LOGGED else ())
 
         def one_pass(chunks, streams):
             if work.forced is None:
@@ -262,6 +265,7 @@ class UnitTraining:
                     unit["run_seconds"],
                     work.forced,
                     streams,
+                    order,
                 )
             )
 
@@ -294,7 +298,10 @@ class UnitTraining:
             passes[-1],
             kernels,
             kernels.compilations - before,
-            {"prefix": compiled.cut.report(kernels)} if features else {},
+            {
+                **({"prefix": compiled.cut.report(kernels)} if features else {}),
+                **({"order": mixed} if (mixed := order.mixed()) else {}),
+            },
         )
 
     def _report(self, work, last, kernels, compilations, more=None):

@@ -7,6 +7,7 @@ from mop_udf.errors import refusal
 from mop_udf.kernels.autotuner import MOST_TIMINGS, Autotuner, Measurement
 from mop_udf.kernels.batches import cached, weighted
 from mop_udf.kernels.framework import framework
+from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
 from mop_udf.kernels.training_metrics import TrainingMetrics
 
 TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after its first batch compiled the step
@@ -120,14 +121,17 @@ class TunedKernels:
         run_seconds=0.0,
         forced=None,
         streams=False,
+        order=None,
     ):
         """Train one pass over `rows` rows, at most `most` batches.
 
         `chunks`: tuples of arrays (inputs, outputs, sample weights if there are any). A single chunk holds all rows;
         with `streams`, chunks follow one another as they arrive. `left`, `run_left`: the remaining passes of the run, of
         this model and batch size and of all models; both include this pass. `run_seconds`: time since the run began.
+        `order`: the KernelOrder of the unit, which notes the kernels; one that follows a log says them, with `forced` LOGGED.
         Returns a report, with the name of the kernel that trained most batches under "kernel".
         """
+        order = order or KernelOrder()
         autotuner = self.autotuner(batch_size, forced)
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
         self.metrics.reset(self.plain.trains)
@@ -138,8 +142,18 @@ class TunedKernels:
             end = min(-(-len(columns[0]) // batch_size), total - position)
             at = 0
             while at < end:
-                name = autotuner.next_kernel(left * total - position, run_left * total - position, run_seconds)
-                name, count = piece.train(name, at, end)
+                stop = end
+                if order.follows:
+                    name, count = order.next()
+                    stop = end if count is None else min(end, at + count)
+                    if name != "plain" and (name not in self.loops or name in autotuner.refused):
+                        name = autotuner.base
+                else:
+                    name = autotuner.next_kernel(left * total - position, run_left * total - position, run_seconds)
+                asked = name
+                name, count = piece.train(name, at, stop)
+                # (beside batches that XLA trains, a short batch has a loop of its own: its log says XLA)
+                order.note(asked if asked == "xla" and at == piece.full else name, count)
                 trained[name] = trained.get(name, 0) + count
                 at, position = at + count, position + count
             autotuner.batches += end
@@ -188,7 +202,8 @@ class Piece:
         """The kernel for the short batch: no kernel is compiled or tried for it where another kernel will do."""
         if "loop" in self.autotuner.refused or self.autotuner.forced == "plain" or not self.loops["loop"].takes_short:
             return "plain"
-        return name if name == "plain" and "plain" in self.autotuner.batch_seconds else "loop"
+        logged = self.autotuner.forced == LOGGED
+        return name if name == "plain" and (logged or "plain" in self.autotuner.batch_seconds) else "loop"
 
     def _batch(self, number):
         return tuple(c[number * self.batch_size : (number + 1) * self.batch_size] for c in self.columns)

@@ -90,8 +90,6 @@ def grown(db):
 
 @pytest.mark.slice
 def test_the_last_configuration_has_all_cores_and_a_replay_the_same_bytes(db):
-    fit(db, "flowers_packed", "m", "mst", TIMES)
-    # (once more: now a trainer of the pool has the net compiled. While a loop is compiled, steps of plain train.)
     run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
     small, large = (units(db, run_id, key) for key in (1, BIG))
     assert {unit["threads"] for unit in small} == {FEW}
@@ -104,15 +102,68 @@ def test_the_last_configuration_has_all_cores_and_a_replay_the_same_bytes(db):
         assert 0 < row["lower_bound"] <= row["makespan"] * (1 + 1e-9) and 0 < row["utilization"] <= 1 + 1e-9
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     again = last_run(db)
-    told = lambda number: {  # noqa: E731
-        (u["mst_key"], u["kind"], u["iteration"], u["dataset"], u["segment"]): (u["threads"], u["kernel"])
-        for key in (1, BIG) for u in units(db, number, key)
-    }  # fmt: skip
-    assert told(again) == told(run_id)
-    assert (
-        db.value("SELECT count(*) FROM m JOIN again USING (mst_key) WHERE m.model_weights = again.model_weights") == 2
-    )
+    assert told(db, again) == told(db, run_id) and equal_weights(db) == 2
     db.run("DROP TABLE again, again_info, again_summary")
+
+
+def told(db, number):
+    """{unit: (threads, kernel)} of a run's finished units."""
+    return {
+        (u["mst_key"], u["kind"], u["iteration"], u["dataset"], u["segment"]): (u["threads"], u["kernel"])
+        for key in (1, BIG)
+        for u in units(db, number, key)
+    }
+
+
+def equal_weights(db):
+    """In how many configurations the tables m and again have equal weights."""
+    return db.value("SELECT count(*) FROM m JOIN again USING (mst_key) WHERE m.model_weights = again.model_weights")
+
+
+def test_a_replay_has_the_threads_of_the_log_while_another_run_has_the_cores(db):
+    """It waits for the cores that a unit had, and takes none of those that the other run wants."""
+    run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
+    assert CORES in threads(db, run_id)
+    other, client = db.another(), db.another()
+    db.run("DROP TABLE IF EXISTS o, o_info, o_summary, again, again_info, again_summary")
+    selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=2") for rate in (0.01, 0.02, 0.03)])
+    other.run(f"{SETTINGS}; SET pg_mop.priority = 10")
+    beside = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'o', 'small', 12, FALSE)")
+    assert eventually(
+        lambda: db.value("SELECT count(*) FROM madlib.mop_runs WHERE model_output_table = 'o' AND status = 'running'"),
+        30,
+    )
+    client.run(SETTINGS)
+    call = Calling(client, f"SELECT madlib.mop_replay({run_id}, 'again')")
+    assert beside.end() is None and call.end() is None
+    again = last_run(db)
+    assert told(db, again) == told(db, run_id) and equal_weights(db) == 2
+    began, ended = (
+        db.value(
+            f"SELECT {what}(u.{at}) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+            "WHERE model_output_table = 'o'"
+        )
+        for what, at in (("min", "started_at"), ("max", "finished_at"))
+    )
+    assert db.value("SELECT started_at < %s FROM madlib.mop_runs WHERE run_id = %s", [ended, again]), (
+        "it came afterwards"
+    )
+    wide = [unit for unit in units(db, again) if unit["threads"] == CORES]
+    assert wide and not [unit for unit in wide if began < unit["started_at"] < ended]
+    for one in (client, other):
+        one.close()
+    db.run("DROP TABLE again, again_info, again_summary, o, o_info, o_summary")
+
+
+def test_a_replay_that_needs_more_threads_than_the_role_may_have_is_refused(db, limit):
+    run_id = fit(db, "flowers_packed", "m", "mst", TIMES)
+    assert CORES in threads(db, run_id)
+    before = db.value("SELECT count(*) FROM madlib.mop_runs")
+    limit("threads", FEW)
+    error = db.error("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert error.pgcode == "53400"
+    assert f"a replay of run {run_id} needs trainers with {CORES} threads, and the role may have {FEW}" in str(error)
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == before
 
 
 @pytest.mark.parametrize("setting", ("deal_threads = off", f"threads = {FEW}", "kernel = 'plain'"))
@@ -141,7 +192,19 @@ def test_cores_that_other_programs_use_are_left_to_them(db):
     assert threads(db, run_id) == {FEW}
 
 
-def test_explain_tells_from_when_on(db):
+@pytest.fixture
+def long_units(db, history):
+    """A history of units so long that the costs around them, which depend on what else the machine does, do not matter."""
+    times = (
+        "UPDATE madlib.mop_cost SET batch_seconds = ARRAY(SELECT b * %s FROM unnest(batch_seconds) b), "
+        "unit_seconds = ARRAY(SELECT b * %s FROM unnest(unit_seconds) b)"
+    )
+    db.run(times, [100.0, 100.0])
+    yield
+    db.run(times, [0.01, 0.01])
+
+
+def test_explain_tells_from_when_on(db, long_units):
     call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 24, FALSE)"
     found = db.value("SELECT madlib.mop_explain(%s, 'json')::jsonb -> 'prediction'", [call])
     assert found["dealt"]["sessions"] == 1 and found["dealt"]["threads"] == CORES and found["dealt"]["from"] > 0

@@ -345,3 +345,34 @@ def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
     first.kernels.train([random_rows(64)], 64, 8, 1)
     first.start(7)
     assert [bytes(part) for part in first.save()] == begins
+
+
+def test_an_order_of_kernels_is_followed_batch_by_batch():
+    """As a log tells it, whatever the passes and the chunks are; the short last batch included."""
+    from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
+
+    def weights(model):
+        return [w.tobytes() for w in (*model.model.get_weights(), *map(np.asarray, model.optimizer.variables))]
+
+    rows, logged = random_rows(203), [["loop", 3], ["plain", 9], ["xla", 25], ["plain", 15]]
+    piecewise = compiled()
+    at = 0
+    for kernel, count in logged:  # (26 batches in a pass: the second one begins within "xla")
+        for number in range(at, at + count):
+            batch = tuple(column[number % 26 * 8 : number % 26 * 8 + 8] for column in rows)
+            piecewise.kernels.train([batch], len(batch[0]), 8, 1, forced=kernel)
+        at += count
+    for chunks in ([rows], [tuple(c[:96] for c in rows), tuple(c[96:] for c in rows)]):
+        model, order = compiled(), KernelOrder(logged)
+        for _ in range(2):
+            report = model.kernels.train(chunks, 203, 8, 1, forced=LOGGED, streams=len(chunks) > 1, order=order)
+        assert order.mixed() == logged and report["kernel"] == "plain"
+        assert weights(model) == weights(piecewise)
+
+
+def test_a_kernel_of_a_log_that_cannot_train_here_is_replaced():
+    from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
+
+    model, order = compiled(), KernelOrder([["other", 10], ["plain", 16]])
+    model.kernels.train([random_rows(203)], 203, 8, 1, forced=LOGGED, order=order)
+    assert iterations(model) == 26 and order.mixed() == [["loop", 10], ["plain", 16]]

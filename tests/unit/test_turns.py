@@ -88,3 +88,23 @@ def test_a_run_that_is_alone_has_all_cores_for_one_worker():
     turns.settle(1)
     assert turns.grow(1, 4) and turns.grow(3, 6), "its own workers may be more than the cores"
     assert Turns(None, 1, 1).grow(0, 8)
+
+
+def test_a_command_of_a_replay_waits_for_the_cores_that_it_had_and_for_a_minute_at_most(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("pg_mop.run.turns.time.monotonic", lambda: now[0])
+    server = Server(4, others=3)
+    turns = Turns(server.ask, 1, 4)
+    turns.begin(0, 2)
+    assert not turns.may_have(0, 4)
+    turns.settle(0)
+    assert turns.waits and server.asked[-1] == (0, 0), "it waits, and other runs have the cores"
+    now[0] += 59
+    assert not turns.may_have(0, 4)
+    now[0] += 2
+    assert turns.may_have(0, 4) and not turns.may_have(0, 4), "one command"
+    server.others = 0
+    turns.begin(0, 2)
+    assert turns.may_have(0, 4) and server.asked[-1] == (4, 0)
+    turns.settle(4)
+    assert not turns.waits

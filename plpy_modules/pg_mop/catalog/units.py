@@ -92,12 +92,12 @@ class Units(CatalogSession):
         return self.execute(
             f"""
             SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, true AS own
+                   u.threads, u.choice -> 'order' AS kernels, true AS own
             FROM {self.prefix}unit u
             WHERE u.run_id = %(run_id)s
             UNION ALL
             SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, false
+                   u.threads, u.choice -> 'order', false
             FROM {self.prefix}stage s
             JOIN {self.prefix}unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
             WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'

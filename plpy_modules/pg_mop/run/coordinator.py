@@ -327,6 +327,8 @@ class Coordinator:
         most_share = self.limits["device_share"] if self._packs() else None
         options["gpu_memory_share"] = trainer_memory.allowed_share(options, most_share, self.db.extension)
         trainer_memory.check(options, info, on_gpus, most_share, self.db.extension)
+        if self.followed is not None:
+            self._check_logged_threads(self.followed)
         self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
         most = None
         if spec.application is not None:
@@ -403,6 +405,19 @@ class Coordinator:
             self.estimates(planner),
             options["tail"] == "data-parallel",
         )
+
+    def _check_logged_threads(self, followed: Earlier) -> None:
+        """Raises MopError where the role may not have as many threads as the trainers of the run that is repeated had: with
+        fewer, sums would be rounded otherwise."""
+        most, needed = self.limits["threads"], max(followed.threads.values(), default=0)
+        here = not self.options["trainers"] and all(s.server is None for s in self.segments.values())
+        if most is not None and needed > most and here:
+            raise MopError(
+                f"a replay of run {followed.run_id} needs trainers with {needed} threads, and the role may have {most}",
+                detail="Sums depend on the number of threads by rounding. The table mop_limit sets the limit (threads).",
+                hint=f"SELECT threads FROM {self.db.extension}.mop_my_limits; shows the limit, which an administrator sets.",
+                sqlstate="53400",
+            )
 
     def packing_of(self, board: Board, planner: Planner | None = None) -> Packing:
         """The parts of devices that the trainers of a run's commands have. `planner`: of the board, if not the run's own."""

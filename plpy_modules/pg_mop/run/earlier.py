@@ -113,7 +113,8 @@ class Earlier:
         self.attempts: dict[Unit, int] = {}  # attempts begun
         self.finished: list[Unit] = []
         self.order: dict[tuple[int, int], list[int]] = {}  # (mst_key, iteration) -> segments in the order of the visits
-        self.kernels: dict[tuple[int, int, int], str] = {}  # (mst_key, iteration, segment) -> kernel
+        # (mst_key, iteration, segment) -> kernel; of several that trained a unit: [[kernel, batches], ...]
+        self.kernels: dict[tuple[int, int, int], Any] = {}
         # (mst_key, iteration, kind, dataset, segment) -> threads of the trainer
         self.threads: dict[tuple[int, int, Any, Any, int], int] = {}
         units = self._begun(catalog.run_units(self.run_id))
@@ -128,7 +129,7 @@ class Earlier:
                     self.threads[key, unit.iteration, unit.kind, unit.dataset, unit.segment] = row["threads"]
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
-                    self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
+                    self.kernels[key, unit.iteration, unit.segment] = row["kernels"] or row["kernel"]
         if self.replay:
             self._read_results(catalog)
 

@@ -124,7 +124,7 @@ class Executor:
             self._passes_on,
             unit_specs.may_chain,
             lambda unit: (threads.logged(unit), self.packing.kind(unit.stage)),
-            lambda worker, unit: self.packing.may_begin(worker, unit, self._working()),
+            self._may_begin,
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
         self.workers = Workers(
@@ -269,6 +269,18 @@ class Executor:
     def _threads(self, worker: int, unit: Unit) -> int | None:
         """The threads of a worker's trainer, for a command that begins with a unit."""
         return self.threads.begin(worker, unit, self._working(), lambda cores: self._may_grow(worker, cores))
+
+    def _may_begin(self, worker: int, unit: Unit | None) -> bool:
+        """Whether a worker's command may begin now with a unit: its part of the device is free, and so are cores for as many
+        threads as the unit had in the run that is repeated. (None: the worker has no unit.)"""
+        logged = None if unit is None or self.run.board.server(worker) is not None else self.threads.logged(unit)
+        if (
+            logged is not None
+            and logged > self.turns.threads
+            and not self.turns.may_have(self._local_cores()[0], logged)
+        ):
+            return False
+        return self.packing.may_begin(worker, unit, self._working())
 
     def _working(self) -> list[int]:
         """The workers with commands."""

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 LOOK_SECONDS = 0.5  # between two questions of a run that does not wait
 POLL_SECONDS = 0.05  # of one that waits
+WIDE_SECONDS = (
+    60.0  # that a command of a replay waits for more cores than a worker has at first (as a run for its turn)
+)
 
 Answer = tuple[int, bool, int]  # cores that a run may use, whether no other run asks, and cores that other runs want
 
@@ -22,6 +25,7 @@ class Turns:
         it is at first, at most `cores`, those of the server."""
         self._ask, self.threads, self.cores = ask, threads, cores
         self.waits = False  # a worker is idle since the run may use no more cores
+        self._wide_since: float | None = None  # since when a command with more threads waits (time.monotonic)
         self._allowed, self._alone, self._others, self._asked = 0, False, 0, float("-inf")
         # `look` has just got cores. (To ask again would be a second turn, which may be another run's.)
         self._granted = False
@@ -47,10 +51,20 @@ class Turns:
         self._take(cores, busy)
         return self._allowed >= cores and min(cores, self.cores) <= self.cores - self._others
 
+    def may_have(self, busy: int, threads: int) -> bool:
+        """Whether a worker of a replay may begin a command that had so many threads in the run that is repeated: where it may
+        `grow`, and after a minute in any case, for it cannot do with fewer threads."""
+        now = time.monotonic()
+        if self.grow(busy, busy + threads) or now - (self._wide_since or now) >= WIDE_SECONDS:
+            self._wide_since = None
+            return True
+        self._wide_since = self._wide_since or now
+        return False
+
     def settle(self, busy: int) -> None:
         """The idle workers have been asked: leave cores that no worker uses to other runs."""
         if self._ask is not None and busy < self._allowed:
-            self.waits = False  # the idle workers have no work
+            self.waits = self._wide_since is not None  # (else the idle workers have no work)
             if not (self._alone and busy):
                 self._take(busy, busy)
 

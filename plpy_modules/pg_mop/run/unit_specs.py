@@ -40,7 +40,7 @@ class UnitSpecs:
     chainable: Callable[
         [Sequence[tuple[str, int]]], bool
     ]  # (dataset, number) of a worker's segments -> units may form chains
-    kernels: Mapping[Unit, str] = field(default_factory=dict)  # of a replay: the kernel that each unit used
+    kernels: Mapping[Unit, Any] = field(default_factory=dict)  # of a replay: see setup.logged_kernels
     finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
     inherited: Callable[[Stage], Any] = lambda stage: None  # what a stage inherits, see Planner.inherited

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from pg_mop.plan.planner import Configuration, Planner, SegmentKey
 from pg_mop.plan.sharing import epochs
@@ -128,8 +129,8 @@ def logged_threads(planner: Planner, misfits: Collection[int]) -> dict[Unit, int
     }
 
 
-def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, str]:
-    """Of a replay: {unit: the kernel that it used in the earlier run}."""
+def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, Any]:
+    """Of a replay: {unit: the kernel that it used in the earlier run; of several kernels [[kernel, batches], ...]}."""
     if planner.followed is None:
         return {}
     paths = {key: planner.plan.path(key) for key, _, _ in planner.followed.kernels if key not in misfits}
