@@ -54,12 +54,12 @@ def scores(db, run_id):
 
 
 @pytest.mark.slice
-@pytest.mark.parametrize("kind", ["synflow", "naswot"])
+@pytest.mark.parametrize("kind", ["synflow", "naswot", "jacob-cov"])
 def test_untrained_members_are_scored_before_anything_is_trained(db, kind):
     run_id = search(db, "found", kind)
     found = scores(db, run_id)
     assert len(found) == 16
-    if kind == "synflow":  # (the rows repeat, so that few nets tell all of them apart, or none)
+    if kind != "naswot":  # (the rows repeat, so that few nets tell all of them apart, or none)
         assert len({value for value in found.values() if value is not None}) > 8
     trials = db.run("SELECT model_id, status FROM found_trials ORDER BY mst_key")
     assert len(trials) == 14 and {t["model_id"] for t in trials[:8]} <= found.keys()
@@ -156,7 +156,7 @@ def test_a_member_above_the_memory_limit_has_no_score(db):
 @pytest.mark.parametrize(
     "procedure,parameters,fragment",
     [
-        ("asha", "filter=oracle", "filter must be one of synflow, naswot, off"),
+        ("asha", "filter=oracle", "filter must be one of synflow, naswot, jacob-cov, off"),
         ("asha", "filter=synflow, filter_members=0", "filter_members must be an integer from 9"),
         ("asha", "filter=synflow, sampler=grid", "a filter is for trials at random"),
         ("tpe", "filter=synflow", "a filter is for trials at random"),

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from random import Random
 
 import numpy as np
@@ -13,7 +15,7 @@ from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.search.zero_cost import PROBES, Filter, filter_by, read, spearman
 from pg_mop.spaces import Base, ModelSpace
-from workload import dense, layer, sequential
+from workload import OTHERS, dense, layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -116,7 +118,7 @@ def test_members_without_a_score_come_last():
 @pytest.mark.parametrize(
     "parameters,text",
     [
-        ({"filter": "oracle"}, "filter must be one of synflow, naswot, off, not 'oracle'"),
+        ({"filter": "oracle"}, "filter must be one of synflow, naswot, jacob-cov, off, not 'oracle'"),
         ({"filter": 7}, "filter must be one of"),
         ({"filter": True}, "filter must be one of"),
         ({"filter": "synflow", "filter_members": 8}, "filter_members must be an integer from 9 to 10000, not 8"),
@@ -135,6 +137,7 @@ def test_which_searches_may_have_a_filter():
     given = {"filter": "NASWOT", "filter_members": 50, "trials": 3}
     assert read("asha", given, True) == ("naswot", 50) and given == {"trials": 3}
     assert read("tpe", {"filter": "off"}, False) is None is read("tpe", {}, False)
+    assert read("random", {"filter": "jacob-cov"}, True) == ("jacob-cov", 100)
     for name, models in (("tpe", True), ("grid", True), ("asha", False)):
         with pytest.raises(SearchError):
             read(name, {"filter": "synflow"}, models)
@@ -187,6 +190,60 @@ def test_naswot_is_the_determinant_of_agreeing_units():
     assert zero_cost.naswot(model, [rows]) == pytest.approx(np.linalg.slogdet(agree)[1]) and np.linalg.det(agree) > 1
     rows[3] = rows[2]
     assert math.isnan(zero_cost.naswot(model, [rows])), "log 0"
+
+
+JACOB_COV = """
+import numpy as np
+import keras
+from mop_udf import models, zero_cost
+from workload import dense, layer, sequential
+
+def wanted(jacobian):
+    values = np.linalg.eigvalsh(np.corrcoef(jacobian))
+    return -np.sum(np.log(values + 1e-5) + 1 / (values + 1e-5))
+
+rows = np.random.default_rng(1).normal(size=(12, 4)).astype("f4")
+model = models.build(models.normalise(dense(64)), 3)
+kernel, bias, last, _ = [np.asarray(w, "f8") for w in model.get_weights()]
+jacobian = ((rows @ kernel + bias > 0) * last.sum(axis=1)) @ kernel.T  # without the softmax, which adds up to 1
+assert abs(zero_cost.jacob_cov(model, [rows]) / wanted(jacobian) - 1) < 1e-3
+
+# two inputs, whose gradients are parts of one Jacobian
+first, second = keras.Input([4], name="a"), keras.Input([3], name="b")
+both = keras.layers.Concatenate()([first, second])
+ends = keras.layers.Softmax()(keras.layers.Dense(2, activation="tanh")(both))
+model = keras.Model([first, second], [ends])
+more = np.random.default_rng(2).normal(size=(12, 3)).astype("f4")
+kernel, bias = [np.asarray(w, "f8") for w in model.get_weights()]
+outer = 1 - np.tanh(np.concatenate([rows, more], 1) @ kernel + bias) ** 2
+assert abs(zero_cost.jacob_cov(model, [rows, more]) / wanted(outer @ kernel.T) - 1) < 1e-3
+
+# the rows of an embedding are whole numbers: there is no gradient
+words = models.build(models.normalise(sequential("words", [4], layer("Embedding", name="words", input_dim=9, output_dim=2),
+    layer("Flatten", name="flat"), layer("Dense", name="out", units=2))), 3)
+assert np.isnan(zero_cost.jacob_cov(words, [np.ones((5, 4), "f4")]))
+# a line has the same gradient at each row: all rows correlate
+line = models.build(models.normalise(sequential("net", [4], layer("Dense", name="out", units=3))), 1)
+assert zero_cost.jacob_cov(line, [rows]) < -11 * 9e4, zero_cost.jacob_cov(line, [rows])
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
+def test_jacob_cov_is_the_score_of_correlations_between_jacobians(backend):
+    """Also of other frameworks, each in a process of its own: Keras has one for a process."""
+    ended = subprocess.run(
+        [sys.executable, "-B", "-c", JACOB_COV],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+        },
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_net_that_has_no_score_or_cannot_be_built_has_none():

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from mop_udf import child_process
+from mop_udf.kernels.on_torch.gradients import of_inputs as input_gradients
 from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.scalars import Rate, make_variable
@@ -25,6 +26,7 @@ __all__ = [
     "for_any_rows",
     "gpu_name",
     "has_gpu",
+    "input_gradients",
     "loops",
     "most_bytes",
     "ran_out",

@@ -8,7 +8,7 @@ from mop_udf import aggregate
 from pg_mop.api.session import options_of_trainer, trainer_of
 from pg_mop.backend import settings
 from pg_mop.search.base import Procedure
-from pg_mop.search.zero_cost import Filter
+from pg_mop.search.zero_cost import WITHOUT_ROWS, Filter
 
 AT_ONCE = 8  # models in one request to the trainer: between requests a cancel is heard
 MOST_ROWS = 64  # of the minibatch, from the first buffer of the packed table
@@ -22,7 +22,7 @@ def scores(db: Any, procedure: Procedure, inputs: Any, seed: int) -> list[list[A
     assert models is not None
     ids = chosen.pool()
     db.info(f"the filter {chosen.kind} looks at {len(ids)} untrained members")
-    batch = _minibatch(inputs) if chosen.kind == "naswot" else []
+    batch = [] if chosen.kind in WITHOUT_ROWS else _minibatch(inputs)
     session = aggregate.session(db.plpy)
     own, found = session.trainer is None, list[list[Any]]()
     options = options_of_trainer(inputs.options, settings.cores(), None)

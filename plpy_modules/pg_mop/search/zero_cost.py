@@ -16,7 +16,8 @@ from pg_mop.search.space import Point, Space
 if TYPE_CHECKING:
     from pg_mop.search.base import Procedure
 
-KINDS = ("synflow", "naswot")
+KINDS = ("synflow", "naswot", "jacob-cov")
+WITHOUT_ROWS = ("synflow",)  # kinds that need no rows
 PROCEDURES = ("random", "asha", "median-stopping")
 MEMBERS, MOST_MEMBERS = 100, 10_000
 PROBES = 8  # first trials, whose results are compared with their scores
