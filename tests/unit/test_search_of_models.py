@@ -319,3 +319,102 @@ def test_drafts_are_counted_without_a_member_and_made_when_they_are_looked_at():
             assert one[0] == searched.models.model_id(searched.models.locate(number)) >= FIRST_ID
             assert searched.models.by_id[one[0]] is one[1]
     assert searched.models.member(None) is searched.models.member(-1) is None
+
+
+# --- populations whose models change ---------------------------------------------------------------------------------
+
+RATES = {**GRID, "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.1, 0.05, 0.01]}]}
+BRED = {"population": 6, "iterations": 6, "interval": 2, "fraction": 0.5}
+
+
+def bred(seed=3, grid=RATES, loss=quality, mutators=MUTATORS, **parameters):
+    procedure = create("population", space(*mutators, grid=grid), seed, "min", {**BRED, **parameters})
+    return procedure, driven(procedure, loss)
+
+
+def test_copies_of_a_population_may_have_other_models():
+    procedure, found = bred(mutate=1)
+    models = procedure.space.models
+    children = {key: lineage for key in found if (lineage := procedure.lineage(key))}
+    mutated = {key: lineage for key, lineage in children.items() if lineage.get("inherits")}
+    assert len(mutated) == len(children) == 6, "3 of 6 are replaced, twice"
+    for key, lineage in mutated.items():
+        parent, trial = procedure.trials[lineage["parent"]], procedure.trials[key]
+        one, other = (models.by_id[found[each][0]] for each in (lineage["parent"], key))
+        assert one.architecture != other.architecture and models.inherits(found[key][0], found[lineage["parent"]][0])
+        label, *keys = lineage["changed"].split(", ")
+        assert set(keys) <= {"lr", "batch_size"}
+        if label != "base model":
+            assert one.choices[label] == lineage["before"] != lineage["after"] == other.choices[label]
+        assert "=[" not in found[key][1].replace("metrics=[", ""), "its own iterations begin with its own rate"
+        # the iterations of its line add up
+        assert trial.data.before == parent.data.before + lineage["iteration"] in (2, 4)
+        assert trial.state in ("ended", "stopped") and trial.budget == trial.at <= 6 - trial.data.before
+    survivors = [trial for trial in procedure.trials.values() if trial.state == "ended"]
+    assert len(survivors) == 6 and all(trial.data.before + trial.at == 6 for trial in survivors)
+
+
+def test_a_population_mutates_models_at_the_given_rate_and_decides_by_its_seed():
+    seen = {}
+    for rate in (0, 0.5, 1):
+        procedures = [bred(seed, mutate=rate)[0] for seed in range(6)]
+        lineages = [lineage for p in procedures for key in p.trials if (lineage := p.lineage(key))]
+        assert len(lineages) == 36
+        seen[rate] = sum("inherits" in lineage for lineage in lineages)
+        assert all(("inherits" in lineage) != ("inherited" in lineage) for lineage in lineages)
+    assert seen[0] == 0 < seen[0.5] < seen[1] == 36
+    assert bred(mutate=0.5)[1] == bred(mutate=0.5)[1] and bred(mutate=0)[1] == bred()[1]
+
+
+def test_a_copy_of_a_mutated_copy_begins_a_path_of_its_own():
+    def by_number(_, configuration):
+        return numbers.setdefault(configuration, 1 / (1 + len(numbers)))  # the youngest are the best
+
+    numbers = {}
+    procedure, found = bred(mutate=0.5, iterations=12, loss=by_number)
+    copies = [key for key in found if procedure.lineage(key)]
+    kept = 0
+    for key in copies:
+        trial, lineage = procedure.trials[key], procedure.lineage(key)
+        parent = procedure.trials[lineage["parent"]]
+        stays = found[key][0] == found[lineage["parent"]][0]
+        if not stays or parent.data.before:
+            assert lineage["iteration"] + parent.data.before == trial.data.before
+            assert "=[" not in found[key][1].replace("metrics=[", "")
+            kept += stays
+        else:
+            assert trial.data.before == 0 and lineage["inherited"].startswith("iterations 1 to")
+    assert kept, "some models stay"
+
+
+def test_a_model_that_inherits_nothing_is_no_mutation():
+    """All layers of the other model have other names, so that the model stays, and only the rates change."""
+    other = dense(16).replace('"hidden"', '"else"').replace('"out"', '"end"')
+    searched = Space(RATES, models=ModelChoices(ModelSpace([Base(1, dense()), Base(2, other)], "[]")))
+    procedure = create("population", searched, 1, "min", {**BRED, "mutate": 1})
+    found = driven(procedure, lambda _, configuration: Random(str(configuration)).random())
+    lineages = [lineage for key in found if (lineage := procedure.lineage(key))]
+    assert lineages and all("inherited" in lineage for lineage in lineages)
+    first, second = (searched.models.model_id({"model": at}) for at in (0, 1))
+    assert not searched.models.inherits(first, second) and not searched.models.inherits(first, first)
+    assert not searched.models.inherits(None, first)
+
+
+def test_a_population_may_change_models_alone():
+    fixed = {"loss": ["mse"], "batch_size": [8]}
+    with pytest.raises(SearchError, match="nothing to change in this space"):
+        bred(grid=fixed)
+    procedure, found = bred(grid=fixed, mutate=1)
+    assert any(procedure.lineage(key) for key in found)
+    with pytest.raises(SearchError, match="nothing to change in this space"):
+        one = space({**WRONG, "choices": [3]}, grid=fixed, bases=[Base(1, dense())])
+        create("population", one, 1, "min", {**BRED, "mutate": 1})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, "often", True])
+def test_wrong_rates_of_mutation(value):
+    with pytest.raises(SearchError, match="mutate of population must be a number from 0 to 1"):
+        bred(mutate=value)
+    with pytest.raises(SearchError, match="mutate=0.5 changes the members of a model space") as error:
+        create("population", Space({**RATES, "model_id": [1]}), 1, "min", {"mutate": 0.5})
+    assert "model_space" in error.value.hint

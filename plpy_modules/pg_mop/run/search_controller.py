@@ -233,13 +233,13 @@ class SearchController(RunController):
                 yield from self.look(key)
 
     def _trace(self, c: Configuration, lineage: dict[str, Any]) -> Steps:
-        """Note a new trial's lineage, and what it inherits, where it is to inherit (`inherits` of the lineage)."""
-        told = {name: value for name, value in lineage.items() if name != "inherits"}
+        """Note a new trial's lineage, and what it inherits (see Procedure.lineage)."""
+        told = {name: value for name, value in lineage.items() if name not in ("inherits", "iteration")}
         c["member"] = {**(c.get("member") or {}), **told}
         if not lineage.get("inherits") or self.configurations.read_architecture(c) is None:
             return
         parent = None if lineage["parent"] is None else self.configurations[lineage["parent"]]
-        path = self.plan.path(lineage["parent"]) if parent is not None else []
+        path = self.plan.path(lineage["parent"])[: lineage.get("iteration")] if parent is not None else []
         ends = [
             self.plan.path(each)[len(path) - 1 : len(path)]
             for each in (self.configurations.trials_of(lineage["parent"]) if path else ())

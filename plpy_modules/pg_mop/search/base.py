@@ -267,7 +267,11 @@ class Procedure(ABC):
         return None
 
     def lineage(self, trial: TrialNumber) -> dict[str, Any] | None:
-        """Of a trial that was made from another one: {"parent": its number, "changed": what differs, ...}, as JSON values."""
+        """Of a trial that was made from another one: {"parent": its number, "changed": what differs, ...}, as JSON values.
+
+        With "inherits", the trial begins with what fits of the parent's weights, after its `iteration` (by default its last
+        one).
+        """
         return None
 
     # --- events, which a subclass handles -----------------------------------------------------------

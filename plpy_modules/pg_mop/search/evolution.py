@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 from pg_mop.search.base import STOPPED, Procedure, Trial, TrialNumber
-from pg_mop.search.dimension import Coordinate, Dimension
 from pg_mop.search.fixed_budget import ITERATIONS
 from pg_mop.search.parameters import MOST_TRIALS, SearchError, integer, is_on, switch
 from pg_mop.search.random_sampler import RandomSampler
@@ -100,26 +99,13 @@ class Evolution(Procedure):
             if not names:
                 break
             name = self.random.choice(names)
-            child = self._mutated(point, name)
+            child = self.space.mutated(point, name, self.random)
             if self.sampler.claim(self.space.configuration(child)):
                 label, before = self.space.told(name, point[name])
                 after = self.space.told(name, child[name])[1]
                 lineage = {"parent": parent, "changed": label, "before": before, "after": after}
                 return child, {**lineage, "inherits": True} if is_on(self.settings.inherit) else lineage
         return None, None
-
-    def _mutated(self, point: Point, name: str) -> Point:
-        """The point with another value of one dimension."""
-
-        def choose(dimension: Dimension) -> Coordinate:
-            if dimension.name == name:
-                if dimension.kind is not None:
-                    return dimension.sample(self.random)
-                others = [at for at in range(len(dimension.choices)) if at != point[name]]
-                return self.random.choice(others)
-            return point[dimension.name] if dimension.name in point else dimension.sample(self.random)
-
-        return self.space.walk(choose)
 
     def _on_budget(self, trial: Trial) -> None:
         # (a trial that its own rule stops has a result, too)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.search.dimension import Coordinate, Dimension, Place
 from pg_mop.spaces import Member, ModelSpace
+from pg_mop.spaces.inheritance import inheritance
 
 if TYPE_CHECKING:
     from pg_mop.spaces.choices import Point as ChoicePoint
@@ -158,6 +160,16 @@ class ModelChoices:
         if self.model_id(place) not in (None, model_id):
             return
         self._places.setdefault(model_id, place)
+
+    def inherits(self, child: int | None, parent: int | None) -> bool:
+        """Whether a member fits together, differs from another one, and inherits weights of it. Of drafts, only the first two
+        are known."""
+        if child is None or parent is None or child == parent:
+            return False
+        if child < 0 or parent < 0:
+            return True
+        texts = [self.by_id[one].architecture or "{}" for one in (parent, child)]
+        return bool(inheritance(*map(json.loads, texts)).layers)
 
     def told(self, name: str, coordinate: Coordinate) -> tuple[str, Any] | None:
         """(choice point, option) of a coordinate; None for a dimension of another kind."""

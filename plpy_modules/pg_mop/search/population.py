@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from mop_udf.params import SCALARS
-from pg_mop.search.base import FAILED, PAUSED, STOPPED, Procedure, Trial, TrialNumber
+from pg_mop.search.base import ENDED, FAILED, PAUSED, STOPPED, Procedure, Trial, TrialNumber
 from pg_mop.search.parameters import MOST_ITERATIONS, SearchError, integer, number, word
 from pg_mop.search.rungs import ordinal
 from pg_mop.search.samplers import create_sampler
@@ -16,13 +16,19 @@ from pg_mop.search.space import CHANGEABLE, Coordinate, Dimension, Point, Space
 Lists = dict[str, list[Any]]  # name of a dimension -> its value in each iteration
 
 
+TRIES = 20  # mutations of a model until one fits together and inherits weights
+
+
 class Member:
-    """A trial of the population: the point that it started from, and its changes since."""
+    """A trial of the population: the point that it started from, and its changes since.
 
-    __slots__ = ("point", "lists", "step", "lineage")
+    `before`: iterations that its weights have behind them from other trials; its own iterations begin after them.
+    """
 
-    def __init__(self, point: Point, lists: Lists, lineage: dict[str, Any] | None = None) -> None:
-        self.point, self.lists, self.lineage = point, lists, lineage
+    __slots__ = ("point", "lists", "step", "lineage", "before")
+
+    def __init__(self, point: Point, lists: Lists, lineage: dict[str, Any] | None = None, before: int = 0) -> None:
+        self.point, self.lists, self.lineage, self.before = point, lists, lineage, before
         self.step = 0  # number of the comparison that it trains to
 
 
@@ -37,6 +43,11 @@ class Population(Procedure):
     of results does not decide. A failed member is among the worst. Only numbers change that may change while a model
     trains: the optimizer's scalars, batch_size and dropout. Up to half of the first members continue the best
     configurations of earlier results.
+
+    In a model space, a copy's model changes, too, with the probability `mutate`: in one random choice, so that the new model
+    fits together and inherits weights of the copied one. Such a copy begins with these weights, and a new optimizer, and so do
+    all copies of it; its iterations count from there, and it is compared with the members that have as many iterations behind
+    them. Where no such model is found, the model stays.
     """
 
     name = "population"
@@ -46,12 +57,19 @@ class Population(Procedure):
         "interval": integer(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
         "fraction": number(0.01, 0.5, 0.2, "share of the members that is replaced, and that is copied"),
         "resample": number(0, 1, 0.25, "probability that a hyper-parameter is sampled anew"),
+        "mutate": number(0, 1, 0, "probability that the model of a copy changes, too, in a model space"),
         "sampler": word(("random", "grid"), "random", "where the first configurations come from"),
     }
 
     def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
         super().__init__(space, seed, goal, **parameters)
-        if not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
+        if self.settings.mutate and space.models is None:
+            raise SearchError(
+                f"mutate={self.settings.mutate} changes the members of a model space",
+                "mop_search(..., model_space => 'space'), or leave out mutate.",
+            )
+        models = bool(self.settings.mutate) and space.models is not None and space.models.most_open > 0
+        if not models and not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
             raise SearchError(
                 "population-based training has nothing to change in this space",
                 "Give several values to at least one of these: " + ", ".join(CHANGEABLE),
@@ -89,12 +107,12 @@ class Population(Procedure):
             self._train(self._new(self.space.configuration(point)), Member(point, {}), 0)
 
     def _evaluates(self, trial: Trial) -> Collection[int]:
-        return self.steps
+        return tuple(step - trial.data.before for step in self.steps if step > trial.data.before)
 
     def _train(self, trial: Trial, member: Member, step: int) -> None:
         trial.data, member.step = member, step
         self.generations[step].pending += 1
-        self._propose(trial, self.steps[step])
+        self._propose(trial, self.steps[step] - member.before)
 
     def _on_budget(self, trial: Trial) -> None:
         if trial.state == STOPPED:  # by its own rule
@@ -111,6 +129,8 @@ class Population(Procedure):
                 if self.copied <= middle < len(generation.arrived) - self.copied:
                     self._go_on(generation.arrived[middle][1], step)
             self._close(step)
+        else:
+            trial.state = ENDED  # (a mutated copy has fewer iterations of its own)
 
     def _on_lost(self, trial: Trial) -> None:
         generation = self.generations[trial.data.step]
@@ -147,25 +167,58 @@ class Population(Procedure):
                 self.why[member] += f"; {instead}"
             else:
                 position = ordinal(len(ranked) - len(worst) + worst.index(member) + 1)
-                self._stop(self.trials[member], f"iteration {self.steps[step]}: {position} of {len(ranked)}; {instead}")
+                at = self.steps[step] - self.trials[member].data.before
+                self._stop(self.trials[member], f"iteration {at}: {position} of {len(ranked)}; {instead}")
         self.generations[step + 1].complete = True
         self._close(step + 1)
 
     def _copy(self, trial: Trial, step: int) -> Trial:
-        """A new trial that equals `trial` up to the step, and explores from there."""
-        until, member = self.steps[step], trial.data
+        """A new trial that equals `trial` up to the step, and explores from there; or, where a model on its line has been
+        mutated, one that begins with what fits of its weights."""
+        member = trial.data
+        until = self.steps[step] - member.before  # of the trial's own iterations
         lists: Lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
         for dimension in self.space.branch_of(member.point).dimensions:
             name = dimension.name
             past = lists.get(name) or [dimension.value(member.point[name])] * until
             if _changeable(dimension) and _is_number(past[-1]):  # (a sequence continues unchanged)
                 lists[name] = [*past, self._explored(dimension, past[-1])]
-        copy = self._new(self.space.configuration(member.point, lists))
-        copy.at = until
         changed = [self.dimensions[name].key for name in lists if lists[name][-1:] != lists[name][-2:-1]]
-        lineage = {"parent": trial.number, "changed": ", ".join(changed), "inherited": f"iterations 1 to {until}"}
-        self._train(copy, Member(member.point, lists, lineage), step + 1)
+        lineage: dict[str, Any] = {"parent": trial.number, "changed": ", ".join(changed)}
+        mutated = self._mutated(member.point)
+        point = member.point
+        if mutated is not None:
+            point, name = mutated
+            label, before = self.space.told(name, member.point[name])
+            after = self.space.told(name, point[name])[1]
+            lineage.update(changed=", ".join((label, *changed)), before=before, after=after)
+        if (
+            mutated or member.before
+        ):  # (the path of a mutated copy cannot begin again: its parent's state is gone by then)
+            lineage.update(inherits=True, iteration=until)
+            copied = Member(point, {key: values[-1:] for key, values in lists.items()}, lineage, self.steps[step])
+        else:
+            lineage.update(inherited=f"iterations 1 to {until}")
+            copied = Member(point, lists, lineage)
+        values = {name: own if len(own) > 1 else own[0] for name, own in copied.lists.items()}
+        copy = self._new(self.space.configuration(copied.point, values))
+        copy.at = self.steps[step] - copied.before
+        self._train(copy, copied, step + 1)
         return copy
+
+    def _mutated(self, point: Point) -> tuple[Point, str] | None:
+        """A point with another model, which inherits weights of the point's, and the name of the choice that differs; None
+        where the model stays."""
+        models = self.space.models
+        if models is None or not self.settings.mutate or self.random.random() >= self.settings.mutate:
+            return None
+        names = [name for name in models.own(point) if self.dimensions[name].open]
+        for _ in range(TRIES if names else 0):
+            name = self.random.choice(names)
+            other = self.space.mutated(point, name, self.random)
+            if models.inherits(models.model_id(other), models.model_id(point)):
+                return other, name
+        return None
 
     def _explored(self, dimension: Dimension, value: Any) -> Any:
         """Another value of the dimension than `value`, if there is one."""

@@ -111,6 +111,19 @@ class Space:
         """A random point: model and branch, then each key independently."""
         return self.walk(lambda dimension: dimension.sample(random))
 
+    def mutated(self, point: Point, name: str, random: Random) -> Point:
+        """The point with another value of one open dimension: another choice, or a number that is drawn anew. Dimensions that
+        this opens are random."""
+
+        def choose(dimension: Dimension) -> Coordinate:
+            if dimension.name == name:
+                if dimension.kind is not None:
+                    return dimension.sample(random)
+                return random.choice([at for at in range(len(dimension.choices)) if at != point[name]])
+            return point[dimension.name] if dimension.name in point else dimension.sample(random)
+
+        return self.walk(choose)
+
     def points(self) -> Iterator[Point]:
         """All points, one by one. Raises GridError for a space with distributions."""
         for dimension in itertools.chain.from_iterable(branch.dimensions for branch in self.branches):
