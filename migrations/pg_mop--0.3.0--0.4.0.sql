@@ -180,8 +180,11 @@ CREATE TABLE @extschema@.mop_run_count (
     units_failed bigint NOT NULL DEFAULT 0,
     units_retried bigint NOT NULL DEFAULT 0,
     sent_bytes bigint NOT NULL DEFAULT 0, -- of model states that went from one server to another
+    units_done bigint,
+    units_left bigint,
+    units_running bigint,
     PRIMARY KEY (run_id, fencing_token)
-);
+) WITH (fillfactor = 50);
 -- The same, summed up, of runs that were dropped; and the core-seconds of ended runs.
 CREATE TABLE @extschema@.mop_past_count (
     owner integer NOT NULL REFERENCES @extschema@.mop_owner ON DELETE CASCADE,

@@ -192,7 +192,7 @@ CREATE TABLE @extschema@.mop_role_turn (
     pass double precision NOT NULL DEFAULT 0 -- core-seconds divided by its share, counted from where the other roles were
 ) WITH (fillfactor = 50);
 
--- What each coordinator of a run has counted, for mop_monitoring. These tables are not dumped: a restored database counts anew.
+-- What each coordinator of a run has counted, for mop_monitoring and mop_run_progress. These tables are not dumped: a restored database counts anew.
 CREATE TABLE @extschema@.mop_run_count (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     fencing_token integer NOT NULL,     -- of the coordinator
@@ -202,8 +202,12 @@ CREATE TABLE @extschema@.mop_run_count (
     units_failed bigint NOT NULL DEFAULT 0,
     units_retried bigint NOT NULL DEFAULT 0,
     sent_bytes bigint NOT NULL DEFAULT 0, -- of model states that went from one server to another
+    -- of the run, as its coordinator has counted while it goes on: so that a look needs no count. NULL: it has not told them
+    units_done bigint,                  -- with those of earlier coordinators
+    units_left bigint,                  -- also those that run
+    units_running bigint,
     PRIMARY KEY (run_id, fencing_token)
-);
+) WITH (fillfactor = 50);
 -- The same, summed up, of runs that were dropped; and the core-seconds of ended runs.
 CREATE TABLE @extschema@.mop_past_count (
     owner integer NOT NULL REFERENCES @extschema@.mop_owner ON DELETE CASCADE,

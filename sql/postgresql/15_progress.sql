@@ -67,59 +67,67 @@ FROM @extschema@.mop_seen_run r
     GROUP BY a.mst_key, a.error, a.reason) w;
 
 -- Progress of runs, one row each: much cheaper than the sum of the rows above, for those who look often. A unit counts once,
--- also where configurations share it. Plain sums over the run's stages and units, since the planner underestimates how many a
--- new run has.
+-- also where configurations share it. Of a run in progress it is the row in which its coordinator counts, about a second old;
+-- of the others, plain sums over the run's stages and units, since the planner underestimates how many a new run has.
 CREATE VIEW @extschema@.mop_run_progress WITH (security_barrier) AS
-SELECT d.run_id, d.status, d.units_done, (d.units_done + l.units_left)::bigint AS units_total,
-       extract(epoch FROM coalesce(d.finished_at, CASE WHEN d.status = 'running' THEN clock_timestamp() ELSE d.last END,
-           d.started_at) - d.started_at)::double precision AS seconds_elapsed,
-       CASE WHEN d.status <> 'running' THEN 0
-            WHEN d.units_done = 0
-                THEN nullif(greatest(d.expected_seconds - extract(epoch FROM clock_timestamp() - d.started_at), 0), 0)
-            ELSE extract(epoch FROM clock_timestamp() - d.started_at) * l.units_left / d.units_done
+SELECT r.run_id, r.now AS status, w.units_done, (w.units_done + w.units_left)::bigint AS units_total,
+       extract(epoch FROM coalesce(r.finished_at, CASE WHEN r.now = 'running' THEN clock_timestamp() ELSE w.last END,
+           r.started_at) - r.started_at)::double precision AS seconds_elapsed,
+       CASE WHEN r.now <> 'running' THEN 0
+            WHEN w.units_done = 0
+                THEN nullif(greatest(r.expected_seconds - extract(epoch FROM clock_timestamp() - r.started_at), 0), 0)
+            ELSE extract(epoch FROM clock_timestamp() - r.started_at) * w.units_left / w.units_done
        END::double precision AS seconds_left
-FROM (
-    SELECT r.run_id, r.now AS status, r.started_at, r.finished_at, r.expected_seconds,
-           r.function = 'madlib_keras_fit'
-           AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging,
-           g.training, g.both_datasets, u.units_done, u.last
-    FROM @extschema@.mop_seen_run r
-    CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE e.dataset = 'training') AS training, count(*) AS both_datasets
-        FROM @extschema@.mop_segment e WHERE e.run_id = r.run_id) g
-    CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE e.status = 'finished') AS units_done,
-               max(greatest(e.started_at, e.finished_at)) AS last
-        FROM @extschema@.mop_unit e WHERE e.run_id = r.run_id) u) d
+FROM @extschema@.mop_seen_run r
+LEFT JOIN @extschema@.mop_run_count n ON n.run_id = r.run_id AND n.fencing_token = r.fencing_token
+    AND n.units_left IS NOT NULL AND r.now = 'running'
 CROSS JOIN LATERAL (
-    SELECT greatest(0, coalesce(sum(
-               CASE WHEN n.wanted THEN
-                   CASE WHEN n.taken THEN 0 WHEN d.averaging THEN 1 ELSE d.training - n.held_out END
-                   + CASE WHEN n.evaluated THEN CASE WHEN n.held_out > 0 THEN n.held_out ELSE d.both_datasets END ELSE 0 END
-               END), 0)
-           - d.units_done + coalesce(sum(CASE WHEN NOT n.wanted THEN (
-               SELECT count(*) FROM @extschema@.mop_unit v
-               WHERE v.run_id = d.run_id AND v.stage = n.stage AND v.status = 'finished') END), 0)) AS units_left
+    SELECT n.units_done, n.units_left, NULL::timestamptz AS last WHERE n.units_left IS NOT NULL
+    UNION ALL
+    SELECT d.units_done, l.units_left, d.last
     FROM (
-        SELECT t.stage, t.source_run IS NOT NULL AS taken,
-               -- (a stage of an earlier run needs units only for missing metrics)
-               t.evaluated AND CASE WHEN t.source_run IS NULL THEN true ELSE EXISTS (
-                   SELECT 1 FROM @extschema@.mop_unit v
-                   WHERE v.run_id = d.run_id AND v.stage = t.stage AND v.kind <> 'train') OR NOT EXISTS (
-                   SELECT 1 FROM @extschema@.mop_metric m WHERE m.run_id = d.run_id AND m.stage = t.stage) END AS evaluated,
-               coalesce(cardinality(c.held_out), 0) AS held_out,
-               -- a configuration needs it that has not failed
-               CASE WHEN c.error IS NULL AND EXISTS (
-                        SELECT 1 FROM @extschema@.mop_request q
-                        WHERE q.run_id = d.run_id AND q.mst_key = c.mst_key AND q.iteration = t.iteration
-                        AND q.stage = t.stage) THEN true
-                    ELSE EXISTS (
-                        SELECT 1 FROM @extschema@.mop_request q JOIN @extschema@.mop_configuration f
-                        ON f.run_id = d.run_id AND f.mst_key = q.mst_key AND f.error IS NULL
-                        WHERE q.run_id = d.run_id AND q.stage = t.stage) END AS wanted
-        FROM @extschema@.mop_stage t
-        JOIN @extschema@.mop_configuration c ON c.run_id = d.run_id AND c.mst_key = t.mst_key
-        WHERE t.run_id = d.run_id) n) l;
+        SELECT r.function = 'madlib_keras_fit'
+               AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging,
+               g.training, g.both_datasets, u.units_done, u.last
+        FROM (
+            SELECT count(*) FILTER (WHERE e.dataset = 'training') AS training, count(*) AS both_datasets
+            FROM @extschema@.mop_segment e WHERE e.run_id = r.run_id) g
+        CROSS JOIN (
+            SELECT count(*) FILTER (WHERE e.status = 'finished') AS units_done,
+                   max(greatest(e.started_at, e.finished_at)) AS last
+            FROM @extschema@.mop_unit e WHERE e.run_id = r.run_id) u) d
+    CROSS JOIN LATERAL (
+        SELECT greatest(0, coalesce(sum(
+                   CASE WHEN s.wanted THEN
+                       CASE WHEN s.taken THEN 0 WHEN d.averaging THEN 1 ELSE d.training - s.held_out END
+                       + CASE WHEN s.evaluated THEN CASE WHEN s.held_out > 0 THEN s.held_out ELSE d.both_datasets END
+                              ELSE 0 END
+                   END), 0)
+               - d.units_done + coalesce(sum(CASE WHEN NOT s.wanted THEN (
+                   SELECT count(*) FROM @extschema@.mop_unit v
+                   WHERE v.run_id = r.run_id AND v.stage = s.stage AND v.status = 'finished') END), 0)) AS units_left
+        FROM (
+            SELECT t.stage, t.source_run IS NOT NULL AS taken,
+                   -- (a stage of an earlier run needs units only for missing metrics)
+                   t.evaluated AND CASE WHEN t.source_run IS NULL THEN true ELSE EXISTS (
+                       SELECT 1 FROM @extschema@.mop_unit v
+                       WHERE v.run_id = r.run_id AND v.stage = t.stage AND v.kind <> 'train') OR NOT EXISTS (
+                       SELECT 1 FROM @extschema@.mop_metric m WHERE m.run_id = r.run_id AND m.stage = t.stage) END
+                       AS evaluated,
+                   coalesce(cardinality(c.held_out), 0) AS held_out,
+                   -- a configuration needs it that has not failed
+                   CASE WHEN c.error IS NULL AND EXISTS (
+                            SELECT 1 FROM @extschema@.mop_request q
+                            WHERE q.run_id = r.run_id AND q.mst_key = c.mst_key AND q.iteration = t.iteration
+                            AND q.stage = t.stage) THEN true
+                        ELSE EXISTS (
+                            SELECT 1 FROM @extschema@.mop_request q JOIN @extschema@.mop_configuration f
+                            ON f.run_id = r.run_id AND f.mst_key = q.mst_key AND f.error IS NULL
+                            WHERE q.run_id = r.run_id AND q.stage = t.stage) END AS wanted
+            FROM @extschema@.mop_stage t
+            JOIN @extschema@.mop_configuration c ON c.run_id = r.run_id AND c.mst_key = t.mst_key
+            WHERE t.run_id = r.run_id) s) l
+    WHERE n.units_left IS NULL) w;
 
 -- For \watch: a line of at most 100 characters for each training run, or for the last run if none is running. The best
 -- configuration is that of the page (report/configurations.py): by the metric that the call names, else by the common first

@@ -1,6 +1,6 @@
 -- Numbers for monitoring: a row for each role that has used pg_mop in this database. Members of pg_monitor see all roles,
 -- others those that they may act as. It shows no name but roles' names. Columns *_total are counters, which never fall; those
--- of a running run's units are up to ten seconds old. On a standby no run is in progress or lost: the sessions of the runs are
+-- of a running run's units are about a second old. On a standby no run is in progress or lost: the sessions of the runs are
 -- on the primary server.
 CREATE VIEW @extschema@.mop_monitoring WITH (security_barrier) AS
 SELECT o.role, coalesce(sum(r.running), 0)::bigint AS runs_running, coalesce(sum(r.waiting), 0)::bigint AS runs_waiting,

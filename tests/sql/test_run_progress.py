@@ -21,6 +21,15 @@ def both(db, run):
     return row
 
 
+def reads_units(db, run):
+    """What EXPLAIN says of the scan of the run's finished units, in a query of the run's progress."""
+    plan = db.run(
+        "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) SELECT * FROM madlib.mop_run_progress WHERE run_id = %s", [run]
+    )
+    lines = [line for row in plan for line in row.values() if "mop_unit" in line and "Scan" in line]
+    return next(line for line in lines if " e" in line.split("on mop_unit")[1]).split("(")[-1].rstrip(")")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tables(db):
     make_data(db, rows=60, segments=2)
@@ -84,12 +93,17 @@ def test_a_run_that_goes_on_counts_what_is_left(db):
         assert 0 < row["units_done"] < row["units_total"] == 8004 and row["status"] == "running"
         rate = row["units_done"] / row["seconds_elapsed"]
         assert row["seconds_left"] == pytest.approx((8004 - row["units_done"]) / rate, rel=0.05)
+        assert eventually(lambda: reads_units(db, run) == "never executed", 30), "a look counts no units"
+        first = db.run(view, [run])[0]["units_done"]
+        assert eventually(lambda: db.run(view, [run])[0]["units_done"] > first, 30)
     finally:
         db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
         calling.end()
         caller.close()
     row = db.run(view, [run])[0]
     assert row["status"] == "cancelled" and row["seconds_left"] == 0 and row["units_total"] == 8004
+    assert reads_units(db, run) != "never executed", "an ended run is counted"
+    assert both(db, run)["units_done"] >= first
 
 
 def test_a_role_sees_its_own_runs(db):

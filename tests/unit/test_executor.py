@@ -61,6 +61,7 @@ class Catalog:
             "new_state_table",
             "move_states",
             "note_growth",
+            "note_counts",
             "close",
             "partials",
         ):

@@ -234,10 +234,13 @@ class Runs(Stages):
         rows = self.execute(f"SELECT prediction FROM {self.prefix}run WHERE run_id = %s", (run_id,))
         return rows[0]["prediction"] if rows else None
 
-    def note_counts(self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int) -> None:
-        """Note what this coordinator has counted, for mop_monitoring: units, failed attempts, retries, bytes of states that
-        went from one server to another."""
-        self.call("mop_note_counts", run_id, self.fencing_token, finished, failed, retried, sent_bytes)
+    def note_counts(
+        self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int, done: int, left: int, running: int
+    ) -> None:
+        """Note what this coordinator has counted: units, failed attempts, retries, and bytes of states that went from one
+        server to another, for mop_monitoring; and for those who watch the run, its units that are done, left and running."""
+        counts = (finished, failed, retried, sent_bytes, done, left, running)
+        self.call("mop_note_counts", run_id, self.fencing_token, *counts)
 
     def note_growth(self, run_id: int) -> None:
         """Note that the run's catalog rows have become many more (for ANALYZE)."""

@@ -821,6 +821,7 @@ class Coordinator:
             self.adoption,
             self.remote_runs,
             self.packing,
+            len(self.earlier.finished) if self.earlier is not None and self.resumes else 0,
         )
         return self.executor
 

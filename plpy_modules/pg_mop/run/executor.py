@@ -38,9 +38,11 @@ from pg_mop.schedule.dealing import Threads
 from pg_mop.schedule.packing import Packing, unpacked
 from pg_mop.schedule.unit_batches import Steps as UnitSteps
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
+from pg_mop.schedule.units_left import UnitsLeft
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
-COUNT_SECONDS = 10.0  # between two notes of what was counted
+COUNT_SECONDS = 1.0  # between two notes of what was counted
+RECOUNT_SHARE = 0.005  # of the time at most goes into counting the stages that are left
 GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
 
 
@@ -77,6 +79,7 @@ class Executor:
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
     the coordinator's server. `threads`: of their trainers. `packing`: of all trainers on devices. `hosts`: the RemoteRuns, for
     servers that join.
+    `done_before`: units that earlier coordinators of the run have finished.
     `adoption`: of a run that may wait for stages that other runs train (run/runs_beside.py).
     """
 
@@ -104,6 +107,7 @@ class Executor:
         adoption: Adoption | None = None,
         hosts: Any = None,
         packing: Packing | None = None,
+        done_before: int = 0,
     ) -> None:
         sharing = unit_specs.sharing
         states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
@@ -112,6 +116,7 @@ class Executor:
         self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
         self.scheduler, self.controller, self.deals = scheduler, controller, options.get("deal_threads")
         self.begun_before, self.turns, self.threads = attempts, turns, threads
+        self.done_before = done_before
         self.packing = packing or unpacked(board)
         # bytes of states to keep for later runs
         self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
@@ -142,7 +147,9 @@ class Executor:
             self.beside = RunsBeside(self.run, adoption, self.needed, self.requests.take_over)
             self.requests.beside = self.beside
         self.looked = self.counted = time.monotonic()
-        self.noted = replace(self.run.counts)  # the counts that mop_monitoring has
+        self.noted: Any = None  # what the catalog has of the counts
+        self.left = UnitsLeft(board)
+        self.recounts_at = 0.0  # (time.monotonic), where the number of units that are left is uncertain
         self.trained = 0  # units
         self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
         self.began = time.time()
@@ -517,6 +524,7 @@ class Executor:
                 # release to the others)
                 stages = run.plan.stages
                 self.needed.need_no_parent([stages[number] for number in (*attempt.released, unit.stage)])
+        self.left.finishes(unit)
         ended = run.board.finish(unit)
         if unit.kind == "train" and run.board.shares_states:
             self.needed.release_replicas(unit.iteration)
@@ -579,12 +587,26 @@ class Executor:
         return changed
 
     def _note_counts(self) -> None:
-        """Every few seconds, tell mop_monitoring what was counted. (The end of the run counts its whole log.)"""
-        counts = self.run.counts
-        if time.monotonic() - self.counted >= COUNT_SECONDS and counts != self.noted:
-            self.counted, self.noted = time.monotonic(), replace(counts)
-            self.run.catalog.note_counts(
-                self.run.run_id, counts.finished, counts.failed, counts.retried, counts.sent_bytes
+        """Tell those who watch what was counted, about once a second. (The end of the run counts its whole log.)"""
+        run, now = self.run, time.monotonic()
+        if now - self.counted < COUNT_SECONDS:
+            return
+        if self.left.uncertain and now >= self.recounts_at:
+            self.left.recount()
+            self.recounts_at = time.monotonic() + (time.monotonic() - now) / RECOUNT_SHARE
+        running = len(run.attempts_in(State.RUNNING))
+        told = replace(run.counts), self.left.count, running
+        if told != self.noted:
+            self.counted, self.noted = now, told
+            run.catalog.note_counts(
+                run.run_id,
+                run.counts.finished,
+                run.counts.failed,
+                run.counts.retried,
+                run.counts.sent_bytes,
+                self.done_before + self.done,
+                max(0, self.left.count),
+                running,
             )
 
     def _leave(self, name: str, why: str) -> None:

@@ -379,6 +379,16 @@ class Board(Assignment):
             return len(work.todo) + len(work.training)
         return int(segment in work.todo or any(unit.segment == segment for unit in work.training))
 
+    def units_left(self, stage: Stage) -> int:
+        """How many units of a wanted stage have not ended, with its evaluations if a trial wants its metrics; running ones
+        count."""
+        left = self.visits_left(stage.number)
+        if not stage.evaluated or stage.scored or stage.failed:
+            return left
+        work = self._works.get(stage.number)
+        due = len(self._evaluations(stage)) if work is None or work.due is None else len(work.due)
+        return left + due + (0 if work is None else work.evaluating.total())
+
     def next_visits(self, stage_number: StageNumber) -> list[SegmentNumber]:
         """The segments that a stage may visit after the units that run, in whichever order the board allows. Of a stage
         that may not be trained yet: those that it may visit first."""
