@@ -37,6 +37,7 @@ DRAWING = (
     "surface.js",
     "parallel.js",
     "results.js",
+    "family.js",
     "tables.js",
     "model.js",
     "strip.js",

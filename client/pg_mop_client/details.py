@@ -108,10 +108,20 @@ def configuration(
         "parameters": own["parameters"],
         "strings": {name: own[name] for name in ("compile_params", "fit_params")},
         "shares": shared,
+        "made_from": made_from(data["family"], key),
         "curves": curves,
         "units": [dict(row) for row in units.mappings()],
         "sql": statements(schema.replace("\\:", ":"), run_id, own, data),
     }
+
+
+def made_from(family: list[Mapping[str, Any]], key: int) -> dict[str, Any] | None:
+    """The trial that a trial was made from (`mst_key`), what was `changed` and what it `inherited`, as texts; None where it was
+    made from no other. `family`: of mop_report's data."""
+    own = next((node for node in family if node["mst_key"] == key), None)
+    if own is None or own["parent"] is None:
+        return None
+    return {"mst_key": family[own["parent"]]["mst_key"], "changed": own["changed"], "inherited": own["inherited"]}
 
 
 def statements(schema: str, run_id: int, own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ def family(data: Mapping[str, Any], ax: Any = None) -> Any:
     run, nodes = data["run"], data.get("family") or []
     if not nodes:
         raise ClientError(
-            data["sampled"].get("family") or f"no trial of run {run['run_id']} was made from another one",
+            f"no trial of run {run['run_id']} was made from another one",
             hint="mop_search with the procedure 'regularized-evolution' makes trials from others.",
         )
     height = 1.5 + 0.16 * (1 + max(node["y"] for node in nodes))
@@ -46,7 +46,12 @@ def family(data: Mapping[str, Any], ax: Any = None) -> Any:
         ax.figure.colorbar(dots, ax=ax).set_label(printable(str(data["measure"]["series"])), parse_math=False)
     for node in nodes if len(nodes) <= MOST_NAMED else ():
         ax.annotate(
-            str(node["mst_key"]), (node["x"], node["y"]), (4, 0), textcoords="offset points", fontsize=6, va="center"
+            f"{node['mst_key']} (+{node['more']})" if node.get("more") else str(node["mst_key"]),
+            (node["x"], node["y"]),
+            (4, 0),
+            textcoords="offset points",
+            fontsize=6,
+            va="center",
         )
     ax.set_yticks([])
     ax.xaxis.get_major_locator().set_params(integer=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 PER_PAGE = 20
 MOST_DRAWN = 500  # configurations in the pictures
+MOST_OTHERS = 4000  # configurations that the slices show as small marks besides
 MOST_FAILED = 1000  # listed configurations that have failed
 MOST_TEXT = 300  # characters of an argument in a comparison
 MOST_WORDS = 200  # listed values of a parameter
@@ -159,8 +160,11 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
         (c["last"][series] for c in comparable(configurations, series, LEAST_COMPARED)),
         reverse=data["measure"]["goal"] == "max",
     )
+    shown = {c["mst_key"] for c in drawn}
+    rest = others(data, [c for c in configurations if c["mst_key"] not in shown])
     if len(drawn) < len(configurations):
         sampled["parallel"] = f"the best {len(drawn)} of {len(configurations)} configurations"
+        sampled["slices"] = f"{sampled['parallel']} as dots, and {len(rest)} others as small marks"
     first = (page - 1) * PER_PAGE
     return {
         **{
@@ -179,6 +183,7 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
                 "causes",
                 "next",
                 "spread",
+                "family",
             )
         },
         **{
@@ -192,6 +197,7 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
         "curves": curves,
         "choices": choices(data),
         "configurations": [_short(c) for c in drawn],
+        "others": rest,
         "columns": [
             {"name": name, "number": all(_is_number(v) for c in configurations if (v := value(c)) is not None)}
             for name, value in of.items()
@@ -203,6 +209,17 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
         "shown": len(configurations),
         "all": len(data["configurations"]),
     }
+
+
+def others(data: Data, configurations: list[Data]) -> list[list[Any]]:
+    """[[result, value of each varied parameter], ...] of configurations with a result, which are not drawn one by one."""
+    series = data["measure"]["series"]
+    found = [
+        [c["last"][series], *(c["parameters"].get(name) for name in data["varied"])]
+        for c in configurations
+        if c["status"] != "failed" and _is_number(c["last"].get(series))
+    ]
+    return _thin(found, MOST_OTHERS)
 
 
 def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
@@ -337,6 +354,7 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "bars": [],
         "merged_bars": False,
         "stages": [],
+        "family": [],
         "time": [],
         "makespan": 0,
         "settings": {},
@@ -364,7 +382,8 @@ FACTS = (
 
 
 def differences(runs: list[Data]) -> list[list[Any]]:
-    """[name, value in each run, ...] of what differs between runs: facts, arguments, settings. First results and times."""
+    """[name, value in each run, ...] of what differs between runs: facts, arguments, settings. First results and times, and how
+    far these are from what the planner predicted when the run began."""
 
     def best(run: Data) -> str | None:
         own = run["summary"]["best"] if run["summary"] else None
@@ -375,6 +394,15 @@ def differences(runs: list[Data]) -> list[list[Any]]:
         ["seconds", *(run["run"]["seconds"] for run in runs)],
         ["failed", *(run["summary"]["failed"] if run["summary"] else None for run in runs)],
     ]
+    expected = [run["run"].get("predicted_seconds") for run in runs]
+    if any(seconds is not None for seconds in expected):
+        found += [
+            ["predicted seconds of training", *expected],
+            [
+                "longer (+) or shorter (-) than predicted",
+                *(off(run["makespan"], seconds, run["run"]["status"]) for run, seconds in zip(runs, expected)),
+            ],
+        ]
     sources: list[tuple[str, Callable[[Data], Mapping[str, Any]]]] = [
         ("", lambda run: {name: run["run"].get(name) for name in FACTS}),
         ("", lambda run: run["arguments"]),
@@ -386,6 +414,13 @@ def differences(runs: list[Data]) -> list[list[Any]]:
             if len({repr(value) for value in values}) > 1 and f"{prefix}{name}" not in {row[0] for row in found}:
                 found.append([f"{prefix}{name}", *(_text(value) for value in values)])
     return found
+
+
+def off(actual: float | None, expected: float | None, status: str) -> str | None:
+    """By which share of the predicted seconds the actual ones differ, as text; None of a run that has not finished."""
+    if not actual or not expected or status != "finished":
+        return None
+    return f"{100 * (actual / expected - 1):+.0f} %"
 
 
 def _text(value: Any) -> str | None:

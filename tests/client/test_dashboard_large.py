@@ -63,6 +63,9 @@ def test_a_large_run_is_loaded_filtered_and_sorted(browser, page):
     assert timed("first load", lambda: (browser.get(address), rows())[1])
     drawn = "document.querySelectorAll('#curves-picture path').length"
     assert timed("curves after it", lambda: eventually(lambda: value(browser, drawn) > 50, HANGS))
+    marks = "(document.querySelector('#slices-picture path.others')?.getAttribute('d') || '').split('M').length - 1"
+    browser.execute_script("document.getElementById('slices-picture').scrollIntoView()")
+    assert eventually(lambda: value(browser, marks) == 1460, HANGS)
     head = "document.querySelector('[data-focus=\"headlearning_rate\"]')"
     assert timed(
         "sort",
@@ -85,7 +88,10 @@ def test_the_api_answers_filters_and_orders_from_memory(page):
     def ask(query):
         return page.json(f"/api/run/{RUN}?{query}")["view"]
 
-    assert ask("")["all"] == COUNT
+    whole = ask("")
+    # (of those with a result, pictures draw the 500 best one by one, and each other one as a small mark)
+    assert whole["all"] == COUNT and len(whole["others"]) == COUNT - COUNT // 50 - 500 == 1460
+    assert "1460 others as small marks" in whole["sampled"]["slices"]
     assert timed("filter in the API", lambda: ask("low.learning_rate=0.1&is.optimizer=Adam"))["shown"] < COUNT / 3
     assert timed("sort in the API", lambda: ask("sort=learning_rate&desc=1"))["rows"][0][0] > 0
 
@@ -93,6 +99,7 @@ def test_the_api_answers_filters_and_orders_from_memory(page):
 def test_the_report_of_a_large_run_is_small(db, page):
     html = timed("report", lambda: db.value("SELECT madlib.mop_report(%s)", [RUN]))
     print(f", {len(html.encode()) / 1e6:.2f} MB", end="")
+    assert f"the best 1000 of {COUNT} configurations as dots" in html
     assert len(html.encode()) < 1_500_000
     summary = json.loads(timed("summary", lambda: db.value("SELECT madlib.mop_report(%s, 'summary')", [RUN])))
     assert summary["summary"]["failed"] == COUNT // 50 and summary["summary"]["of"] == COUNT

@@ -375,6 +375,8 @@ def test_a_comparison_shows_first_what_differs(db, browser, page, made, screen):
         "seconds",
         "failed",
     ]
+    off = next(row for row in rows if row[0] == "longer (+) or shorter (-) than predicted")
+    assert all(re.fullmatch(r"[+-]\d+ %", cell) for cell in off[1:] if cell) and any(off[1:])
     assert ["num_iterations", "4", "2"] in rows and ["model_output_table", "models", "again"] in rows
     assert "function" not in [row[0] for row in rows]
     assert problems(browser) == []

@@ -238,6 +238,10 @@ def test_without_a_model_space_children_inherit_whole_models(db):
     )
     heirs = db.run(HEIRS, [last_run(db)])
     assert heirs and all(row["inheritance"]["same"] and row["changed"] == "lr" for row in heirs)
+    tree = db.value("SELECT madlib.mop_family(%s)", [last_run(db)]).split("\n")[1:]
+    above = {row["parent"] for row in heirs}
+    assert {int(line.split()[0]) for line in tree if line[0].isdigit()} == above - {row["mst_key"] for row in heirs}
+    assert sum(not line[0].isdigit() for line in tree) == len(heirs)
 
 
 @pytest.mark.parametrize("value", ["maybe", "2", "NULL", "'; DROP TABLE arch"])

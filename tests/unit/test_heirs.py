@@ -225,6 +225,33 @@ def test_a_long_line_is_no_recursion():
     assert sum(1 for _ in family.text(nodes)) == 2999
 
 
+def test_of_a_large_family_the_lines_of_the_best_stay_and_the_others_are_counted():
+    # 1 - 2 - 3, 1 - 4, 2 - 5, and 6 - 7; the best are 3, 7, and then 4
+    rows = [row(1), row(2, 1), row(3, 2), row(4, 1), row(5, 2), row(6), row(7, 6)]
+    nodes = family.tree(rows, {1: 0.1, 2: 0.2, 3: 0.9, 4: 0.5, 5: 0.3, 6: 0.1, 7: 0.8})
+    for node, same in zip(family.shortened(nodes, "max", 7), nodes, strict=True):
+        assert node == {**same, "more": 0, "above": 0}
+    kept = family.shortened(nodes, "max", 5)
+    assert [(n["mst_key"], n["parent"], n["more"]) for n in kept] == [
+        (1, None, 1),
+        (2, 0, 1),
+        (3, 1, 0),
+        (6, None, 0),
+        (7, 3, 0),
+    ]
+    assert [n["y"] for n in kept] == [0, 0, 0, 1, 1] and sum(n["more"] for n in kept) == 2
+    # (of the least values, the best is 1; then come 6, 2 and 5)
+    assert [n["mst_key"] for n in family.shortened(nodes, "min", 4)] == [1, 2, 5, 6]
+
+
+def test_of_a_line_that_is_too_long_the_end_stays():
+    nodes = family.tree([row(1), *(row(key, key - 1) for key in range(2, 3000))], {2999: 1.0})
+    kept = family.shortened(nodes, "max", 240)
+    assert [n["mst_key"] for n in kept] == list(range(2760, 3000))
+    assert kept[0]["parent"] is None and kept[0]["above"] == 2759 and {n["y"] for n in kept} == {0}
+    assert [n["mst_key"] for n in family.shortened(family.tree([row(1), row(2)], {}), "min", 1)] == [1]
+
+
 def test_trials_that_are_made_from_each_other_do_not_vanish():
     nodes = family.tree([row(1), row(2, 5), row(5, 6), row(6, 5), row(7, 7), row(8, 9), row(9, 10), row(10, 8)], {})
     assert [(n["mst_key"], n["parent"], n["x"]) for n in nodes] == [
@@ -267,6 +294,9 @@ def test_the_picture_of_a_family_draws_names_as_text():
     told = [text.get_text() for text in axes.get_legend().get_texts()]
     assert told == ["began with the parent's function", "anew"]
     matplotlib.pyplot.close(axes.figure)
-    for sampled in ({}, {"family": "no family tree: it has 5000 trials, more than 1000"}):
-        with pytest.raises(ClientError):
-            families.family({**data, "family": [], "sampled": sampled})
+    with pytest.raises(ClientError):
+        families.family({**data, "family": []})
+    large = family.shortened(data["family"], "max", 2)
+    axes = families.family({**data, "family": large})
+    assert {text.get_text() for text in axes.texts} == {"1 (+1)", "2 (+1)"}
+    matplotlib.pyplot.close(axes.figure)

@@ -70,6 +70,36 @@ def test_what_differs_between_runs_comes_once():
     assert viewing.differences([compared(0.5, seed=1), compared(0.5, seed=2)])[3:] == [["pg_mop.seed", "1", "2"]]
 
 
+def test_a_comparison_tells_how_far_the_predictions_were_off():
+    def told(status, makespan, prediction):
+        return {**compared(0.5, status=status, predicted_seconds=prediction), "makespan": makespan}
+
+    runs = [
+        told("finished", 12.0, 10.0),
+        told("finished", 7.5, 10.0),
+        told("running", 7.5, 10.0),
+        told("finished", 7.5, None),
+        told("finished", 0.0, 10.0),
+    ]
+    rows = {row[0]: row[1:] for row in viewing.differences(runs)}
+    assert list(rows)[:4] == ["best", "seconds", "failed", "predicted seconds of training"]
+    assert rows["predicted seconds of training"] == [10.0, 10.0, 10.0, None, 10.0]
+    assert rows["longer (+) or shorter (-) than predicted"] == ["+20 %", "-25 %", None, None, None]
+
+
+def test_configurations_beyond_the_drawn_ones_are_small_marks():
+    rows = [
+        {"mst_key": k, "status": status, "parameters": {"rate": k}, "last": last}
+        for k, (status, last) in enumerate(
+            [("finished", {"training auc": 0.5}), ("failed", {"training auc": 0.1}), ("waiting", {})], 1
+        )
+    ]
+    data = {"varied": ["rate", "kind"], "measure": {"series": "training auc", "goal": "max"}}
+    assert viewing.others(data, rows) == [[0.5, 1, None]]
+    many = [{**rows[0], "mst_key": k} for k in range(3 * viewing.MOST_OTHERS)]
+    assert len(viewing.others(data, many)) == viewing.MOST_OTHERS
+
+
 def test_results_of_the_most_iterations_are_comparable():
     def made(iterations, value=0.5, status="stopped"):
         return {"iterations": iterations, "status": status, "last": {} if value is None else {"training auc": value}}

@@ -37,6 +37,8 @@ window.pgMopDrawer = function ({ asked, ask, where, message, pairs, plainTable, 
             ...(found.reason ? [el("p", { class: found.status === "failed" ? "error" : "note" }, found.reason)] : []),
             pairs({ ...found.last, ...found.parameters }),
             ...Object.entries(metrics).map(([name, own]) => curves(name, own)),
+            ...(found.made_from ? [el("p", { class: "note" }, `It was made from ${found.made_from.mst_key}` + (found.made_from.changed ? `, by a change: ${found.made_from.changed}` : "")
+                + (found.made_from.inherited ? `; ${found.made_from.inherited}` : "") + ".")] : []),
             ...(found.shares.length ? [el("p", { class: "note" }, `It shares its first iterations with ${found.shares.slice(0, 20).join(", ")}.`)] : []),
             ...Object.entries(found.sql).map(([what, sql]) => el("p", {}, what + " ", copying(sql, "Copy SQL", `Copy SQL: ${what}`))),
             ...(found.sql.predict ? measuring(found.mst_key) : []),

@@ -181,8 +181,8 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
-    const PICTURES = ["curves", "slices", "surface", "parallel", "ranks", "edf", "pareto", "sessions", "stages"];
-    const SAMPLED = { slices: "parallel", surface: "parallel", pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
+    const PICTURES = ["curves", "slices", "surface", "parallel", "ranks", "edf", "pareto", "family", "sessions", "stages"];
+    const SAMPLED = { surface: "parallel", pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
     let view = null, last_news = "", live = null, results = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
@@ -227,6 +227,7 @@
         filters.show(view);
         showColumns();
         showBoard();
+        for (const panel of document.querySelectorAll("[data-needs]")) needed(panel, view[panel.dataset.needs].length > 0);
         update(view);
         for (const name of [...PICTURES, "failures"]) {
             const how = view.sampled[SAMPLED[name] || name];
@@ -244,7 +245,7 @@
         fill("failed-units", view.failed_units, units => units.length ? [el("details", {}, el("summary", {}, `${units.length} failed units`),
             plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
                 units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)"))] : []);
-        const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, prediction, ...facts } = view.run;
+        const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, predicted_seconds, ...facts } = view.run;
         fill("settings", [facts, view.fixed, view.settings], () => [pairs(facts), ...[
             ["Parameters common to all configurations", view.fixed], ["Settings of the call", view.settings]].flatMap(
             ([title, given]) => Object.keys(given).length ? [el("h3", {}, title), pairs(given)] : [])]);
@@ -255,7 +256,7 @@
     const asking = { plan: () => showPlan(), data: () => showData() };
     function tabs() {
         const panels = [...document.querySelectorAll("[role=tabpanel]")], list = $("tabs");
-        const wanted = () => panels.find(p => p.id === "tab-" + asked.get("tab")) || panels[0];
+        const wanted = () => panels.find(p => p.id === "tab-" + asked.get("tab") && !p.dataset.needs) || panels[0];
         function choose(panel) {
             for (const own of panels) {
                 const is = own === panel, tab = $("of-" + own.id);
@@ -273,10 +274,11 @@
                 choose(panel);
             }, { role: "tab", id: "of-" + panel.id, "aria-controls": panel.id });
             panel.setAttribute("aria-labelledby", tab.id);
+            tab.hidden = !!panel.dataset.needs;
             list.append(tab);
         }
         list.addEventListener("keydown", event => {
-            const all = [...list.children], step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+            const all = [...list.children].filter(tab => !tab.hidden), step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
             if (!step) return;
             const to = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
             to.click();
@@ -284,6 +286,13 @@
             event.preventDefault();
         });
         choose(wanted());
+    }
+    // a tab that has something to show only in some runs
+    function needed(panel, has) {
+        const tab = $("of-" + panel.id);
+        if (!tab || tab.hidden === !has) return;
+        tab.hidden = !has;
+        if (has && asked.get("tab") === panel.id.slice(4)) tab.click();
     }
     async function askInto(id, path, make) {
         try {

@@ -13,6 +13,8 @@ window.pgMopAxes = (function () {
             const own = seen.get(name), of = data.choices?.[name];
             for (const c of data.configurations) if (has(value(c, name))) own.add(value(c, name));
             if (isNumber(of?.low)) own.add(of.low).add(of.high);
+            const at_ = data.varied.indexOf(name) + 1;
+            for (const other of data.others || []) if (at_ && has(other[at_])) own.add(other[at_]);
             for (const word of of?.words || []) if (!isNumber([...own][0])) own.add(word);
         }
     }

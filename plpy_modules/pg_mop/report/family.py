@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from pg_mop.report.summary import may_read
@@ -24,7 +26,11 @@ def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]
         [run_id],
     )
     series = data["measure"]["series"]
-    return tree(rows, {c["mst_key"]: c["last"].get(series) for c in data["configurations"]})
+    values = {c["mst_key"]: c["last"].get(series) for c in data["configurations"]}
+    # (without a model space, the first trials have no lineage of their own)
+    first = {row["parent"] for row in rows} & values.keys() - {row["mst_key"] for row in rows}
+    rows += [{**dict.fromkeys(rows[0]), "mst_key": key, "inherits": False, "same": False} for key in sorted(first)]
+    return tree(rows, values)
 
 
 def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) -> list[dict[str, Any]]:
@@ -43,7 +49,6 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
         parent = of[key]["parent"]
         children.setdefault(parent if parent in of and parent != key else None, []).append(key)
     nodes: list[dict[str, Any]] = []
-    heights = 0
     reached: set[int] = set()
     waiting: list[tuple[int, int | None]] = [(key, None) for key in reversed(children.get(None, []))]
     left = iter(sorted(of))
@@ -58,7 +63,6 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
                 "mst_key": key,
                 "parent": above,
                 "x": 0 if above is None else nodes[above]["x"] + 1,
-                "y": None if below else heights,
                 "changed": _changed(row),
                 "inherits": row["inherits"],
                 "same": row["same"],
@@ -66,13 +70,61 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
                 "value": values.get(key),
             }
         )
-        heights += not below
         waiting.extend((child, len(nodes) - 1) for child in reversed(below))
+    return _with_heights(nodes)
+
+
+def shortened(nodes: Sequence[Mapping[str, Any]], goal: str, most: int) -> list[dict[str, Any]]:
+    """At most `most` nodes of a large tree: the best trials (`goal`: "max" or "min"), each with those that it descends from.
+
+    A node has two more values: `more`, how many trials of its line are left out below it; and `above`, how many generations are
+    left out before it, where the line of the best trial is longer than `most`.
+    """
+    known = [place for place, node in enumerate(nodes) if node["value"] is not None]
+    sign = -1 if goal == "max" else 1
+    known.sort(key=lambda place: (sign * nodes[place]["value"], nodes[place]["mst_key"]))
+    kept: set[int] = set()
+    for place in [*known, *(place for place, node in enumerate(nodes) if node["value"] is None)]:
+        line, at = [], place
+        while at is not None and at not in kept:
+            line.append(at)
+            at = nodes[at]["parent"]
+        if len(kept) + len(line) > most:
+            kept.update(line[:most] if not kept else ())
+            break
+        kept.update(line)
+    nearest: dict[int | None, int | None] = {
+        None: None
+    }  # place -> the kept trial that it descends from, itself included
+    more: Counter[int | None] = Counter()
+    for place, node in enumerate(nodes):
+        nearest[place] = place if place in kept else nearest[node["parent"]]
+        more[nearest[place]] += place not in kept
+    places = {place: now for now, place in enumerate(sorted(kept))}
+    return _with_heights(
+        [
+            {
+                **nodes[place],
+                "parent": places.get(nodes[place]["parent"]),
+                "more": more[place],
+                "above": 0 if nodes[place]["parent"] in places else nodes[place]["x"],
+            }
+            for place in places
+        ]
+    )
+
+
+def _with_heights(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The nodes with their heights: those without children one below the other, others in the middle of their children."""
+    parents = {node["parent"] for node in nodes}
+    heights = count()
+    for place, node in enumerate(nodes):
+        node["y"] = None if place in parents else next(heights)
     under: dict[int, list[float]] = {}
-    for index in range(len(nodes) - 1, -1, -1):
-        node = nodes[index]
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
         if node["y"] is None:
-            node["y"] = (min(under[index]) + max(under[index])) / 2
+            node["y"] = (min(under[place]) + max(under[place])) / 2
         if node["parent"] is not None:
             under.setdefault(node["parent"], []).append(node["y"])
     return nodes

@@ -24,7 +24,7 @@ from pg_mop.report.summary import add_summary, compile_seconds, may_read, progre
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
 MOST_FAILURES = 100
-MOST_FAMILY = 1000
+MOST_FAMILY = 240
 MOST_ATTEMPTS = 2  # at a finished unit, about: to expect how many bars the sessions have
 
 WITHOUT_PICTURES: dict[str, Any] = {
@@ -56,12 +56,14 @@ def gather(
     schema = db.extension
     run = db.one(
         f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
-        f"seconds FROM {schema}.mop_runs r WHERE run_id = $1",
+        f"seconds, CASE WHEN jsonb_typeof(prediction -> 'makespan') = 'number' "
+        f"THEN least((prediction ->> 'makespan')::numeric, 1e12)::float8 END AS predicted_seconds FROM {schema}.mop_runs r WHERE run_id = $1",
         ["bigint"],
         [run_id],
     )
     if run is None:
         return None
+    del run["prediction"]  # (as long as the plan; mop_explain_run tells it)
     if run["finished_at"] is None and run["status"] != "running":  # the run was interrupted
         # (a separate query: joined to the one above, its cost would trigger JIT each time)
         run["seconds"] = db.value(
@@ -213,10 +215,13 @@ def _stages(data: Data) -> None:
 def _family(db: Database, run_id: int, data: Data) -> None:
     """Add the family tree of a search: `family` (report/family.py)."""
     nodes = family.of_run(db, run_id, data)
-    if len(nodes) > MOST_FAMILY:
-        data["sampled"]["family"] = f"no family tree: it has {len(nodes)} trials, more than {MOST_FAMILY}"
-        nodes = []
     data["family"] = nodes
+    if len(nodes) > MOST_FAMILY:
+        data["family"] = family.shortened(nodes, data["measure"]["goal"], MOST_FAMILY)
+        data["sampled"]["family"] = (
+            f"{len(data['family'])} of {len(nodes)} trials, the best ones and those that they descend from; +2 at a trial: two "
+            "others that descend from it are left out"
+        )
 
 
 def _failures(db: Database, schema: str, run_id: int, data: Data) -> None:

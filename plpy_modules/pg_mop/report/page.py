@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from pg_mop.report.numbers import thin
+
 HERE = pathlib.Path(__file__).parent
 # the scripts of a report of a run, in the order in which they run
 DRAWING = (
@@ -20,10 +22,12 @@ DRAWING = (
     "surface.js",
     "parallel.js",
     "results.js",
+    "family.js",
     "tables.js",
     "strip.js",
 )
-MOST_ROWS = 1000  # best configurations in the leaderboard
+MOST_ROWS = 1000  # best configurations in the leaderboard and in pictures of single ones
+MOST_OTHERS = 4000  # of the others, those that the slices show as small marks
 
 Data = Mapping[str, Any]  # see gather.py
 
@@ -39,12 +43,13 @@ def page(data: Data) -> str:
             f'<div class="two tall">{_leaderboard(data)}{picture("curves", "Learning curves", _note(data, "curves"))}</div>',
             _next(data),
             _failures(data),
-            picture("slices", "Each parameter and the result", ""),
-            picture("surface", "Two parameters and the result", ""),
-            picture("parallel", "Parameters and result", ""),
+            picture("slices", "Each parameter and the result", _best_of(data, " as dots, the others as small marks")),
+            picture("surface", "Two parameters and the result", _best_of(data)),
+            picture("parallel", "Parameters and result", _best_of(data)),
             picture("ranks", "Rank by iteration", _note(data, "curves")),
             picture("edf", "Distribution of results", ""),
-            picture("pareto", "Two measures", ""),
+            picture("pareto", "Two measures", _best_of(data)),
+            picture("family", "Family tree", _note(data, "family")) if data["family"] else "",
             picture("sessions", "Worker sessions", _note(data, "sessions")),
             _time(data),
             picture("stages", "Stages", _note(data, "stages") or _merged(run)),
@@ -116,6 +121,7 @@ def embedded(data: Data) -> str:
             "bars",
             "merged_bars",
             "stages",
+            "family",
             "summary",
             "causes",
             "next",
@@ -130,6 +136,7 @@ def embedded(data: Data) -> str:
         for c in data["configurations"]
         if c["status"] == "failed"
     ][:MOST_ROWS]
+    wanted["others"] = _others(data)
     wanted["configurations"] = [
         {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "iterations")}
         for c in data["configurations"][:MOST_ROWS]
@@ -199,6 +206,23 @@ def _error(run: Data) -> str:
 def _note(data: Data, part: str) -> str:
     note = data["sampled"].get(part)
     return f"Sampled: {note}." if note else ""
+
+
+def _best_of(data: Data, how: str = "") -> str:
+    """What a picture of single configurations shows of a large run; an empty text where it shows all."""
+    count = len(data["configurations"])
+    return f"Sampled: the best {MOST_ROWS} of {count} configurations{how}." if count > MOST_ROWS else ""
+
+
+def _others(data: Data) -> list[list[Any]]:
+    """[[result, value of each varied parameter], ...] of the configurations that pictures do not draw one by one."""
+    series = data["measure"]["series"]
+    found = [
+        [c["last"][series], *(c["parameters"].get(name) for name in data["varied"])]
+        for c in data["configurations"][MOST_ROWS:]
+        if c["status"] != "failed" and c["last"].get(series) is not None
+    ]
+    return thin(found, MOST_OTHERS)
 
 
 def _facts(data: Data) -> str:

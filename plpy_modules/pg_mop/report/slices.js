@@ -17,25 +17,25 @@ window.pgMopSlices = (function () {
         see(data);
         const series = data.measure.series, rows = data.configurations.filter(c => isNumber(c.last[series]) && c.status !== "failed");
         most = Math.max(most, rows.length);
-        return { rows, series, spread: data.spread, slices: sorted(data).slice(0, MOST) };
+        return { rows, series, spread: data.spread, slices: sorted(data).slice(0, MOST), others: data.others || [], varied: data.varied };
     }
     function draw(current) {
-        let { rows, series, spread, slices } = take(current());
+        let { rows, series, spread, slices, others, varied } = take(current());
         if (most < 3 || !slices.length) return nothing("slices", "It takes three configurations with a result, and a parameter that varies.");
         const note = el("p", { class: "note" });
         let dots = [], panels = [], here = -1, drag = null, dragged = false;
-        const label = () => `Each parameter against ${series}, of ${rows.length} configurations: ${slices.join(", ")}.`;
+        const label = () => `Each parameter against ${series}, of ${rows.length + others.length} configurations: ${slices.join(", ")}.`;
         const said = dot => `${tell(dot.key)} – ${series} ${show(dot.value)} after ${dot.iterations} iterations`;
         const limits = name => report.hooks?.limits(name) || null;
         const made = picture("slices", label, (svg, width) => {
-            ({ rows, series, spread, slices } = take(current()));
+            ({ rows, series, spread, slices, others, varied } = take(current()));
             dots = [];
             panels = [];
-            note.textContent = "a dot for each configuration; the stronger, the more iterations it has."
+            note.textContent = `a dot for each ${others.length ? `of the best ${rows.length} configurations, a small mark for each other one` : "configuration"}; the stronger a dot, the more iterations it has.`
                 + (spread?.parts ? ` What a parameter explains is of the ${spread.of} configurations with ${spread.iterations} iterations or more.` : "")
                 + (report.hooks ? " Drag over a part of an axis to filter, click beside the dots to show all; with the keyboard: arrow keys move, [ and ] set the least and the greatest value, Delete shows all." : "");
             const across = Math.max(1, Math.min(slices.length, Math.floor(width / 240))), wide = width / across;
-            const ys = rows.map(c => c.last[series]), low = Math.min(...ys), top = Math.max(...ys);
+            const ys = [...rows.map(c => c.last[series]), ...others.map(o => o[0])], low = Math.min(...ys), top = Math.max(...ys);
             const longest = Math.max(...rows.map(c => c.iterations || 0)) || 1;
             slices.forEach((name, at_) => {
                 const left = at_ % across * wide + 48, begin = Math.floor(at_ / across) * HIGH, right = left + wide - 66, bottom = begin + HIGH - 36;
@@ -57,6 +57,10 @@ window.pgMopSlices = (function () {
                 } else for (const tick of a.low === a.high ? [a.low] : ticks(a.low, a.high, 3, a.log))
                     svg.append(el("text", { x: where(tick), y: bottom + 14, "text-anchor": "middle" }, show(tick)));
                 if (a.log) svg.append(el("text", { x: right, y: bottom + 27, "text-anchor": "end" }, "logarithmic"));
+                // (one path for all of them: thousands of marks are drawn as quickly as one)
+                const nth = varied.indexOf(name) + 1, marks = others.filter(o => has(o[nth]))
+                    .map((o, k) => `M${(where(o[nth]) + spreadOf(k) - 1).toFixed(1)} ${(y(o[0]) - 1).toFixed(1)}h2v2h-2z`);
+                if (marks.length) svg.append(el("path", { class: "others", d: marks.join("") }));
                 for (const c of own) {
                     const dot = { key: c.mst_key, name, x: where(value(c, name)) + spreadOf(c.mst_key), y: y(c.last[series]), value: c.last[series], iterations: c.iterations };
                     dots.push(dot);

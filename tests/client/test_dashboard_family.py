@@ -1,0 +1,147 @@
+"""The family tree on the live page and in the report: drawn, named, followed by keyboard, on a screen and on a phone."""
+
+import json
+import pathlib
+
+import pytest
+from test_dashboard import ATTACK, Served
+from test_dashboard_page import opened
+from test_dashboard_pictures import FAINT, focus, readout, shown
+
+from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
+from conftest import eventually
+from workload import dense, last_run, load, make_data
+
+SPACE = (
+    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], "
+    "'lr': [0.001, 0.1, 'log']}], 'batch_size': [8]}"
+)
+DOTS = "document.querySelectorAll('#family-picture circle.node').length"
+TABS = "[...document.querySelectorAll('[role=tab]')].filter(t => t.checkVisibility()).map(t => t.textContent).join()"
+
+
+@pytest.fixture(scope="module")
+def made(db):
+    """The number of a search of 8 trials whose children inherit their parents' weights."""
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'regularized-evolution', "
+        "'population=3, tournament=2, trials=8, iterations=1, parallel=1, inherit=yes', metric => 'loss')",
+        [SPACE],
+    )
+    return last_run(db)
+
+
+@pytest.fixture(scope="module")
+def page(db, made):
+    served = Served(db.uri())
+    yield served
+    served.end()
+
+
+def family(db, run):
+    return json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run]))["family"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_the_tree_is_drawn_named_and_followed_by_keyboard(db, browser, page, made, screen, size, dark):
+    screen(size, dark)
+    nodes = family(db, made)
+    best = min((n for n in nodes if n["value"] is not None), key=lambda n: n["value"])
+    opened(browser, page, f"/run/{made}?tab=family", "#family-picture svg circle")
+    shown(browser, "family")
+    assert value(browser, DOTS) == len(nodes) > 5
+    lines = "document.querySelectorAll('#family-picture div > svg[role=img] path.curve').length"
+    assert value(browser, lines) == sum(n["parent"] is not None for n in nodes) > 0
+    label = value(browser, "document.querySelector('#family-picture svg[role=img]').getAttribute('aria-label')")
+    assert (
+        label.startswith(f"Family tree of {len(nodes)} trials in ")
+        and f"the best, {best['mst_key']} with training loss" in label
+    )
+    focus(browser, "family")
+    press(browser, "HOME")
+    assert readout(browser, "family").startswith(f"trial {best['mst_key']} (rank 1)")
+    child = next(n for n in nodes if n["parent"] is not None)
+    for key in (child["mst_key"], nodes[child["parent"]]["mst_key"]):  # each trial is reached: to the root, and back
+        press(browser, "ARROW_LEFT")
+        assert "trial " in readout(browser, "family"), key
+    press(browser, "ARROW_RIGHT")
+    press(browser, "ENTER")
+    assert value(browser, "document.querySelectorAll('#family-picture circle.marked').length") == 1
+    assert value(browser, "document.querySelectorAll('#board tr[aria-selected=true]').length") == 1
+    press(browser, "ENTER")
+    assert browser.execute_script(SMALL) == [] and browser.execute_script(FAINT) == []
+    assert value(browser, "document.documentElement.scrollWidth") <= size[0]
+    assert problems(browser) == []
+
+
+def test_arrow_keys_reach_every_trial(db, browser, page, made, screen):
+    screen(DESKTOP)
+    nodes = family(db, made)
+    opened(browser, page, f"/run/{made}?tab=family", "#family-picture svg circle")
+    shown(browser, "family")
+    focus(browser, "family")
+    press(browser, "HOME")
+    reached = set()
+    for _ in range(max(n["x"] for n in nodes) + 1):
+        for key in ["ARROW_UP"] * len(nodes) + ["ARROW_DOWN"] * len(nodes):
+            press(browser, key)
+            reached.add(int(readout(browser, "family").split()[1]))
+        press(browser, "ARROW_LEFT")
+    generation = max(n["x"] for n in nodes if n["mst_key"] in reached)
+    assert {n["mst_key"] for n in nodes if n["x"] <= generation} <= reached
+
+
+def test_a_run_without_a_family_has_no_such_tab(db, browser, page, made, screen):
+    screen(DESKTOP)
+    db.run("BEGIN")
+    db.run("CREATE TABLE members AS SELECT mst_key, member FROM madlib.mop_configuration WHERE run_id = %s", [made])
+    db.run("UPDATE madlib.mop_configuration SET member = NULL WHERE run_id = %s", [made])
+    db.run("COMMIT")
+    try:
+        other = Served(db.uri())
+        opened(browser, other, f"/run/{made}?tab=family", "#curves-picture svg path")
+        assert "Family" not in value(browser, TABS) and value(browser, "document.getElementById('tab-family').hidden")
+        assert value(browser, "!document.getElementById('tab-parameters').hidden") and problems(browser) == []
+        assert 'id="family"' not in db.value("SELECT madlib.mop_report(%s)", [made])
+        other.end()
+    finally:
+        db.run(
+            "UPDATE madlib.mop_configuration c SET member = m.member FROM members m WHERE run_id = %s AND "
+            "c.mst_key = m.mst_key",
+            [made],
+        )
+        db.run("DROP TABLE members")
+
+
+def test_the_report_has_the_tree_and_names_are_text(db, browser, made, screen, tmp_path):
+    screen(DESKTOP)
+    db.run("BEGIN")
+    db.run(
+        "UPDATE madlib.mop_configuration SET member = (member::jsonb || jsonb_build_object('changed', %s::text))::json "
+        "WHERE run_id = %s AND member IS NOT NULL",
+        [ATTACK, made],
+    )
+    report = db.value("SELECT madlib.mop_report(%s)", [made])
+    db.run("ROLLBACK")
+    path = pathlib.Path(tmp_path, "report.html")
+    path.write_text(report)
+    browser.get(path.as_uri())
+    shown(browser, "family")
+    assert value(browser, DOTS) == len(family(db, made))
+    focus(browser, "family")
+    press(browser, "HOME")
+    press(browser, "ARROW_LEFT")
+    assert not value(browser, "'attacked' in window") and problems(browser) == []
+
+
+def test_the_drawer_tells_whom_a_trial_was_made_from(db, browser, page, made, screen):
+    screen(DESKTOP)
+    nodes = family(db, made)
+    child = next(n for n in nodes if n["parent"] is not None)
+    opened(browser, page, f"/run/{made}?configuration={child['mst_key']}", "#drawer h2")
+    said = f"made from {nodes[child['parent']]['mst_key']}"
+    assert eventually(lambda: said in text(browser, "#drawer"), 30)
+    assert child["changed"] in text(browser, "#drawer")
