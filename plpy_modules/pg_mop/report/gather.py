@@ -56,8 +56,9 @@ def gather(
     schema = db.extension
     run = db.one(
         f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
-        f"seconds, CASE WHEN jsonb_typeof(prediction -> 'makespan') = 'number' "
-        f"THEN least((prediction ->> 'makespan')::numeric, 1e12)::float8 END AS predicted_seconds FROM {schema}.mop_runs r WHERE run_id = $1",
+        "seconds, CASE WHEN jsonb_typeof(prediction -> 'makespan') = 'number' THEN "
+        "least((prediction ->> 'makespan')::numeric, 1e12)::float8 END AS predicted_seconds "
+        f"FROM {schema}.mop_runs r WHERE run_id = $1",
         ["bigint"],
         [run_id],
     )
