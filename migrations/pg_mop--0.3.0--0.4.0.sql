@@ -441,6 +441,55 @@ DROP FUNCTION IF EXISTS
     @extschema@.mop_export_model(varchar, integer);
 DROP PROCEDURE IF EXISTS @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer,
     boolean, varchar, varchar, boolean);
+-- what roles share with one another
+-- The role with whose members a role shares what its runs train.
+CREATE TABLE @extschema@.mop_sharing (
+    owner integer PRIMARY KEY REFERENCES @extschema@.mop_owner ON DELETE CASCADE,
+    of_group regrole NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- Runs that share: their packed tables, and digests of all rows of these.
+CREATE TABLE @extschema@.mop_shared_run (
+    run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    training oid NOT NULL,
+    training_rows text NOT NULL,
+    validation oid,
+    validation_rows text
+);
+CREATE INDEX mop_shared_run_rows ON @extschema@.mop_shared_run (training_rows);
+-- Stages that a run has taken over from another role's run, which may be gone.
+CREATE TABLE @extschema@.mop_taken_stage (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    of_group oid NOT NULL,
+    giver integer NOT NULL,             -- the role's number in mop_owner
+    giver_run bigint NOT NULL,
+    giver_stage integer NOT NULL,
+    taken_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+-- The training units of stages that a run has taken over from another role's run: their visit order, for replays.
+CREATE TABLE @extschema@.mop_taken_unit (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    segment integer NOT NULL,
+    version integer NOT NULL,
+    kernel text,
+    rows bigint,
+    loss double precision,
+    train_seconds double precision,
+    threads integer,
+    PRIMARY KEY (run_id, stage, segment),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+ALTER TABLE @extschema@.mop_sharing ENABLE ROW LEVEL SECURITY;
+ALTER TABLE @extschema@.mop_shared_run ENABLE ROW LEVEL SECURITY;
+ALTER TABLE @extschema@.mop_taken_stage ENABLE ROW LEVEL SECURITY;
+ALTER TABLE @extschema@.mop_taken_unit ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_taken_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_taken_unit', '');
+
 -- sessions end with their run; trainers wait in a pool
 DROP EVENT TRIGGER IF EXISTS pg_mop_end_idle_sessions;
 DROP FUNCTION IF EXISTS @extschema@.mop_end_idle_sessions(), @extschema@.mop_start_trainer(text);

@@ -396,6 +396,51 @@ CREATE TABLE @extschema@.mop_job (
 );
 CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
 
+-- What roles share with one another (postgresql/13_sharing.sql). These tables are not dumped: model states are not, either,
+-- and the roles of a restored database say anew what they share.
+-- The role with whose members a role shares what its runs train.
+CREATE TABLE @extschema@.mop_sharing (
+    owner integer PRIMARY KEY REFERENCES @extschema@.mop_owner ON DELETE CASCADE,
+    of_group regrole NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- Runs that share: their packed tables, and digests of all rows of these.
+CREATE TABLE @extschema@.mop_shared_run (
+    run_id bigint PRIMARY KEY REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    training oid NOT NULL,
+    training_rows text NOT NULL,
+    validation oid,
+    validation_rows text
+);
+CREATE INDEX mop_shared_run_rows ON @extschema@.mop_shared_run (training_rows);
+-- Stages that a run has taken over from another role's run, which may be gone.
+CREATE TABLE @extschema@.mop_taken_stage (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    of_group oid NOT NULL,
+    giver integer NOT NULL,             -- the role's number in mop_owner
+    giver_run bigint NOT NULL,
+    giver_stage integer NOT NULL,
+    taken_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+
+-- The training units of stages that a run has taken over from another role's run: their visit order, for replays.
+CREATE TABLE @extschema@.mop_taken_unit (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    segment integer NOT NULL,
+    version integer NOT NULL,
+    kernel text,
+    rows bigint,
+    loss double precision,
+    train_seconds double precision,
+    threads integer,
+    PRIMARY KEY (run_id, stage, segment),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
@@ -405,6 +450,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_taken_unit', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_hop', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_metric', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_output', '');

@@ -17,6 +17,9 @@ BEGIN
             SELECT t.run_id, t.stage, sum(t.train_seconds + t.write_seconds) AS seconds FROM @extschema@.mop_unit t
             WHERE t.kind = 'train' AND t.status = 'finished' AND (t.run_id = run OR t.run_id IN (
                 SELECT f.source_run FROM @extschema@.mop_stage f WHERE f.run_id = run))
+            GROUP BY t.run_id, t.stage
+            UNION ALL
+            SELECT t.run_id, t.stage, sum(t.train_seconds) FROM @extschema@.mop_taken_unit t WHERE t.run_id = run
             GROUP BY t.run_id, t.stage) u
         ON u.run_id = coalesce(s.source_run, run) AND u.stage = coalesce(s.source_stage, s.stage)
         WHERE s.run_id = run AND (u.stage IS NOT NULL OR s.source_run IS NOT NULL) ORDER BY s.stage
@@ -110,7 +113,8 @@ $$;
 
 -- A coordinator takes over stages that earlier runs of the role trained: [{"stage", "run", "of" (the stage of that
 -- run), "state" (whether the state is needed), "scored" (whether all metrics are known)}, ...]. It takes over all of
--- them, or returns false and none of them if one no longer exists.
+-- them, or returns false and none of them if one no longer exists. A run of another role that shares has its alias here
+-- (postgresql/13_sharing.sql); to that role nothing shows that its stages were taken over.
 CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_fencing_token integer, stages json,
     token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -119,8 +123,10 @@ DECLARE
     target integer;
     alike text[];
     missing bigint := json_array_length(stages);
+    taken bigint := 0;
 BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    stages := @extschema@.mop_reveal(run, stages, @extschema@.mop_caller(token));
     target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
     -- Locks keep the checkpoints: first the runs, then the checkpoints, in the order of mop_drop and
     -- mop_forget_checkpoints, and before any table is read.
@@ -129,15 +135,15 @@ BEGIN
     PERFORM @extschema@.mop_lock_checkpoints_exclusive(array_agg(a.run), array_agg(a.of))
     FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean) WHERE a.state;
     FOR adopted IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.state_table, m.bytes, m.made_on,
+        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, a.shared, m.version, m.state_table, m.bytes, m.made_on,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
         FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
-            scored boolean)
+            scored boolean, shared boolean)
         JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
         JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
         JOIN @extschema@.mop_stage_state m ON m.run_id = a.run AND m.stage = a.of
         JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
-        JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND mine.owner = theirs.owner
+        JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND (mine.owner = theirs.owner OR a.shared)
         WHERE NOT a.state OR m.state_table IS NOT NULL
         ORDER BY a.stage
     LOOP
@@ -146,14 +152,19 @@ BEGIN
                 @extschema@.mop_state_table_name(adopted.of_run, adopted.state_table), adopted.of, adopted.version,
                 @extschema@.mop_state_table_name(run, target), adopted.stage) = 0;
             UPDATE @extschema@.mop_checkpoint c SET used_at = clock_timestamp()
-            WHERE (c.run_id, c.stage) = (adopted.of_run, adopted.of);
+            WHERE (c.run_id, c.stage) = (adopted.of_run, adopted.of) AND NOT adopted.shared;
         END IF;
         UPDATE @extschema@.mop_stage_state m SET version = adopted.version,
             state_table = CASE WHEN adopted.state THEN target END,
             bytes = CASE WHEN adopted.state THEN adopted.bytes END, made_on = adopted.made_on
         WHERE m.run_id = run AND m.stage = adopted.stage;
-        UPDATE @extschema@.mop_stage s SET source_run = adopted.origin_run, source_stage = adopted.origin_stage
-        WHERE s.run_id = run AND s.stage = adopted.stage;
+        IF adopted.shared THEN
+            PERFORM @extschema@.mop_note_taken(run, adopted.stage, adopted.of_run, adopted.of, @extschema@.mop_caller(token));
+            taken := taken + 1;
+        ELSE
+            UPDATE @extschema@.mop_stage s SET source_run = adopted.origin_run, source_stage = adopted.origin_stage
+            WHERE s.run_id = run AND s.stage = adopted.stage;
+        END IF;
         IF adopted.scored THEN  -- (no other session writes these metrics: the run is locked)
             alike := ARRAY[
                 CASE WHEN @extschema@.mop_same_segments(run, adopted.of_run, 'training') THEN 'training' END,
@@ -161,13 +172,21 @@ BEGIN
             INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
             SELECT run, adopted.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
             WHERE x.run_id = adopted.of_run AND x.stage = adopted.of AND x.dataset = ANY (alike)
+            AND (NOT adopted.shared OR @extschema@.mop_sound_metrics(x.metrics))
             AND x.dataset NOT IN (SELECT o.dataset FROM @extschema@.mop_metric o
                                   WHERE o.run_id = run AND o.stage = adopted.stage);
+            -- (another role may have taken its metrics back, or written others)
+            CONTINUE WHEN adopted.shared AND (
+                SELECT count(*) FROM @extschema@.mop_metric o WHERE o.run_id = run AND o.stage = adopted.stage) <> (
+                SELECT count(DISTINCT s.dataset) FROM @extschema@.mop_segment s WHERE s.run_id = run);
         END IF;
         missing := missing - 1;
     END LOOP;
     IF missing > 0 THEN
         RAISE EXCEPTION 'a checkpoint has just been dropped' USING ERRCODE = 'P0002';
+    ELSIF taken > 0 THEN
+        PERFORM @extschema@.mop_audit_act(@extschema@.mop_caller(token), 'take over stages', run,
+            json_build_object('stages', taken));
     END IF;
     RETURN true;
 EXCEPTION WHEN undefined_table OR lock_not_available OR no_data_found THEN

@@ -128,7 +128,10 @@ FROM (
     SELECT s.run_id, s.stage, s.mst_key, s.iteration, u.version, u.segment
     FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u
          ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
-    WHERE u.kind = 'train' AND u.status = 'finished') s
+    WHERE u.kind = 'train' AND u.status = 'finished'
+    UNION ALL
+    SELECT s.run_id, s.stage, s.mst_key, s.iteration, u.version, u.segment
+    FROM @extschema@.mop_stage s JOIN @extschema@.mop_taken_unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)) s
 JOIN @extschema@.mop_seen_run r USING (run_id) JOIN @extschema@.mop_request q USING (run_id, stage);
 
 -- The search plan: each stage once.

@@ -27,6 +27,8 @@ VIEWS = {
     "([administration](administration.md#monitor)).",
     "mop_audit": "One row per act: who ran, replayed, resumed, changed, stopped or dropped what, and when "
     "([administration](administration.md#audit)).",
+    "mop_my_sharing": "The group with whose members the role shares what its runs train (`mop_share_training`); `in_force` is "
+    "false where it is no member any more.",
     "mop_hops": "The model states that went from one server to another: bytes, seconds, and whether directly or through the "
     "coordinator's server.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
@@ -254,6 +256,7 @@ GROUPS = {
         "mop_replay",
     ],
     "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions", "mop_set_priority", "mop_add_server"],
+    "Sharing among roles": ["mop_share_training"],
     "Jobs": ["mop_submit", "mop_wait", "mop_cancel"],
     "Results": [
         "madlib_keras_evaluate",

@@ -11,7 +11,8 @@ DECLARE
     name text;
 BEGIN
     FOREACH name IN ARRAY ARRAY['run', 'configuration', 'segment', 'unit', 'stage_state', 'state_table', 'metric',
-        'stage', 'request', 'search_log', 'checkpoint', 'control_request', 'hop', 'remote_run', 'copy']
+        'stage', 'request', 'search_log', 'checkpoint', 'control_request', 'hop', 'remote_run', 'copy',
+        'taken_unit']
     LOOP
         EXECUTE pg_catalog.replace($view$
             CREATE VIEW @extschema@.mop_own_% WITH (security_barrier) AS

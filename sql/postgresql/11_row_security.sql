@@ -14,6 +14,9 @@ ALTER TABLE @extschema@.mop_run_count ENABLE ROW LEVEL SECURITY; -- likewise; us
 ALTER TABLE @extschema@.mop_past_count ENABLE ROW LEVEL SECURITY; -- likewise
 ALTER TABLE @extschema@.mop_audit_log ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_audit
 ALTER TABLE @extschema@.mop_run_note ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_notes
+ALTER TABLE @extschema@.mop_sharing ENABLE ROW LEVEL SECURITY; -- likewise; users read mop_my_sharing
+ALTER TABLE @extschema@.mop_shared_run ENABLE ROW LEVEL SECURITY; -- likewise
+ALTER TABLE @extschema@.mop_taken_stage ENABLE ROW LEVEL SECURITY; -- likewise
 
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
 CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT
@@ -57,3 +60,5 @@ CREATE POLICY own_runs ON @extschema@.mop_control_request FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_metric ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_metric FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_taken_unit ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_taken_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

@@ -94,6 +94,7 @@ def test_no_function_for_users_is_without_help(db):
         "mop_replay",
         "mop_set_sessions",
         "mop_set_priority",
+        "mop_share_training",
         "mop_add_server",
         "mop_trim_audit",
         "mop_space_sample",

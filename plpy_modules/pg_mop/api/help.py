@@ -440,6 +440,8 @@ OF_RUNS = {
     "(docs/servers.md).",
     "mop_set_priority": "Changes the priority of a running run (docs/administration.md).",
     "mop_end_trainers": "Ends the idle trainers of the caller's roles, to free their memory; returns their number.",
+    "mop_share_training": "Shares what the role's runs train from now on with the members of a group that have said the same, "
+    "where both may read all rows of the packed tables; NULL ends that (docs/search.md, Roles that share).",
     "mop_drop_run": "Deletes a run: its log and its model states.",
     "mop_drop_states": "Drops the model states of a run that will not be resumed, and keeps its log.",
     "mop_drop_packed": "Drops a packed table with its tables on other servers.",

@@ -53,7 +53,8 @@ class Results(CatalogSession):
         return self.execute(
             f"""
             SELECT DISTINCT ON (c.mst_key) c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch,
-                   c.error, c.reason, c.member, l.stage, l.iteration, l.version, l.bytes, u.segment
+                   c.error, c.reason, c.member, l.stage, l.iteration, l.version, l.bytes,
+                   coalesce(u.segment, t.segment) AS segment
             FROM {self.prefix}configuration c
             LEFT JOIN (
                 SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version, m.bytes
@@ -64,6 +65,8 @@ class Results(CatalogSession):
             LEFT JOIN {self.prefix}unit u
               ON u.run_id = coalesce(s.source_run, s.run_id) AND u.stage = coalesce(s.source_stage, s.stage)
              AND u.version = l.version AND u.kind = 'train' AND u.status = 'finished'
+            LEFT JOIN {self.prefix}taken_unit t
+              ON (t.run_id, t.stage) = (s.source_run, s.source_stage) AND t.version = l.version
             WHERE c.run_id = %s
             ORDER BY c.mst_key, l.iteration DESC NULLS LAST
             """,

@@ -10,7 +10,8 @@ import psycopg2
 
 from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
-from pg_mop.catalog.session import CatalogSession, Row
+from pg_mop.catalog.session import Row
+from pg_mop.catalog.shared_stages import SharedStages, is_alias
 from pg_mop.plan.reuse import Beside, Known
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ CONFIGURATION_COLUMNS = (
 )
 
 
-class Stages(CatalogSession):
+class Stages(SharedStages):
     """The catalog's configurations, stages and requests."""
 
     # --- configurations ---------------------------------------------------------------------------
@@ -217,8 +218,8 @@ class Stages(CatalogSession):
         fingerprints: Mapping[tuple[str, int], str],
         beside: Collection[int] = (),
     ) -> dict[str, list[Known]]:
-        """{identity: [Known, ...]} of the stages that other runs of the role have trained completely. Of a run that goes
-        on, and of the runs `beside`, these include the states that it has on this server now.
+        """{identity: [Known, ...]} of the stages that other runs of the role have trained completely, and runs of roles that
+        share with it. Of a run that goes on, and of the runs `beside`, these include the states that it has on this server now.
 
         `fingerprints`: {(dataset, segment): fingerprint} of the present run. Metrics count as known if they cover all its
         datasets with the same rows.
@@ -273,7 +274,7 @@ class Stages(CatalogSession):
             ),
         )
         known: dict[str, list[Known]] = {}
-        for row in rows:
+        for row in rows + self._known_shared(list(identities), list(beside)):
             parent = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])
             known.setdefault(row["identity"], []).append(
                 Known(
@@ -288,7 +289,8 @@ class Stages(CatalogSession):
         return known
 
     def runs_beside(self, run_id: int, priority: int) -> list[int]:
-        """The runs of the role that began before a run, go on with at least its priority, and share what they train."""
+        """The runs of the role, and of roles that share with it, that began before a run, go on with at least its priority, and
+        share what they train."""
         rows = self.execute(
             f"""
             SELECT r.run_id FROM {self.prefix}run r JOIN {self.schema}.mop_runs s USING (run_id)
@@ -298,10 +300,11 @@ class Stages(CatalogSession):
             """,
             (run_id, priority),
         )
-        return sorted(row["run_id"] for row in rows)
+        return sorted(row["run_id"] for row in rows) + self._shared_beside(priority)
 
     def stages_beside(self, runs: Sequence[int], identities: Collection[str]) -> dict[str, list[Beside]]:
         """{identity: [Beside, ...]} of the stages that these runs want, and that have not failed."""
+        own = [run for run in runs if not is_alias(run)]
         rows = self.execute(
             f"""
             SELECT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends, array_agg(c.fit_params) AS fits,
@@ -319,25 +322,34 @@ class Stages(CatalogSession):
             WHERE s.run_id = ANY (%s) AND s.identity = ANY (%s) AND c.error IS NULL
             GROUP BY 1, 2, 3, 4, 6
             """,
-            (list(runs), list(runs), list(identities)),
+            (own, own, list(identities)),
         )
         found: dict[str, list[Beside]] = {}
         for row in rows:
             found.setdefault(row["identity"], []).append(
                 Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"], frozenset(row["fits"]))
             )
+        for identity, beside in self._shared_stages_beside([run for run in runs if is_alias(run)], identities):
+            found.setdefault(identity, []).append(beside)
         return found
 
-    def adopt(self, run_id: int, stages: Iterable[tuple[Stage, Known, bool]]) -> bool:
-        """Take over stages that earlier runs have trained; `stages`: as plan.reuse.adoptable returns them.
+    def adopt(
+        self, run_id: int, stages: Sequence[tuple[Stage, Known, bool]], check: Callable[[int, Any], None]
+    ) -> bool:
+        """Take over stages that earlier runs have trained; `stages`: as plan.reuse.adoptable returns them. `check(number,
+        state)` raises an error for a state of another role's run that cannot be that of the stage.
 
-        Returns False, and takes over none, if one of them has been dropped.
+        Returns False, and takes over none, if one of them has been dropped, or is not shared any more.
         """
         adopted = [
             {"stage": stage.number, "run": known.run, "of": known.stage, "state": state, "scored": known.scored}
             for stage, known, state in stages
         ]
-        return self.call("mop_adopt", run_id, self.fencing_token, json.dumps(adopted))
+        if all(not is_alias(known.run) for _, known, _ in stages):
+            return self.call("mop_adopt", run_id, self.fencing_token, json.dumps(adopted))
+        wanted = [stage.number for stage, known, state in stages if state and is_alias(known.run)]
+        with self._without_statement_timeout():
+            return self._retrying(self._in_transaction, self._adopt_checked, run_id, json.dumps(adopted), wanted, check)
 
     def keep_checkpoints(self, run_id: int) -> None:
         """Keep a run's states for later runs."""

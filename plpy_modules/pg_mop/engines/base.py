@@ -90,6 +90,7 @@ class Engine(ABC):
     several_servers = False  # segments may be on other servers
     away = MappingProxyType({})  # {server that does not answer, but whose segments have copies: its MopError}
 
+    shares_among_roles = False  # whether runs of several roles may share stages (sql/postgresql/13_sharing.sql)
     takes_turns = True  # whether the runs of a server share its cores by turns (run/turns.py)
 
     @abstractmethod

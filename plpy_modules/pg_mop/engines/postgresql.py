@@ -9,6 +9,11 @@ from pg_mop.engines.base import Engine, Segment
 class PostgreSQL(Engine):
     """The engine for packed tables of this server alone, and the base of the other engines."""
 
+    @property
+    def shares_among_roles(self):
+        """(Other engines keep rows where their owner's digests do not reach.)"""
+        return type(self) is PostgreSQL
+
     def __init__(self, db):
         self.db = db
 

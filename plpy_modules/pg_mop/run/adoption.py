@@ -1,12 +1,15 @@
-"""Takes over the stages that earlier runs of the role have trained, with their states and metrics."""
+"""Takes over the stages that earlier runs of the role have trained, and runs of roles that share with it, with their states
+and metrics."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pg_mop.backend.errors import MopError
 from pg_mop.catalog import metric_of
+from pg_mop.catalog.shared_stages import is_alias
 from pg_mop.plan import reuse
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.reuse import Known
@@ -14,18 +17,25 @@ from pg_mop.plan.stages import Stage
 from pg_mop.plan.watch import Watch
 from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import RunController
+from pg_mop.run.given_states import problem_of
 from pg_mop.run.spec import RunSpec
 
 Row = dict[str, Any]
 
 
+class _Unusable(MopError):
+    """A state of another role's run is not one of the stage."""
+
+
 class Adoption:
     """Takes over stages for one run.
 
-    `controller`: set once the run has a controller; its watches know the metrics by now.
+    `controller`: set once the run has a controller; its watches know the metrics by now. `elements(stage)`: the number of
+    weights of a stage's model; None: unknown.
     """
 
     controller: RunController | None = None
+    elements: Callable[[Stage], int | None] = staticmethod(lambda stage: None)
 
     def __init__(self, spec: RunSpec, planner: Planner, catalog: Any, run_id: int) -> None:
         self.spec, self.planner, self.catalog, self.run_id = spec, planner, catalog, run_id
@@ -35,7 +45,8 @@ class Adoption:
             and spec.application is None
             and planner.followed is None
         )
-        self._told = False
+        self._told: set[bool] = set()  # of the role's own runs; of others
+        self._refused: set[int] = set()  # aliases of runs with a state that cannot be used
         self.beside: list[int] = []  # runs that went on when this one began, and whose states it may have waited for
 
     def adopt(self, stages: Sequence[Stage], found: Sequence[tuple[Stage, Known, bool]] | None = None) -> list[Stage]:
@@ -43,15 +54,54 @@ class Adoption:
 
         `found`: what `find` gave for these stages, if it was called before."""
         found = self.find(stages) if found is None else found
-        if not found or not self.catalog.adopt(self.run_id, found):
+        if not found or not self._adopted(found):
             return []
         self.mark(found)
-        if not self._told:
-            self.spec.inputs.db.info(
-                f"stages that run {found[0][1].run} has trained are not trained again (SET pg_mop.reuse = off;)"
-            )
-        self._told = True
+        for _, of, _ in found:
+            if is_alias(of.run) not in self._told:
+                who = "a member of your group" if is_alias(of.run) else f"run {of.run}"
+                self.spec.inputs.db.info(
+                    f"stages that {who} has trained are not trained again (SET pg_mop.reuse = off;)"
+                )
+                self._told.add(is_alias(of.run))
         return [stage for stage, _, state in found if state]
+
+    def share(self) -> None:
+        """Let the run share stages with those of other roles, if its role wants that and the run may: all its rows are on this
+        server, and everything that decides its results is in its call and in the rows. So no custom functions, whose
+        pickles the role may not read, no initial weights, and no state of an earlier run (mop_more)."""
+        spec, planner = self.spec, self.planner
+        given = [c for c in spec.configurations.own if c.get("weights_sql") or c["functions"]]
+        if (
+            self.allowed
+            and not given
+            and spec.configurations.functions is None
+            and spec.preferred is None
+            and spec.inputs.engine.shares_among_roles
+            and all(segment.server is None for segment in planner.workload.segments.values())
+        ):
+            packed = [spec.inputs.packed(dataset) for dataset in ("training", "validation")]
+            self.catalog.share_run(self.run_id, packed[0].table.oid, packed[1] and packed[1].table.oid)
+
+    def _adopted(self, found: Sequence[tuple[Stage, Known, bool]]) -> bool:
+        """Take over what `find` has found; False where that is not possible (any more)."""
+        stages = {stage.number: (stage, of.run) for stage, of, _ in found}
+
+        def check(number: int, state: Any) -> None:
+            stage, run = stages[number]
+            if problem := problem_of(state, self.elements(stage)):
+                self._refused.add(run)
+                raise _Unusable(problem)
+
+        try:
+            return self.catalog.adopt(self.run_id, found, check)
+        except _Unusable as error:
+            self.spec.inputs.db.warning(
+                f"a stage that a member of your group has trained is trained again: {error.message}",
+                detail="The run takes over nothing more of that member's run.",
+                hint="SELECT mop_share_training(NULL); ends the sharing.",
+            )
+            return False
 
     def find(self, stages: Sequence[Stage]) -> list[tuple[Stage, Known, bool]]:
         """Those of the stages that can be taken over, as plan.reuse.adoptable gives them. Changes nothing."""
@@ -61,6 +111,8 @@ class Adoption:
         fingerprints = {key: segment.fingerprint for key, segment in self.planner.workload.segments.items()}
         names = [stage.identity for stage in stages]
         known = self.catalog.known_stages(self.run_id, names, fingerprints, self.beside)
+        if self._refused:
+            known = {name: [of for of in all_of if of.run not in self._refused] for name, all_of in known.items()}
         found = reuse.adoptable(stages, known, self.spec.preferred) if known else []
         kept: set[int] = set()
         # the state that a configuration may end with must exist: without it, less can be taken over

@@ -268,6 +268,8 @@ class Coordinator:
         if earlier is not None:
             self._copy_log()
             self.adoption = Adoption(self.spec, self.planner, self.catalog, earlier.run_id)
+            self.adoption.elements = self.elements
+            self.adoption.share()
             self._start_paths()
         else:
             self._begin_run()
@@ -570,6 +572,11 @@ class Coordinator:
         """Bytes of a stage's model state."""
         return self.state_bytes(self.configuration_of(stage)) or 1 << 16
 
+    def elements(self, stage: Stage) -> int | None:
+        """The number of weights of a stage's model; None: unknown."""
+        found = self.arithmetic(stage.mst_key)
+        return None if found is None or found.unknown else found.parameters
+
     def configuration_of(self, stage: Stage) -> Configuration:
         """The configuration of a stage, or the only one of a replica."""
         return self.configurations.get(stage.mst_key) or self.configurations.first
@@ -625,8 +632,12 @@ class Coordinator:
                 self.db.warning(late[0], detail=late[1], hint=late[2])
         self._copy_log()
         self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
+        self.adoption.elements = self.elements
+        self.adoption.share()
         try:
-            self.adoption.adopt(list(self.planner.plan.stages.values()), found)
+            stages = list(self.planner.plan.stages.values())
+            # (what others have trained is looked for again: only now the run may share with other roles)
+            self.adoption.adopt(stages, None if self.catalog.shares is not None else found)
             self._start_paths()
         except MopError as error:  # before any work: nothing is left of the run
             self.catalog.close_run(self.run_id, *ending.outcome_of(error))

@@ -1,4 +1,4 @@
-"""Runs of one role at the same time: a stage that two of them want is trained once.
+"""Runs at the same time, of one role or of roles that share: a stage that two of them want is trained once.
 
 A run waits for the stages that a run which began earlier is about to train, and takes them over once that run has come to the
 end of the path. So a run never waits for one that waits for it. It trains the stages itself as soon as the other run ends,
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pg_mop.catalog.shared_stages import is_alias
 from pg_mop.plan import reuse
 from pg_mop.plan.stages import Stage
 from pg_mop.run.adoption import Adoption
@@ -86,7 +87,8 @@ class RunsBeside:
     def _tell(self, held: dict[int, int]) -> None:
         for run in sorted(set(held.values()) - self.told):
             count = sum(of == run for of in held.values())
-            what = f"{count} stages that run {run} trains are" if count != 1 else f"a stage that run {run} trains is"
+            who = "a member of your group" if is_alias(run) else f"run {run}"
+            what = f"{count} stages that {who} trains are" if count != 1 else f"a stage that {who} trains is"
             self.run.db.info(
                 f"{what} not trained twice: this run waits and takes the result over (SET pg_mop.reuse = off; trains here)"
             )
