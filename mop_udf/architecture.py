@@ -27,6 +27,8 @@ from mop_udf.architecture_classes import (
     REGULARIZERS,
     SNAKE_INITIALIZERS,
     SNAKE_OTHERS,
+    SUPER_NET,
+    SUPER_NET_MODULE,
 )
 
 
@@ -39,10 +41,11 @@ MOST_DEPTH = 60
 MOST_LAYERS = 5000
 
 
-def check(architecture: str | dict[str, Any]) -> dict[str, Any]:
+def check(architecture: str | dict[str, Any], super_net: bool = False) -> dict[str, Any]:
     """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
-    Raises ArchitectureError where the JSON is not a Keras model, or names a class that is not on the allow-list.
+    `super_net`: the layers of super-nets are allowed, too; users' tables have none. Raises ArchitectureError where the JSON is
+    not a Keras model, or names a class that is not on the allow-list.
     """
     if isinstance(architecture, str):
         if len(architecture) > MOST_CHARACTERS:
@@ -54,7 +57,8 @@ def check(architecture: str | dict[str, Any]) -> dict[str, Any]:
     if not isinstance(architecture, dict) or "class_name" not in architecture or "config" not in architecture:
         raise ArchitectureError("the architecture is not the JSON of a Keras model (Model.to_json)")
     _bounded(architecture)
-    return _Rewriter(str(architecture.get("keras_version")).startswith(("1.", "2."))).model(architecture)
+    old = str(architecture.get("keras_version")).startswith(("1.", "2."))
+    return _Rewriter(old, super_net).model(architecture)
 
 
 def _bounded(architecture):
@@ -74,10 +78,11 @@ def _bounded(architecture):
 
 
 class _Rewriter:
-    """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2."""
+    """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2; `super_net`: see
+    `check`."""
 
-    def __init__(self, old):
-        self.layers, self.old = 0, old
+    def __init__(self, old, super_net=False):
+        self.layers, self.old, self.super_net = 0, old, super_net
 
     def model(self, node):
         """A Sequential or functional model."""
@@ -198,6 +203,9 @@ class _Rewriter:
             raise ArchitectureError(
                 "layer class 'StochasticDepth' may not be loaded: its random numbers are not part of the model's state"
             )
+        if self.super_net and name in SUPER_NET:
+            made = self._object(SUPER_NET_MODULE, name, _super_net_config(node.get("config")))
+            return {**made, "registered_name": f"pg_mop>{name}"}
         if name not in LAYERS:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
@@ -329,6 +337,8 @@ class _Rewriter:
         if len(parts) > 1 and parts[0] not in ("keras", "tensorflow", "tf"):
             raise ArchitectureError(f"class {name[:100]!r} is not Keras' own")
         short = OLD_NAMES.get(parts[-1], parts[-1])
+        if self.super_net and name in SUPER_NET and module == SUPER_NET_MODULE:
+            return name
         if module is not None and not (
             isinstance(module, str)
             and MODULES.fullmatch(module)
@@ -345,6 +355,22 @@ class _Rewriter:
 
     def _object(self, module, name, config):
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def _super_net_config(config):
+    """The config of a layer of a super-net: its name, and nested lists of whole numbers."""
+
+    def is_numbers(value):
+        if isinstance(value, list):
+            return all(map(is_numbers, value))
+        return value is None or isinstance(value, int) and not isinstance(value, bool)
+
+    if not isinstance(config, dict):
+        raise ArchitectureError("a layer of a super-net has no config")
+    for key, value in config.items():
+        if not (key == "name" and isinstance(value, str) or key != "name" and is_numbers(value)):
+            raise ArchitectureError(f"a layer of a super-net has {str(key)[:100]!r} with another value than numbers")
+    return {_text(key): value for key, value in config.items()}
 
 
 def _any_batch(shape):

@@ -42,6 +42,9 @@ OTHER_MODULES = {
     "LayerScale": "keras.src.applications.convnext",
     "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
 }
+# layers of super-nets, which pg_mop alone writes
+SUPER_NET_MODULE = "mop_udf.super_net"
+SUPER_NET = frozenset(("Paths", "PathWidth", "PathChoice"))
 MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
 OLD_NAMES = {
     "Model": "Functional",

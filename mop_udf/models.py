@@ -10,6 +10,7 @@ import numpy as np
 
 from mop_udf import architecture as architectures
 from mop_udf import architecture_dropout, architecture_shapes, parameter_resolver, params, sizes, state
+from mop_udf import super_net as _super_net  # noqa: F401 (so that Keras knows its layers)
 from mop_udf.errors import first_line
 from mop_udf.kernels.framework import framework
 from mop_udf.parameter_names import takes_class_numbers
@@ -143,7 +144,7 @@ def normalise(text: str, dropout: float | dict[str, float] | None = None) -> dic
     `dropout`: see architecture_dropout.with_dropout.
     """
     try:
-        made = architectures.check(text)
+        made = architectures.check(text, super_net=True)  # (the backend has refused those of users)
         return made if dropout is None else architecture_dropout.with_dropout(made, dropout)
     except architectures.ArchitectureError as error:
         raise ConfigurationError(str(error)) from error

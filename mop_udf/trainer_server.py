@@ -27,7 +27,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from mop_udf import chain, data, evaluation, model_cache, models, pool, prefixes, sizes, state
+from mop_udf import chain, data, evaluation, model_cache, models, pool, prefixes, sizes, state, super_net
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
@@ -182,6 +182,8 @@ class TrainerServer:
         models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
         models.check_weights(compiled.model, None, unit)
         weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
+        if unit.get("path") is not None and (at := super_net.path_position(compiled.model)) is not None:
+            weights = [*weights[:at], np.array(unit["path"], "f4"), *weights[at + 1 :]]
         return evaluation.Evaluation(
             compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)
         )

@@ -101,13 +101,13 @@ def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
 
 
 def test_the_search_document_names_every_procedure_with_its_parameters_and_defaults():
-    from pg_mop.search import PROCEDURES
+    from pg_mop.search import OF_MODELS, PROCEDURES
 
     rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "search.md").read_text(), re.M)
-    assert {name for name, _ in rows} == set(PROCEDURES)
+    assert {name for name, _ in rows} == {*PROCEDURES, *OF_MODELS}
     for name, text in rows:
         named = {found[0]: found[1] for found in re.findall(r"`(\w+)(?:=([^`]+))?`", text)}
-        known = PROCEDURES[name].PARAMETERS
+        known = {**PROCEDURES, **OF_MODELS}[name].PARAMETERS
         assert named.keys() == known.keys(), name
         for parameter, default in named.items():
             wanted = known[parameter].default

@@ -9,7 +9,7 @@ from pg_mop.api.winner import winner
 from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function, sql_procedure
-from pg_mop.run.configurations import Configurations
+from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
 from pg_mop.run.inputs import Inputs
 from pg_mop.run.messages import warn_of_failures
@@ -252,7 +252,7 @@ def write_models(result, model, info, previous):
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
     most, values = result.spec.inputs.options["weights_value_mb"], []
-    outcome, folded = result.outcome(), FoldsOfRun.of(result)
+    outcome, folded = [c for c in result.outcome() if c["error"] or not is_super_net(c)], FoldsOfRun.of(result)
     if folded is not None:
         outcome = folded.own(outcome)
         folded.add_columns(info)

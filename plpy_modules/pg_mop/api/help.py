@@ -144,6 +144,12 @@ SELECT {schema}.mop_search('flowers_packed', 'found', NULL,
        'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}}]}}$$,
     'regularized-evolution', 'population=4, tournament=2, trials=8, iterations=2', model_space => 'flower_space');
 SELECT mst_key, parent, changed, choices, metric_final FROM found_trials ORDER BY metric_final;
+-- all members as one net with shared weights; the best ones by these are trained from scratch
+SELECT {schema}.mop_search('flowers_packed', 'shared', NULL,
+    $${{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8],
+       'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01]}}]}}$$,
+    'one-shot', 'iterations=4, candidates=20, retrain=2, retrain_iterations=2', model_space => 'flower_space');
+SELECT rank, choices, one_shot_score, mst_key FROM shared_one_shot ORDER BY rank LIMIT 3;
 -- the winner's architecture, as a row of the architecture table
 SELECT {schema}.load_keras_model('flower_arch', model_arch, NULL, 'winner')
 FROM found JOIN found_summary ON mst_key = best_mst_key;

@@ -10,7 +10,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import metric_of
-from pg_mop.run.configurations import Configurations
+from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
 from pg_mop.run.earlier import Earlier, open_catalog, options_of, own_run
 from pg_mop.run.inputs import Inputs
@@ -222,6 +222,12 @@ class TrainedPath:
                 if c is None
                 else f"mst_key {key} of run {run_id} failed: {c['error']}",
                 hint=f"SELECT mst_key, status, reason FROM {db.extension}.mop_trials WHERE run_id = {run_id};",
+            )
+        if is_super_net(c):
+            raise MopError(
+                f"mst_key {key} of run {run_id} is a super-net: it is no model of its own, and cannot be trained on",
+                hint=f"SELECT mst_key, status FROM {db.extension}.mop_trials WHERE run_id = {run_id};",
+                sqlstate="0A000",
             )
         before.output = run["model_output_table"]
         db.look_up_as(before.path)

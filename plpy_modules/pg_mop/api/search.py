@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from mop_udf import params
 from pg_mop import search
-from pg_mop.api import zero_costs
+from pg_mop.api import one_shot, zero_costs
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
@@ -23,7 +23,7 @@ from pg_mop.backend.functions import sql_function
 from pg_mop.catalog import metric_of
 from pg_mop.plan.folds import MOST_IN_SEARCH
 from pg_mop.run import metrics
-from pg_mop.run.configurations import Configurations
+from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
 from pg_mop.run.earlier import open_catalog, own_run
 from pg_mop.run.inputs import Inputs
@@ -32,6 +32,7 @@ from pg_mop.run.metrics import HELD_OUT
 from pg_mop.run.spec import Output, RunSpec, Search
 from pg_mop.search import grids, zero_cost
 from pg_mop.search.logged import LoggedTrials
+from pg_mop.search.one_shot import OneShot
 from pg_mop.search.space import Space
 
 FUNCTION = "mop_search"
@@ -71,11 +72,16 @@ def train(db, arguments, earlier=None):
     a = without_folds(arguments)
     with errors_of_search():
         call = SearchCall(db, FUNCTION, a, Method.read(a), read_space, earlier)
-    model, info, summary, trials = model_tables(db, a["model_output_table"], "_info", "_summary", "_trials")
+    one_shots = ("_one_shot",) if call.is_one_shot else ()  # the table of the scores by shared weights
+    model, info, summary, trials, *scored = model_tables(
+        db, a["model_output_table"], "_info", "_summary", "_trials", *one_shots
+    )
 
     def write(result):
         write_models(result, model, info, None)
         result.winner = write_trials(result, trials, (call.metric, call.dataset, call.goal))
+        for table in scored:
+            one_shot.write_scores(result, table, f"{call.dataset}_{call.metric}", call.goal)
         write_models_summary(
             result,
             summary,
@@ -128,9 +134,11 @@ def write_trials(result, table, judged_by):
     for c in outcome:
         key, found = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(found).get(c["iteration"])
-        if c["error"] is None and final is not None:
+        if c["error"] is None and final is not None and not is_super_net(c):
             finals.append((key, final, losses[key, c["iteration"]]))
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
+        if is_super_net(c) and status == "finished":
+            status = "super-net"
         insert(
             db,
             table,
@@ -196,7 +204,9 @@ class Method:
         if search.find(name).name in search.MADLIB:
             raise search.SearchError(
                 f"{name!r} is a procedure of madlib_keras_automl alone",
-                "Call madlib_keras_automl, or choose one of " + ", ".join(search.PROCEDURES) + ".",
+                "Call madlib_keras_automl, or choose one of "
+                + ", ".join((*search.PROCEDURES, *search.OF_MODELS))
+                + ".",
             )
         if a.get("max_trials") is not None and "trials" in search.find(name).PARAMETERS:
             parameters.setdefault("trials", a["max_trials"])
@@ -266,6 +276,8 @@ class SearchCall:
             if self.folds > MOST_IN_SEARCH:
                 raise MopError(f"folds must be at most {MOST_IN_SEARCH} in a search, not {self.folds}")
         self.object_table = a["object_table"]
+        self.is_one_shot = search.find(method.name) is OneShot
+        self._check_one_shot()
         make = None
         if self.followed is not None:  # its log has the proposals
             most = self.followed.num_iterations
@@ -304,6 +316,20 @@ class SearchCall:
         if self.followed is None:
             self._check_population()
             self._check_space()
+
+    def _check_one_shot(self):
+        """Raises MopError where a one-shot search has arguments that it cannot use."""
+        for name, why in (
+            ("folds", "a super-net is trained on all segments"),
+            ("continue_from", "scores by shared weights are not results of trials"),
+        ):
+            given = self.folds if name == "folds" else self.continues or None
+            if self.is_one_shot and given is not None:
+                raise MopError(
+                    f"one-shot and {name} cannot be combined",
+                    detail=why[0].upper() + why[1:] + ".",
+                    hint=f"Leave out {name}.",
+                )
 
     def _check_population(self):
         """Raises MopError where copies of trials cannot share stages."""
@@ -431,10 +457,16 @@ class SearchCall:
             self.method.lines,
             self.held_out,
             None if self.method.filtered is None else self._scores,
+            self._score_members if self.is_one_shot else None,
         )
 
     def _scores(self, procedure, seed):
         return zero_costs.scores(self.db, procedure, self.inputs, seed)
+
+    def _score_members(self, procedure, c, state):
+        judged_by = self.metric, self.dataset, self.goal
+        outputs = self.configurations.outputs
+        return one_shot.scores(self.db, self.inputs, self.object_table, judged_by, outputs, procedure, c, state)
 
     def _tell_filter(self, procedure):
         """Send a NOTICE where the filter of a procedure was dropped."""

@@ -118,6 +118,16 @@ class Members:
     def configuration(self, mst_key, proposed):
         """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = proposed
+        if (net := self.models.net(model_id)) is not None:
+            return {
+                "mst_key": mst_key,
+                "model_id": model_id,
+                "compile_params": compile_params,
+                "fit_params": fit_params,
+                "model_arch": net.architecture,
+                "weights_md5": None,
+                "member": {"super_net": True, "base": net.model_id},
+            }
         found = self.models.member(model_id)
         c = {
             "mst_key": mst_key,

@@ -162,7 +162,7 @@ class Configurations:
         try:
             c["resolver"] = parameter_resolver.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
-            c["architecture"] = self._architecture(c["model_arch"])
+            c["architecture"] = self._architecture(c["model_arch"], is_super_net(c))
             c["fit"]["keep"] = kept_state(c["fit_params"], self._keep)
             c["resolver"].check(iterations or self.inputs.num_iterations)
             architecture_dropout.check_dropout(c["architecture"], c["fit"]["dropout"])
@@ -175,8 +175,10 @@ class Configurations:
             return "only a superuser may use callbacks: they write files on the server"
         return self._read_rule(c)
 
-    def _architecture(self, text: str) -> dict[str, Any]:
-        """An architecture (JSON), read once for all configurations that have it."""
+    def _architecture(self, text: str, super_net: bool = False) -> dict[str, Any]:
+        """An architecture (JSON), read once for all configurations that have it. `super_net`: see architecture.check."""
+        if super_net:
+            return architecture.check(text, True)
         if text not in self._architectures:
             self._architectures[text] = architecture.check(text)
         return self._architectures[text]
@@ -184,7 +186,7 @@ class Configurations:
     def read_architecture(self, c: Configuration) -> dict[str, Any] | None:
         """The checked architecture of a configuration, which is added to it; None where it cannot be read."""
         try:
-            c["architecture"] = self._architecture(c["model_arch"])
+            c["architecture"] = self._architecture(c["model_arch"], is_super_net(c))
         except architecture.ArchitectureError:
             return None
         return c["architecture"]
@@ -342,6 +344,11 @@ class Configurations:
                 if problem := self.problem(c) or self.misfit(c):
                     self.misfits[c["mst_key"]] = problem
                 self.put(c)
+
+
+def is_super_net(c: Mapping[str, Any]) -> bool:
+    """True for a configuration, or its outcome, that is a super-net of a one-shot search: no model of its own."""
+    return bool((c.get("member") or {}).get("super_net"))
 
 
 def _unusable(count: int) -> str:

@@ -10,7 +10,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
-from pg_mop.run.configurations import Added, Configuration, Configurations
+from pg_mop.run.configurations import Added, Configuration, Configurations, is_super_net
 from pg_mop.run.earlier import End
 from pg_mop.run.messages import Messages
 from pg_mop.run.requests import Ask, GiveUp, Invite, Pin, Register, Steps, Withdraw
@@ -163,7 +163,7 @@ class RunController:
         self.stopped.add(mst_key)
         gone = yield Withdraw(mst_key, reason, at, beside)
         path = self.plan.path(mst_key)
-        if path and not path[-1].failed:
+        if path and not path[-1].failed and not is_super_net(self.configurations[mst_key]):
             stages, _ = yield Ask(self.configurations[mst_key], len(path), (len(path),))
             if stages and mst_key in self.seen:  # the iteration may have ended unevaluated: the watch needs its metrics
                 self.seen[mst_key] = min(self.seen[mst_key], len(path) - 1)

@@ -141,7 +141,9 @@ class Executor:
         )
         self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
-        self.requests = RequestHandler(self.run, self.needed, self.failover, adopt, extend, self.joining.invite)
+        self.requests = RequestHandler(
+            self.run, self.needed, self.failover, adopt, extend, self.joining.invite, self.transfers.bring_home
+        )
         self.beside = None
         if adoption is not None:
             self.beside = RunsBeside(self.run, adoption, self.needed, self.requests.take_over)

@@ -11,7 +11,7 @@ from pg_mop.plan.stages import Stage
 from pg_mop.run.context import RunContext
 from pg_mop.run.failover import Failover
 from pg_mop.run.needed_states import NeededStates
-from pg_mop.run.requests import Ask, GiveUp, HasState, Invite, Pin, Register, Request, Steps, Withdraw, perform
+from pg_mop.run.requests import Ask, Fetch, GiveUp, HasState, Invite, Pin, Register, Request, Steps, Withdraw, perform
 from pg_mop.run.runs_beside import RunsBeside
 
 
@@ -28,12 +28,14 @@ class RequestHandler:
         adopt: Callable[..., list[Stage]],
         extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
         invite: Callable[[str, str], None],
+        bring_home: Callable[[Iterable[Stage]], None],
     ) -> None:
         """`adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these
         stages. `extend(configuration, until, evaluated, new, shareable)` asks the planner for more iterations: (stages
-        to be done, new requests: [(mst_key, stage)]). `invite(server, role)`: see Joining."""
+        to be done, new requests: [(mst_key, stage)]). `invite(server, role)`: see Joining. `bring_home(stages)`:
+        see Transfers."""
         self.run, self.needed, self.failover, self.adopt, self.extend = run, needed, failover, adopt, extend
-        self.invite = invite
+        self.invite, self.bring_home = invite, bring_home
         self.failed: dict[int, str] = {}  # mst_key -> why the configuration failed
 
     def perform(self, steps: Steps) -> Any:
@@ -60,7 +62,19 @@ class RequestHandler:
                 self.invite(server, by)
             case HasState(stage):
                 return self.run.states.has(stage)
+            case Fetch(stage):
+                return self._fetch(stage)
         return None
+
+    def _fetch(self, number: int) -> Any:
+        """The state of a trained stage, which is carried to this server first; None where it does not exist."""
+        states = self.run.states
+        if not states.has(number):
+            return None
+        self.bring_home([self.run.plan.stages[number]])
+        wanted = {"stage": number, "version": self.needed.version(number), "bytes": states.bytes(number)}
+        (state,) = self.run.catalog.states(self.run.run_id, [wanted])
+        return state
 
     def _ask(
         self, configurations: list[dict[str, Any]], stages: list[Stage], requests: list[tuple[int, Stage]]

@@ -65,6 +65,13 @@ class HasState:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Answer: the state (bytes) of a stage (number) that is trained; None where it does not exist on any server."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
 class Invite:
     """A server (name) is to join the run; `by`: the role that asks for it."""
 
@@ -72,7 +79,7 @@ class Invite:
     by: str
 
 
-Request = Ask | Register | Withdraw | Pin | GiveUp | HasState | Invite
+Request = Ask | Register | Withdraw | Pin | GiveUp | HasState | Fetch | Invite
 Steps = Generator[Request, Any, Any]
 
 

@@ -14,10 +14,11 @@ from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController
 from pg_mop.run.earlier import END
 from pg_mop.run.inheriting import inherit
-from pg_mop.run.requests import Ask, GiveUp, HasState, Register, Steps, Withdraw
+from pg_mop.run.requests import Ask, Fetch, GiveUp, HasState, Register, Steps, Withdraw
 from pg_mop.run.spec import Search
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
 from pg_mop.search.logged import outline
+from pg_mop.search.parameters import SearchError
 
 Event = list[Any]
 
@@ -93,6 +94,8 @@ class SearchController(RunController):
                 elif kind == "add":
                     values[0] = tuple(values[0])
                 self.procedure.replay([(kind, *values)])
+                if kind == "members":
+                    self.heard[values[0]] = self.procedure.trials[values[0]].at
         trials, run_id = self.procedure.trials, self.messages.run_id
         for key, trial in trials.items():
             c = self.configurations.get(key)
@@ -178,7 +181,10 @@ class SearchController(RunController):
         if self.over:
             self.messages.late(reason)
             return
-        self.procedure.add(added, iterations)
+        try:
+            self.procedure.add(added, iterations)
+        except SearchError as error:
+            raise MopError(str(error)) from None
         self._note(["add", list(added), iterations])
         yield from self._go_on()
 
@@ -264,6 +270,9 @@ class SearchController(RunController):
         trial = self.procedure.trials.get(key)
         if trial is None:
             return
+        if self.procedure.candidates(key) is not None:
+            yield from self._score_members(key)
+            return
         wanted = self.procedure.evaluates(key)
         _, *folded = self.configurations.trials_of(key)
         for stage in self.plan.path(key)[self.heard.get(key, 0) :]:
@@ -281,6 +290,19 @@ class SearchController(RunController):
                 yield from self.stop(key, *verdict)
             if trial.state in (STOPPED, FAILED):
                 return
+
+    def _score_members(self, key: int) -> Steps:
+        """Tell the procedure what its members reach with the weights of a super-net that has been trained."""
+        trial, path = self.procedure.trials[key], self.plan.path(key)
+        if trial.state != RUNNING or len(path) < trial.budget or not all(stage.ended for stage in path):
+            return
+        state = yield Fetch(path[trial.budget - 1].number)
+        if state is None or self.search.score_members is None:
+            raise MopError(f"the state of super-net {key} of run {self.messages.run_id} is missing", sqlstate="XX001")
+        rows = self.search.score_members(self.procedure, self.configurations[key], state)
+        self._note(["members", key, rows])
+        self.heard[key] = trial.budget
+        self.procedure.take_scores_of_members(key, {row[0]: row[1] for row in rows})
 
     def _mean(self, key: int, stages: Sequence[Stage]) -> Row | None:
         """The means of a trial over its folds; `stages`: of the folds, which have ended."""

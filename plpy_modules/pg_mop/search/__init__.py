@@ -19,6 +19,7 @@ from pg_mop.search.hyperband import Hyperband
 from pg_mop.search.madlib_hyperband import MadlibHyperband
 from pg_mop.search.madlib_hyperopt import MadlibHyperopt
 from pg_mop.search.median_stopping import MedianStopping
+from pg_mop.search.one_shot import OneShot
 from pg_mop.search.parameters import SearchError, read_parameters
 from pg_mop.search.population import Population
 from pg_mop.search.random import Random
@@ -30,14 +31,17 @@ PROCEDURES: dict[str, type[Procedure]] = {
     p.name: p
     for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe, Bohb, Evolution)
 }
+OF_MODELS: dict[str, type[Procedure]] = {OneShot.name: OneShot}  # they need a model space
 MADLIB: dict[str, type[Procedure]] = {p.name: p for p in (MadlibHyperband, MadlibHyperopt)}  # madlib_keras_automl only
 
 
 def find(name: str | None) -> type[Procedure]:
     """The class of the procedure of that name, in any case. Raises SearchError for an unknown name."""
-    found = {**PROCEDURES, **MADLIB}.get((name or "").strip().lower().replace("_", "-").replace(" ", "-"))
+    found = {**PROCEDURES, **OF_MODELS, **MADLIB}.get((name or "").strip().lower().replace("_", "-").replace(" ", "-"))
     if found is None:
-        raise SearchError(f"there is no search procedure {name!r}", "The procedures are " + ", ".join(PROCEDURES) + ".")
+        raise SearchError(
+            f"there is no search procedure {name!r}", "The procedures are " + ", ".join((*PROCEDURES, *OF_MODELS)) + "."
+        )
     return found
 
 

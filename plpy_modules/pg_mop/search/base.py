@@ -238,8 +238,14 @@ class Procedure(ABC):
         self.known.sort(key=lambda k: (-max(k[1]), k[1][max(k[1])]))
 
     def replay(self, events: Iterable[tuple]) -> None:
-        """Repeat the logged calls of an earlier procedure: [("tell" | "add" | "stop", arguments...)], in their order."""
-        calls: dict[str, Callable] = {"tell": self.tell, "add": self.add, "stop": self.stop}
+        """Repeat the logged calls of an earlier procedure, in their order: [("tell" | "add" | "stop" | "members",
+        arguments...)]."""
+        calls: dict[str, Callable] = {
+            "tell": self.tell,
+            "add": self.add,
+            "stop": self.stop,
+            "members": lambda trial, rows: self.take_scores_of_members(trial, {row[0]: row[1] for row in rows}),
+        }
         for name, *arguments in events:
             calls[name](*arguments)
 
@@ -261,6 +267,16 @@ class Procedure(ABC):
         if self._started or chosen is None:
             raise SearchError("a search takes the scores of a filter before it asks for anything")
         chosen.take(scores)
+
+    def candidates(self, trial: TrialNumber) -> list[int] | None:
+        """Of a trial that is a super-net (search/one_shot.py): the model_ids of the members that it gives scores, once it has
+        its budget. It is never evaluated itself. None: the trial is none."""
+        return None
+
+    def take_scores_of_members(self, trial: TrialNumber, scores: Mapping[int, float | None]) -> None:
+        """Take the scores of the `candidates` of a super-net, by model_id, which ends its trial; None: no score. Raises
+        SearchError where the procedure has no super-nets."""
+        raise SearchError(f"{self.name} has no super-net, so that no member has a score of one")
 
     def place(self, trial: TrialNumber) -> Sequence[int] | None:
         """(bracket, round) of one of the procedure's trials, where the output tables tell them."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pg_mop.search.dimension import Coordinate, Dimension, Place
 from pg_mop.spaces import Member, ModelSpace
 from pg_mop.spaces.inheritance import inheritance
+from pg_mop.spaces.super_net import SuperNet, super_net
 
 if TYPE_CHECKING:
     from pg_mop.spaces.choices import Point as ChoicePoint
@@ -43,6 +44,7 @@ class ModelChoices:
         self.missed = 0  # how many in all
         self.ended = False  # the grid has ended before its last member, after very many misfits
         self._drafts = False
+        self._super_nets: dict[int, SuperNet] | None = None
 
     @property
     def size(self) -> int:
@@ -117,6 +119,23 @@ class ModelChoices:
             model_id = self.model_id(self._places[model_id])
         return None if model_id is None or model_id not in self.by_id else (model_id, self.by_id[model_id])
 
+    def super_nets(self) -> dict[int, SuperNet]:
+        """{model_id: super-net} of the base models. Raises SpaceError where the members of one cannot be trained as one net."""
+        if self._super_nets is None:
+            nets: dict[int, SuperNet] = {}
+            for model_id in self.base.choices:
+                net = super_net(self.space, model_id)
+                number = FIRST_ID + _digest(f"super-net {net.architecture}") % FIRST_ID
+                while number in self.taken or number in self.by_id or number in nets:
+                    number = FIRST_ID + (number + 1) % FIRST_ID
+                nets[number] = net
+            self._super_nets = nets
+        return self._super_nets
+
+    def net(self, model_id: int | None) -> SuperNet | None:
+        """The super-net of a model_id, if one has been made; None for any other."""
+        return None if model_id is None else (self._super_nets or {}).get(model_id)
+
     def _member(self, own: Place) -> Member:
         model_id = self.base.value(own[self.base.name])
         chosen = {
@@ -133,7 +152,12 @@ class ModelChoices:
             self.misfits[reason] = self.misfits.get(reason, 0) + 1
             return None
         number = FIRST_ID + _digest(member.architecture) % FIRST_ID
-        while number in self.taken or number in self.by_id and self.by_id[number].architecture != member.architecture:
+        while (
+            number in self.taken
+            or number in (self._super_nets or ())
+            or number in self.by_id
+            and self.by_id[number].architecture != member.architecture
+        ):
             number = FIRST_ID + (number + 1) % FIRST_ID
         if number not in self.by_id:  # (of two choices with equal architectures, the first counts)
             self.by_id[number], self._places[number] = member, own

@@ -71,6 +71,11 @@ def drive(
         key, budget = live.popleft()
         trial, own = procedure.trials[key], found[key]
         wanted = procedure.evaluates(key)
+        if (members := procedure.candidates(key)) is not None:
+            own.iterations = budget
+            procedure.take_scores_of_members(key, {model_id: random.random() for model_id in members})
+            told += 1
+            continue
         for iteration in range(own.iterations + 1, budget + 1):
             if trial.state == STOPPED:
                 break

@@ -175,7 +175,7 @@ class _Attempt:
                 self._note(name, "copied", name)
                 return self._alias(name), None
             return None
-        if kind in WIDE and _is_plain(config) and _is_plain(before["config"]):
+        if kind in WIDE and is_plain(config) and is_plain(before["config"]):
             return self._wide(name, layer, before, maps[0], aligned)
         on_last = self._on_last_axis(config, self.after.get(name)) and self._on_last_axis(
             before["config"], self.before.get(name)
@@ -212,7 +212,7 @@ class _Attempt:
 
     def _wide(self, name: str, layer: Layer, before: Layer, taken: Map, aligned: bool) -> Value | None:
         """Of a Dense layer or a convolution. `taken`: the channel map of its input; `aligned`: as in `_kept`."""
-        key = _units_key(layer)
+        key = units_key(layer)
         units, had = layer["config"].get(key), before["config"].get(key)
         if not _alike(layer, before, (key, "activation", "strides", "padding", "dilation_rate")):
             return None
@@ -240,16 +240,16 @@ class _Attempt:
         if kind in IDENTITIES:
             return value
         if kind in ("Activation", "ReLU"):
-            passes = _activation(layer) == "linear" or _activation(layer) == "relu" and self._not_negative(source)
+            passes = activation_of(layer) == "linear" or activation_of(layer) == "relu" and self._not_negative(source)
             return value if passes else None
         shape = self.after.get(source)
         if kind == "BatchNormalization" and self._on_last_axis(config, shape):
             self._note(name, "identity", None)
             return value
         channels = self._channels(self.after, source)
-        if kind not in WIDE or not _is_plain(config) or channels is None:
+        if kind not in WIDE or not is_plain(config) or channels is None:
             return None
-        units, activation = config.get(_units_key(layer)), _activation(layer)
+        units, activation = config.get(units_key(layer)), activation_of(layer)
         if kind in CONVOLUTIONS and not (_ones(config.get("dilation_rate", 1)) or _odd(config.get("kernel_size"))):
             return None  # (no tap of the kernel is at the place of its output)
         if kind in CONVOLUTIONS and not (_ones(config.get("strides", 1)) and config.get("padding") == "same"):
@@ -302,7 +302,7 @@ class _Attempt:
                 and kind not in ("AlphaDropout", "GaussianNoise")
                 and all(map(self._not_negative, sources))
             )
-        return kind in (*WIDE, "Activation", "ReLU") and _activation(layer) in NOT_NEGATIVE
+        return kind in (*WIDE, "Activation", "ReLU") and activation_of(layer) in NOT_NEGATIVE
 
 
 def _shapes(graph: Graph) -> dict[str, Shape]:
@@ -361,11 +361,11 @@ def _alike(layer: Layer, other: Layer, but: Sequence[str] = ()) -> bool:
     return mine == theirs
 
 
-def _units_key(layer: Layer) -> str:
+def units_key(layer: Layer) -> str:
     return "units" if layer["class_name"] == "Dense" else "filters"
 
 
-def _is_plain(config: Mapping[str, Any]) -> bool:
+def is_plain(config: Mapping[str, Any]) -> bool:
     """True for a Dense layer or a convolution whose kernel ends with input and output channels."""
     return config.get("groups", 1) == 1 and not _channels_first(config) and not config.get("lora_rank")
 
@@ -374,7 +374,7 @@ def _channels_first(config: Mapping[str, Any]) -> bool:
     return config.get("data_format") == "channels_first"
 
 
-def _activation(layer: Layer) -> str:
+def activation_of(layer: Layer) -> str:
     """The name of a layer's activation; '' for one that this module does not know."""
     config = layer["config"]
     if layer["class_name"] == "ReLU":
@@ -386,7 +386,7 @@ def _activation(layer: Layer) -> str:
 
 def _elementwise(layer: Layer) -> bool:
     if layer["class_name"] in ("Activation", *WIDE):
-        return _activation(layer) in ELEMENTWISE
+        return activation_of(layer) in ELEMENTWISE
     return not _channels_first(layer["config"])
 
 

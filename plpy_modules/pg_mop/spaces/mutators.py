@@ -174,6 +174,9 @@ class Plan:
         values = [self._checked_values(mutator, target) for target in targets]
         where = targets[0].name if not mutator.together else str(mutator.match)
         point = self._point(mutator, targets, f"{where}.{argument}", mutator.written)
+        for target, checked in zip(targets, values):
+            for slot in target.slots:
+                slot.values.append((point, argument, checked))
 
         def step(graph: Graph, chosen: Chosen) -> None:
             if point.name in chosen:
@@ -220,7 +223,19 @@ class Plan:
         for slot in target.slots if kept else ():
             # (of a layer of several classes, the choice alone does not tell the class)
             apart = entangled or slot.condition != target.condition
-            made.append(Slot(slot.name, slot.layer, Condition(point, kept), slot.anchor, apart, slot.chosen))
+            own = Condition(point, kept)
+            made.append(
+                Slot(
+                    slot.name,
+                    slot.layer,
+                    own,
+                    slot.anchor,
+                    apart,
+                    slot.chosen,
+                    conditions=(*slot.conditions, own),
+                    values=slot.values,
+                )
+            )
         anchor = target.slots[0].anchor
         at = max(range(len(options)), key=lambda at: len(options[at] or ()))
         if len(options[at] or ()) > 1:
@@ -229,7 +244,8 @@ class Plan:
         places = [*names[at][:-1], anchor]
         for number, option in enumerate(options):
             for place, name, layer in zip(places[len(places) - len(option or ()) :], names[number], option or ()):
-                made.append(Slot(name, layer, Condition(point, frozenset([number])), place, entangled))
+                own = Condition(point, frozenset([number]))
+                made.append(Slot(name, layer, own, place, entangled, conditions=(target.condition, own)))
         first = self.slots.index(target.slots[0])
         self.slots[first:first] = made
         self.slots = [slot for slot in self.slots if not any(slot is old for old in target.slots)]
@@ -245,8 +261,9 @@ class Plan:
             put_beside(self.graph, target.slots[0].anchor, options[at], names[at], mutator.before)
             entangled = target.condition != opened(point)
             made = [
-                Slot(name, layer, Condition(point, frozenset([number])), place, entangled)
+                Slot(name, layer, own, place, entangled, conditions=(target.condition, own))
                 for number, option in enumerate(options)
+                for own in [Condition(point, frozenset([number]))]
                 for place, name, layer in zip(names[at], names[number], option)
             ]
             beside = self.slots.index(target.slots[0]) if mutator.before else self.slots.index(target.slots[-1]) + 1
@@ -303,6 +320,8 @@ class Plan:
                     slot.entangled or slot.condition != target.condition,
                     set(slot.chosen),
                     slot.in_cell,
+                    (*slot.conditions, Condition(point, enough)),
+                    list(slot.values),
                 )
                 for slot in own
             ]
@@ -313,6 +332,7 @@ class Plan:
             for slot in own:
                 slot.entangled = slot.entangled or slot.condition != target.condition
                 slot.condition = either([Condition(point, there)]) or ALWAYS
+                slot.conditions = (*slot.conditions, Condition(point, there))
         if most > 1:
             self.graph.repeat(*anchors, most, named)
 

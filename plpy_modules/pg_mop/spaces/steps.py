@@ -17,7 +17,8 @@ class Slot:
     """A layer that members may have: `class_name` and `layer` as far as known, and the condition of its being there.
 
     `anchor`: the layer of the template graph that has its place; `entangled`: whether it is there depends on two choices at
-    once, so that no later mutator can change it.
+    once, so that no later mutator can change it; `conditions`: all of these; `values`: chosen arguments: (point, argument, its
+    value for each option).
     """
 
     name: str
@@ -27,8 +28,11 @@ class Slot:
     entangled: bool = False
     chosen: set[str] = field(default_factory=set)  # arguments that a mutator has chosen
     in_cell: bool = False  # a cell has its place
+    conditions: tuple[Condition, ...] = ()
+    values: list[tuple[Point, str, Sequence[Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.conditions = self.conditions or (self.condition,)
         self.condition = either([self.condition]) or self.condition  # in its shortest form, to be compared
 
     @property

@@ -1,0 +1,135 @@
+"""The layers of a super-net, which trains all members of a model space as one net with shared weights. Runs in the trainer.
+
+For each mini-batch, `Paths` draws a random option for each choice point (a single path, uniformly: Guo et al., "Single Path
+One-Shot Neural Architecture Search with Uniform Sampling", ECCV 2020). The other layers let pass what the member with these
+options computes: `PathWidth` the first channels of a layer that may have several widths (as the masks of FBNetV2: Wan et al.,
+CVPR 2020), `PathChoice` the output of one of several layers. So one compiled net trains every member.
+
+pg_mop.spaces.super_net builds the net; architecture JSON of users cannot name these layers (architecture.check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+CLOSED = -1.0  # the option of a point that is not open
+
+
+@keras.saving.register_keras_serializable("pg_mop")
+class Paths(keras.layers.Layer):
+    """The option of each choice point, by index; -1: the point is not open. Shape (rows, points), equal for all rows.
+
+    In training, the options are random; else they are those of the weight `member`, which says which member is evaluated.
+    """
+
+    def __init__(self, counts: Sequence[int], parents: Sequence[Any], seed: int | None = None, **more: Any) -> None:
+        """`counts`: the number of options of each point; `parents`: [number of an earlier point, its options for which it
+        is open], or None: always."""
+        super().__init__(**more)
+        self.counts, self.parents, self.seed = list(counts), list(parents), seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def build(self, input_shape: Any) -> None:
+        self.member = self.add_weight(
+            shape=(len(self.counts),), initializer="zeros", trainable=False, name="member", dtype="float32"
+        )
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        given = ops.convert_to_tensor(self.member)
+        if training:
+            counts = np.array(self.counts, "float32")
+            drawn = keras.random.uniform((len(self.counts),), dtype="float32", seed=self.seed_generator)
+            given = ops.minimum(ops.floor(drawn * counts), counts - 1)
+        options: list[Any] = []
+        for number, parent in enumerate(self.parents):
+            option = given[number]
+            if parent is not None:
+                is_open = _among(options[parent[0]], parent[1])
+                option = option * is_open + CLOSED * (1 - is_open)
+            options.append(option)
+        return ops.broadcast_to(ops.expand_dims(ops.stack(options), 0), (ops.shape(inputs)[0], len(options)))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], len(self.counts))
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+        return keras.KerasTensor((inputs.shape[0], len(self.counts)), "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "counts": self.counts, "parents": self.parents, "seed": self.seed}
+
+
+@keras.saving.register_keras_serializable("pg_mop")
+class PathWidth(keras.layers.Layer):
+    """The first channels of the first input, and zeros in place of the others. The second input: of `Paths`."""
+
+    def __init__(self, point: int, widths: Sequence[int], **more: Any) -> None:
+        """`widths`: of each option of the choice point of this number; a point that is not open leaves all channels."""
+        super().__init__(**more)
+        self.point, self.widths = point, list(widths)
+
+    def call(self, inputs: Any) -> Any:
+        values, paths = inputs
+        channels = values.shape[-1]
+        option = paths[:, self.point : self.point + 1]
+        rows = [[float(at < width) for at in range(channels)] for width in self.widths]
+        shown = ops.cast(ops.equal(option, np.arange(len(rows), dtype="float32")), values.dtype)
+        mask = ops.matmul(shown, ops.convert_to_tensor(np.array(rows), dtype=values.dtype))
+        mask = mask + ops.cast(ops.equal(option, CLOSED), values.dtype)
+        return values * ops.reshape(mask, (-1, *[1] * (len(values.shape) - 2), channels))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape[0]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "point": self.point, "widths": self.widths}
+
+
+@keras.saving.register_keras_serializable("pg_mop")
+class PathChoice(keras.layers.Layer):
+    """One of several inputs of equal shapes: the last one whose conditions hold, else the first. The last input: of `Paths`."""
+
+    def __init__(self, conditions: Sequence[Sequence[Any]], **more: Any) -> None:
+        """`conditions`: of each input but the first: [number of a choice point, its options], ...; all of them must hold."""
+        super().__init__(**more)
+        self.conditions = list(conditions)
+
+    def call(self, inputs: Any) -> Any:
+        *values, paths = inputs
+        found, shape = values[0], (-1, *[1] * (len(values[0].shape) - 1))
+        for value, conditions in zip(values[1:], self.conditions):
+            holds: Any = 1.0
+            for point, options in conditions:
+                holds = holds * _among(paths[:, point], options)
+            holds = ops.reshape(ops.cast(holds, value.dtype), shape)
+            found = found * (1 - holds) + value * holds
+        return found
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape[0]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "conditions": self.conditions}
+
+
+def path_position(model: Any) -> int | None:
+    """The position of the weight that says which member is evaluated, among a super-net's weights; None where there is one
+    member alone."""
+    for layer in model.layers:
+        if isinstance(layer, Paths):
+            return next(at for at, weight in enumerate(model.weights) if weight is layer.member)
+    return None
+
+
+def _among(option: Any, options: Sequence[int]) -> Any:
+    """1.0 where an option (a tensor) is one of some, else 0.0."""
+    found: Any = 0.0
+    for one in options:
+        found = found + ops.cast(ops.equal(option, float(one)), "float32")
+    return found
