@@ -5,9 +5,12 @@ import random
 from heapq import heapify, heapreplace
 from statistics import mean
 
-from papers.common import bound, run, seconds, span, table
+from papers.common import bound, plan_of, run, seconds, span, table
+from pg_mop.schedule import SCHEDULERS as BY_NAME
 from pg_mop.schedule import milp
-from pg_mop.schedule.simulator import Transport
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.dealing import Dealer
+from pg_mop.schedule.simulator import Transport, makespan, simulate
 
 MILP_SECONDS = 10
 # appendix B, table 7, millions of floating-point operations
@@ -137,6 +140,43 @@ the paper three. With real servers: tests/engines.
 """
 
 
+def figure_8b_joined():
+    """A ninth server joins."""
+    text = []
+    for configurations in (8, 16, 64):
+        ends = {}
+        for joins in (False, True):
+            plan = plan_of(configurations, 5)
+            board = Board(plan, range(8), (), {("training", key): f"w{key}" for key in range(8)})
+            scheduler = BY_NAME["randomized"](board, 1, lambda number, plan=plan: plan.stages[number].mst_key)
+            finished, done = scheduler.finished, [0]
+
+            def count(unit, taken, finished=finished, done=done, board=board, joins=joins, units=configurations * 8):
+                finished(unit, taken)
+                done[0] += 1
+                if joins and done[0] == units + units // 2:  # in the middle of iteration 2
+                    board.copies = {key: [f"w{key}", "w8"] for key in range(8)}
+                    board.invite("w8", 1, board.workers)
+                    board.serve(range(9))
+
+            scheduler.finished = count
+            visits = simulate(board, scheduler, lambda unit: 1.0)
+            ends[joins] = [0.0] + [max(v.end for v in visits if v.unit.iteration <= i) for i in range(1, 6)]
+        epochs = [b - a for a, b in zip(ends[True], ends[True][1:])]
+        row = [f"{epoch / epochs[0]:.2f}" for epoch in epochs]
+        text.append([configurations, *row, f"{ends[False][-1] / ends[True][-1]:.2f}"])
+    return f"""## Cerebro, Figure 8 (B), in the other direction: a server joins
+
+No paper has this table; Cerebro's section 5.6 says that new compute resources may be used by the same mechanism. 8 places; a
+ninth one, with a copy of each segment, joins in the middle of iteration 2. Duration of each iteration, iteration 1 = 1, and how
+much sooner the run ends than without it: at most 5 / (1.5 + 3.5 x 8 / 9) = 1.08.
+
+{table(["configurations", "1", "2", "3", "4", "5", "sooner"], text)}
+Differences. The copies are there at once. Iterations overlap, as above. 8 configurations keep 8 of the 9 places busy: there the
+ninth one only lets a configuration find an idle place sooner. With real servers: tests/faults/test_joining.py.
+"""
+
+
 def table_2():
     """Bytes of an approach."""
     k, s, p, m, d, batches = 20, 20, 10, 1e9, 1e12, 100_000
@@ -170,12 +210,12 @@ real connections were not counted.
 
 def half():
     """One to p configurations: MOP against data-parallel training."""
-    p, rows = 8, []
+    p, rows, factors = 8, [], (1.0, 2.0, 4.0)
     for configurations in range(1, p + 1):
         mop = seconds("randomized", [1.0 / p] * configurations, [1.0] * p, 4, 1) / 4
-        rows.append(
-            [configurations, f"{mop:.2f}", *(f"{configurations / p * factor:.2f}" for factor in (1.0, 2.0, 4.0))]
-        )
+        formula = (f"{configurations / p * factor:.2f}" for factor in factors)
+        dealt = (f"{dealt_seconds(configurations, p, factor):.2f}" for factor in factors)
+        rows.append([configurations, f"{mop:.2f}", *formula, *dealt])
     return f"""## Cerebro, Figure 17: fewer configurations than places
 
 Source: sections 5.7 and 6.2, appendix D. 8 places; time of an iteration, a pass of one configuration on one place = 1.
@@ -183,10 +223,42 @@ Data-parallel training takes configurations / places, multiplied by the cost of 
 data-parallel training below p / 2 configurations; its Horovod took twice as long as Cerebro with batches of 32 (section 6.2,
 Figure 9).
 
-{table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4"], rows)}
+{table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4", "dealt, free", "x 2", "x 4"], rows)}
 With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere. So the
-rule is that of batches of about 32. Data-parallel training is a formula here, and was not simulated.
+rule is that of batches of about 32. Data-parallel training on all places is a formula here. "Dealt" is simulated: pg_mop's
+`schedule/dealing.py` gives each configuration as many places as pay by the cost model, which knows the factor, where any place
+may train on any rows (as with `pg_mop.tail = 'data-parallel'` on one server). It needs no rule such as p / 2.
 """
+
+
+class Costs:
+    """Of places that train a configuration together: `factor` times as long as without communication."""
+
+    def __init__(self, factor, second):
+        self.factor, self.second = factor, second
+
+    def certain(self, stage):
+        return self.second
+
+    def speedup(self, stage, places):
+        return max(1.0, places / self.factor)
+
+    def ready(self, stage, places):
+        return 0.0
+
+
+def dealt_seconds(configurations, places, factor):
+    """Seconds of an iteration, where the places are dealt among the configurations by what is left of each."""
+    plan, iterations, hour = plan_of(configurations, 4), 4, 3600.0  # (a change of places takes a part of a second)
+    board = Board(plan, range(places))
+    board.anywhere = True
+    board.serve(range(places))
+    costs = Costs(factor, hour / places)
+    dealer = Dealer(board, places, 1, lambda number: 0, costs)
+    expected = costs.certain
+    scheduler = BY_NAME["longest-first"](board, 1, lambda number: plan.stages[number].mst_key, expected)
+    visits = simulate(board, scheduler, lambda unit: costs.second, dealer=dealer)
+    return makespan(visits) / iterations / hour
 
 
 def fifo(times, workers):
@@ -231,4 +303,4 @@ to the power of -{exponent:.2f}, and together they take MOP's 17.0 h on 8 worker
 
 def sections():
     """The sections of the page."""
-    return [figure_6(), figure_8a(), figure_8b(), table_2(), half(), stragglers()]
+    return [figure_6(), figure_8a(), figure_8b(), figure_8b_joined(), table_2(), half(), stragglers()]

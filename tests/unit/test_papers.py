@@ -36,6 +36,38 @@ def test_a_lost_server_delays_an_iteration_and_stops_nothing():
     assert first == 1 and 1 < second < third <= 2
 
 
+def test_a_server_that_joins_shortens_the_run_by_its_part():
+    from papers import cerebro
+
+    rows = [line.split("|")[2:-1] for line in cerebro.figure_8b_joined().splitlines() if line.startswith("| 64 |")]
+    *iterations, sooner = map(float, rows[0])
+    assert iterations[0] == 1 and iterations[2:] == pytest.approx([8 / 9] * 3, abs=0.01)
+    assert sooner == pytest.approx(5 / (1.5 + 3.5 * 8 / 9), abs=0.01)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("configurations", [1, 3, 4, 8])
+def test_dealt_places_need_no_rule_of_half_as_many_configurations(configurations, factor):
+    from papers.cerebro import dealt_seconds
+
+    alone, all_places = 1.0, configurations / 8 * factor
+    assert (
+        0.99 * min(alone, all_places)
+        <= dealt_seconds(configurations, 8, factor)
+        <= 1.01 * max(0.41, min(alone, 2 * all_places))
+    )
+
+
+def test_places_dealt_anew_are_better_than_places_dealt_once():
+    from papers.fluid import StaticFluid, study
+    from pg_mop.schedule.dealing import Dealer
+
+    (alone, used), (static, _), (dynamic, dealt) = (
+        study("asha", 8, dealing, 1) for dealing in (None, StaticFluid, Dealer)
+    )
+    assert dynamic < static < alone and used < dealt > 0.9
+
+
 def test_sharing_saves_a_grid_its_merge_rate_and_early_stopping_more():
     from papers.treeml import ITERATIONS, schedules, study
 

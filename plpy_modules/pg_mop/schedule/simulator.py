@@ -164,6 +164,10 @@ def simulate(
                     visits.append(Visit(unit, worker, start, ended, threads=threads))
                 start = ended
             idle.add(worker)
+        at_work = {worker for _, worker, _, _ in events}
+        idle.update(
+            worker for worker in board.workers if worker not in at_work
+        )  # (those of a server that has joined, too)
     return visits
 
 
