@@ -437,6 +437,7 @@ CREATE TABLE @extschema@.mop_taken_unit (
     loss double precision,
     train_seconds double precision,
     threads integer,
+    kernels json,                       -- of each batch, where several trained the unit
     PRIMARY KEY (run_id, stage, segment),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );

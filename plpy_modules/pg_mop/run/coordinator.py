@@ -609,7 +609,7 @@ class Coordinator:
             )
             found = adoption.find(stages)
             taken = {stage.number for stage, *_ in found}
-            taken.update(runs_beside.expected(adoption, (stage for stage in stages if stage.number not in taken)))
+            taken.update(runs_beside.expected(adoption, stages))
             prediction = self._outline(taken)
             self.check_limits(taken)
         misfits = self.configurations.misfits
