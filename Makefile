@@ -144,7 +144,7 @@ docs: $(LOCAL)/packages
 
 .PHONY: reference
 reference:
-	@mkdir -p build && $(SYSTEM_PYTHON) -B tools/reference.py > build/reference.md.new && mv build/reference.md.new docs/reference.md
+	@$(SYSTEM_PYTHON) -B tools/reference.py
 
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check --quiet . && $(VENV)/bin/python -m mypy

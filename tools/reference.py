@@ -1,4 +1,4 @@
-"""Prints docs/reference.md: the extension's views, settings and functions. `make reference` writes the file.
+"""Writes docs/reference.md and docs/reference/: the extension's views, settings and functions (make reference).
 
 Functions and their texts come from pg_mop.api.help (madlib.mop_functions), their arguments from the SQL files, the
 names, defaults and ranges of the settings from pg_mop.settings (madlib.mop_settings). No server is needed.
@@ -297,24 +297,76 @@ SELECT madlib.mop_search('example');    -- a script that runs as it stands
 
 ## Views
 
+[Views](reference/views.md): runs, progress, units, metrics, jobs, models. BI tools read them, too.
+
+## Settings
+
+[Settings](reference/settings.md): `SET pg_mop.seed = 42;` and so on.
+
+## Functions
+
+"""
+OF_PAGE = "<!-- Written by tools/reference.py (make reference): do not edit. -->"
+OF_VIEWS = """
 Query the views from any session, also while a run goes on. A role sees its own runs, and the runs of the roles that it
 may act as. [BI tools](bi.md) lists the columns that stay in later versions.
 """
 OF_SETTINGS = """
-## Settings
-
 `SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value; the next
 call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at
 once.
 """
-OF_FUNCTIONS = """
-## Functions
-"""
 
 
-def page():
-    """The text of docs/reference.md."""
-    return "\n".join([HEAD, *_views(), OF_SETTINGS, *_settings(), OF_FUNCTIONS, *_functions()]).rstrip() + "\n"
+def pages():
+    """{path below docs: text} of the reference: an index, and a page for the views, for the settings and for each family of
+    functions. A link to reference.md#function leads to the function's row in the index."""
+    about = _about()
+    groups = _groups(about)
+    forms = signatures(
+        "".join(
+            path.read_text()
+            for path in sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / "postgresql").glob("*.sql")])
+        )
+    )
+    lines = ["| function | purpose |", "|---|---|"]
+    for title, names in groups.items():
+        lines.append(f"| **[{title}](reference/{slug(title)}.md)** | |")
+        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {about[n]} |' for n in names]
+    found = {
+        "reference.md": HEAD + "\n".join(lines),
+        "reference/views.md": "\n".join(["# Views", "", OF_PAGE, OF_VIEWS, *_views()]),
+        "reference/settings.md": "\n".join(["# Settings", "", OF_PAGE, OF_SETTINGS, *_settings()]),
+    }
+    for title, names in groups.items():
+        own = [f"# {title}", "", OF_PAGE, "", "| function | purpose |", "|---|---|"]
+        own += [f"| [`{name}`](#{name}) | {about[name]} |" for name in names]
+        for name in names:
+            own += _function(name, about[name], forms[name])
+        found[f"reference/{slug(title)}.md"] = "\n".join(own)
+    return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
+
+
+def slug(title):
+    """The name of the page of a family."""
+    return re.sub(r"\W+", "-", title.lower())
+
+
+def _from_below(text):
+    """A text with its links to other documents as they are in the folder reference/."""
+    return re.sub(r"\]\((\w+\.md)", r"](../\1", text)
+
+
+def _about():
+    return {
+        name: about.replace("<", "&lt;")
+        for name, about in {**{name: about for name, (about, *_) in helps.FUNCTIONS.items()}, **helps.OF_RUNS}.items()
+    }
+
+
+def _groups(about):
+    others = sorted(about.keys() - {name for names in GROUPS.values() for name in names})
+    return {**GROUPS, **({"Others": others} if others else {})}
 
 
 def _views():
@@ -334,32 +386,15 @@ def _settings():
     return lines
 
 
-def _functions():
-    said = {
-        name: about.replace("<", "&lt;")
-        for name, about in {**{name: about for name, (about, *_) in helps.FUNCTIONS.items()}, **helps.OF_RUNS}.items()
-    }
-    others = sorted(said.keys() - {name for names in GROUPS.values() for name in names})
-    groups = {**GROUPS, **({"Others": others} if others else {})}
-    lines = ["| function | purpose |", "|---|---|"]
-    for title, names in groups.items():
-        lines += [f"| **{title}** | |", *(f"| [`{name}`](#{name}) | {said[name]} |" for name in names)]
-    forms = signatures(
-        "".join(
-            path.read_text()
-            for path in sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / "postgresql").glob("*.sql")])
-        )
-    )
-    for name in sorted(said):
-        lines += ["", f"### {name}", "", said[name], "", "```text"]
-        lines += [_call(verb, name, arguments) for verb, arguments in forms[name]] + ["```"]
-        own = sorted(
-            {argument.split()[0] for _, arguments in forms[name] for argument in arguments} & helps.ARGUMENTS.keys()
-        )
-        lines += [""] * bool(own)
-        lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
-        if name in helps.FUNCTIONS:
-            lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
+def _function(name, about, forms):
+    """The lines of a function's section."""
+    lines = ["", f"## {name}", "", about, "", "```text"]
+    lines += [_call(verb, name, arguments) for verb, arguments in forms] + ["```"]
+    own = sorted({argument.split()[0] for _, arguments in forms for argument in arguments} & helps.ARGUMENTS.keys())
+    lines += [""] * bool(own)
+    lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
+    if name in helps.FUNCTIONS:
+        lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
     return lines
 
 
@@ -390,5 +425,16 @@ def _call(verb, name, arguments):
     return line if len(line) <= 90 else f"{verb} madlib.{name}(\n    " + ",\n    ".join(arguments) + ")"
 
 
+def write(docs):
+    """Write the pages below a folder, and remove those of families that are gone."""
+    made = pages()
+    for path in (docs / "reference").glob("*.md"):
+        if f"reference/{path.name}" not in made:
+            path.unlink()
+    for name, text in made.items():
+        (docs / name).parent.mkdir(exist_ok=True)
+        (docs / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    write(ROOT / "docs")

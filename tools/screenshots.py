@@ -1,6 +1,10 @@
 """Screenshots of the live page and of the tutorial's report, of real runs on the embedded server: make screenshots.
+
+Each is taken in light and in dark colours (<name>-light.png, <name>-dark.png), with two pixels for each one of the page.
 Argument: the server's URI."""
 
+import io
+import json
 import os
 import pathlib
 import re
@@ -12,6 +16,7 @@ import time
 
 import keras
 import psycopg2
+from PIL import Image
 from selenium import webdriver
 from sklearn.datasets import load_breast_cancer, load_digits
 
@@ -20,6 +25,9 @@ from pg_mop_client import Selection
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 PICTURES = DOCS / "pictures"
 DESKTOP, MODEL, NARROW, PHONE = (1400, 900, False), (1100, 1000, False), (800, 900, False), (390, 844, True)
+FAMILY = (1100, 760, False)
+DENSITY = 2
+COLOURS = 256  # of a picture: it has no photographs
 OF_TUTORIAL = ("curves", "parallel", "sessions")  # what is shown of its report
 
 
@@ -79,6 +87,40 @@ def search(where):
     raise SystemExit("the search has not begun")
 
 
+def family(where):
+    """A search whose trials inherit from other ones, over the handwritten digits of `run`: the number of its run."""
+    space = {
+        "loss": ["categorical_crossentropy"],
+        "metrics": [["accuracy"]],
+        "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.0005, 0.01, "log"]}],
+        "batch_size": [32],
+    }
+    mutators = [
+        {"change": "repeat", "match": {"class": "Dense", "position": 1}, "times": [1, 2, 3]},
+        {"change": "value", "match": {"class": "Dense", "position": 1}, "argument": "units", "choices": [16, 32, 64]},
+        {
+            "change": "insert",
+            "match": {"class": "Dense", "position": 1},
+            "choices": [None, {"class": "Dropout", "rate": 0.1}],
+        },
+    ]
+    with Selection(where, seed=42, progress=False) as s:
+        names = ("", "_info", "_summary", "_trials")
+        s.calls.execute("DROP TABLE IF EXISTS shot_space, " + ", ".join(f"shot_family{n}" for n in names), {})
+        s.query("SELECT madlib.mop_space('shot_space', 'shot_nets', ARRAY[1], :given)", given=json.dumps(mutators))
+        return s.mop_search(
+            "shot_digits_packed",
+            "shot_family",
+            None,
+            space,
+            "regularized-evolution",
+            "population=8, tournament=3, trials=40, iterations=2, inherit=on",
+            metric="accuracy",
+            validation_table="shot_digits_val_packed",
+            model_space="shot_space",
+        ).run_id
+
+
 def model(where):
     """A named model of an ordinary table: its name."""
     with Selection(where, seed=42, progress=False) as s:
@@ -109,20 +151,41 @@ def tutorial(where):
     return report
 
 
-def shoot(browser, name, address, size, dark, parts=None, measured=False):
-    """A screenshot, or one of each of the page's `parts`, `name` and then the part's.
+def shoot(browser, name, address, size, parts=None, measured=False, to=None):
+    """Screenshots in light and in dark: of the window, or of each of the page's `parts`, `name` and then the part's.
 
-    `measured`: the page is that of a model, which is measured first.
+    `measured`: the page is that of a model, which is measured first; `to`: the id of the element to scroll to.
     """
-    width, height, mobile = size
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile},
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
-    )
+    for scheme in ("light", "dark"):
+        width, height, mobile = size
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": DENSITY, "mobile": mobile},
+        )
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        prepare(browser, address, parts, measured)
+        if to is not None:
+            browser.execute_script("document.getElementById(arguments[0]).scrollIntoView()", to)
+            time.sleep(1)  # what is not in view is not drawn
+        if parts is None:
+            save(browser.get_screenshot_as_png(), f"{name}-{scheme}.png")
+        for part in parts or ():
+            shown = browser.find_element("id", part)
+            browser.execute_script("arguments[0].scrollIntoView()", shown)
+            time.sleep(1)
+            save(shown.screenshot_as_png, f"{name}-{part}-{scheme}.png")
+
+
+def save(png, name):
+    """Write a picture with as few colours as it needs: a third of the bytes."""
+    whole = Image.open(io.BytesIO(png)).convert("RGB")
+    whole.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
+
+
+def prepare(browser, address, parts, measured):
+    """Open a page, and wait until it shows what a screenshot should show."""
     browser.get(address)
     until = time.monotonic() + 30
     while not browser.execute_script("return document.querySelectorAll('tbody tr').length"):
@@ -149,18 +212,12 @@ def shoot(browser, name, address, size, dark, parts=None, measured=False):
             time.sleep(0.1)
         browser.execute_script("document.getElementById('evaluation-title').scrollIntoView()")
         time.sleep(1)
-    if parts is None:
-        browser.save_screenshot(str(PICTURES / name))
-    for part in parts or ():
-        shown = browser.find_element("id", part)
-        browser.execute_script("arguments[0].scrollIntoView()", shown)
-        time.sleep(1)  # what is not in view is not drawn
-        shown.screenshot(str(PICTURES / f"{name}-{part}.png"))
 
 
 def main(where):
     named = model(where)
     run(where)
+    of_family = family(where)
     PICTURES.mkdir(exist_ok=True)
     served = subprocess.Popen(
         [shutil.which("mop", path=os.path.dirname(sys.executable)), "-d", where, "dashboard", "--no-browser"],
@@ -180,19 +237,18 @@ def main(where):
         browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:
             address = served.stdout.readline().strip()
-            shoot(browser, "dashboard-runs.png", address, (1400, 420, False), False)
+            page = address.split("#")[0]
+            shoot(browser, "dashboard-runs", address, (1400, 420, False))
             job, going = search(where)
-            page = f"{address.split('#')[0]}run/{going}"
-            shoot(browser, "dashboard-light.png", page, DESKTOP, False)
-            shoot(browser, "dashboard-dark.png", page, DESKTOP, True)
-            shoot(browser, "dashboard-phone.png", page, PHONE, False)
+            shoot(browser, "dashboard", f"{page}run/{going}", DESKTOP)
+            shoot(browser, "dashboard-phone", f"{page}run/{going}", PHONE)
             with Selection(where, progress=False) as s:
                 s.mop_cancel(job)
-            of_model = f"{address.split('#')[0]}model?name={named}"
-            shoot(browser, "dashboard-model.png", of_model, MODEL, False, measured=True)
+            shoot(browser, "dashboard-family", f"{page}run/{of_family}?tab=family", FAMILY, to="family-title")
+            shoot(browser, "dashboard-model", f"{page}model?name={named}", MODEL, measured=True)
             report = pathlib.Path(home, "report.html")
             report.write_text(tutorial(where), encoding="utf-8")
-            shoot(browser, "tutorial", report.as_uri(), NARROW, False, OF_TUTORIAL)
+            shoot(browser, "tutorial", report.as_uri(), NARROW, OF_TUTORIAL)
         finally:
             browser.quit()
             served.terminate()

@@ -62,6 +62,24 @@ def test_the_tutorial_runs_and_its_model_predicts(db, tutorial):
     assert db.value("SELECT count(*) FROM models_info") == 8 and "rung" in said_by(tutorial, "mop_search(")
 
 
+def test_the_first_screen_of_the_documents_runs_and_says_what_it_shows(db, psql):
+    (block,), (told,) = blocks("docs/index.md"), blocks("docs/index.md", "text")
+    assert block.count("\n") == 6
+    db.run("DROP SCHEMA IF EXISTS first_screen CASCADE; CREATE SCHEMA first_screen")
+    status, said = psql("SET search_path = first_screen;" + block)
+    assert status == 0, said
+    head = " id |  x   |  y   | inside | prediction | sure"
+    assert head in told and head in said
+    for part in (
+        'Version 1 of model "disc" predicts inside (classification).',
+        "Rows: 1237 train, 361 valid, 402 test.",
+    ):
+        assert part in told and part in said
+    shown = re.findall(r"^ +\d+ \| .*\| (?:true|false) ", told, re.M)
+    assert len(shown) == 3 and all(row in said for row in shown)
+    db.run("DROP SCHEMA first_screen CASCADE")
+
+
 def test_the_tutorials_named_model_is_better_than_the_majority(db, tutorial):
     report = said_by(tutorial, "mop_train(")
     assert 'Version 1 of model "churn" predicts churned (classification).' in report and "The steps by hand:" in report

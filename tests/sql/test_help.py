@@ -18,6 +18,11 @@ mop_predict_into mop_evaluate mop_confusion_matrix mop_class_report mop_regressi
 mop_calibration mop_importance mop_drift mop_compare mop_baselines mop_space""".split()
 
 
+def reference():
+    """The pages of the reference (tools/reference.py)."""
+    return "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
 def psql(db, script, path):
     """Run a script statement by statement, as people do, with a search_path."""
     to = db.connection.info
@@ -123,8 +128,7 @@ def test_no_function_for_users_is_without_help(db):
         runs |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
     runs -= {"mop_predict_row", "mop_predict_table", "mop_list_models", *NAMES}
     internal |= {"mop_predict_row", "mop_predict_table", "mop_list_models"}
-    reference = (ROOT / "docs" / "reference.md").read_text()
-    assert runs <= functions and all(f"\n### {name}\n" in reference for name in runs)
+    assert runs <= functions and all(f"\n## {name}\n" in reference() for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}
 
@@ -132,7 +136,7 @@ def test_no_function_for_users_is_without_help(db):
 def test_the_settings_are_listed_as_they_are_in_force(db):
     client = db.another()
     listed = {r["name"]: r for r in client.run("SELECT * FROM madlib.mop_settings()")}
-    told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", (ROOT / "docs" / "reference.md").read_text(), re.M))
+    told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", reference(), re.M))
     assert listed.keys() == told.keys()
     for name, r in listed.items():
         # (as cluster.py sets them)
@@ -169,7 +173,7 @@ def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_referen
     listed = {r["name"]: r for r in db.run("SELECT * FROM madlib.mop_functions()")}
     for name in NAMES:
         assert db.value(f"SELECT madlib.{name}('usage')") == f"{listed[name]['about']}\n\n{listed[name]['usage']}"
-    told = dict(re.findall(r"^### (mop_\w+)\n\n(.+)\n", (ROOT / "docs" / "reference.md").read_text(), re.M))
+    told = dict(re.findall(r"^## (mop_\w+)\n\n(.+)\n", reference(), re.M))
     for name in listed.keys() - {*NAMES, "gpu_configuration"}:
         assert listed[name]["about"] == told[name], name
         assert re.search(rf"madlib\.{name}\(", listed[name]["usage"])

@@ -24,11 +24,11 @@ def test_the_tests_that_the_compatibility_table_names_exist():
 
 
 def _anchors(text):
-    """What a document's headings are called in links."""
+    """What a document's headings, and its other places with names, are called in links."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    }
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", plain, re.M)
+    } | set(re.findall(r'<a id="([\w-]+)"></a>', plain))
 
 
 def test_links_lead_somewhere():
@@ -43,25 +43,62 @@ def test_links_lead_somewhere():
             assert not anchor or anchor in _anchors(target.read_text()), (path.name, to)
 
 
+def test_pictures_come_in_light_and_dark_and_none_is_left_over():
+    used = set()
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = path.read_text()
+        for whole in re.findall(r"<picture>.*?</picture>", text, re.S):
+            (dark,), (light,) = re.findall(r'srcset="([^"]+)"', whole), re.findall(r' src="([^"]+)"', whole)
+            assert dark == light.replace("-light.png", "-dark.png") != light, (path.name, light)
+            assert re.search(r' alt="[^"]{6,}"', whole) and re.search(r' width="\d+"', whole), (path.name, light)
+            used |= {(path.parent / dark).resolve(), (path.parent / light).resolve()}
+        used |= {(path.parent / name).resolve() for name in re.findall(r"!\[[^\]]{6,}\]\(([^)]+)\)", text)}
+    assert used == set((ROOT / "docs" / "pictures").iterdir())
+
+
 @pytest.fixture
 def reference(monkeypatch):
-    """The tool that writes docs/reference.md."""
+    """The tool that writes docs/reference.md and docs/reference/."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import reference
 
     return reference
 
 
-def test_the_reference_is_the_one_that_the_tool_prints(reference):
-    assert (ROOT / "docs" / "reference.md").read_text() == reference.page(), "make reference"
+def test_the_reference_is_the_one_that_the_tool_writes(reference):
+    docs = ROOT / "docs"
+    there = [docs / "reference.md", *(docs / "reference").glob("*.md")]
+    assert {path.relative_to(docs).as_posix(): path.read_text() for path in there} == reference.pages(), (
+        "make reference"
+    )
+
+
+def test_old_links_into_the_reference_lead_to_each_function_and_from_there_to_its_page(reference):
+    from pg_mop.api import help as helps
+
+    pages = reference.pages()
+    index = pages["reference.md"]
+    assert {"views", "settings", "functions", *helps.FUNCTIONS, *helps.OF_RUNS} <= _anchors(index)
+    for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
+        (page,) = set(re.findall(rf"\]\((reference/[\w-]+\.md)#{name}\)", index))
+        assert name in _anchors(pages[page])
+    nav = (ROOT / "mkdocs.yml").read_text()
+    assert re.findall(r"reference/[\w-]+\.md", nav) == [name for name in pages if "/" in name]
+
+
+def test_a_family_that_is_gone_leaves_no_page(reference, tmp_path):
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "gone.md").write_text("x")
+    reference.write(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == reference.pages().keys()
 
 
 def test_the_reference_has_every_function_view_and_setting(reference):
     from pg_mop.api import help as helps
 
-    page = reference.page()
+    page = "\n".join(reference.pages().values())
     for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
-        assert re.search(rf"^### {name}$", page, re.M) and re.search(
+        assert re.search(rf"^## {name}$", page, re.M) and re.search(
             rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(", page, re.M
         ), name
     assert sorted(name for names in reference.GROUPS.values() for name in names) == sorted(

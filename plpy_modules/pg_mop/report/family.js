@@ -40,7 +40,7 @@
         }
         const made = picture("family", label, (svg, width) => {
             const rows = Math.max(...nodes().map(n => n.y)) + 1, step = Math.min(22, Math.max(8, 900 / rows)), last = Math.max(...nodes().map(n => n.x));
-            const left = 34, right = width - 70, top = 16, bottom = top + rows * step;
+            const left = 34, right = width - 92, top = 16, bottom = top + rows * step;
             // (by rank: one very bad value would make all others alike)
             const values = [...new Set(known().map(i => nodes()[i].value))].sort((a, b) => better(a, b) ? 1 : -1);
             const good = v => values.length < 2 ? 1 : values.indexOf(v) / (values.length - 1);
@@ -73,7 +73,7 @@
                 if (first || own || step >= 11) svg.append(el("text", { x: x(node.x) + (inner ? -3 : r + 3), y: y(node.y) + (inner ? -r : 4), "text-anchor": inner ? "end" : "start", ...(first || own ? { class: "end" } : {}) },
                     first && node.value !== null ? `${text}: ${show(node.value)}` : text));
             });
-            svg.append(el("text", { x: right + 60, y: bottom + 28, "text-anchor": "end" }, "generation"));
+            svg.append(el("text", { x: right + 82, y: bottom + 28, "text-anchor": "end" }, "generation"));
             return bottom + 34;
         }, (key, say) => {
             if (key === "Enter" && here !== null && nodes()[here]) { mark(nodes()[here].mst_key); point(here, say); return true; }
