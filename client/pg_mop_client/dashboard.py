@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from pg_mop_client import details, requested, submitting, trusted, viewing
+from pg_mop_client import comparing, details, requested, submitting, trusted, viewing
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
@@ -102,6 +102,7 @@ class Dashboard:
                     ("stop", self.stop),
                     ("note", self.note),
                     ("evaluate", self.evaluate_configuration),
+                    ("drift", self.drift),
                     ("sessions", self.sessions),
                 )
             ),
@@ -158,7 +159,7 @@ class Dashboard:
             found["view"] = viewing.view(
                 data, self._chosen(data, request), requested.whole(request.query_params.get("page", "1"), "page")
             )
-            found["view"]["differences"] = viewing.differences([own for _, _, own in read])
+            found["view"]["differences"] = comparing.differences([own for _, _, own in read])
         return found
 
     def compared_leaderboard(self, request: Request) -> Response:
@@ -177,7 +178,7 @@ class Dashboard:
     @staticmethod
     def _beside(read: list[tuple[int, dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
         """The data of several runs in the form of one run's data. Raises ClientError."""
-        data = viewing.beside([data for _, _, data in read], BEST_BESIDE)
+        data = comparing.beside([data for _, _, data in read], BEST_BESIDE)
         if data is None:
             raise ClientError("the runs have no common loss or metric to rank them")
         return data
@@ -188,13 +189,18 @@ class Dashboard:
         return {"text": self._execute(f"SELECT {self.sql}.mop_explain_run(:run)", run=run)}
 
     def data(self, request: Request) -> dict[str, Any]:
-        """The packed tables of a run, each with the row of its summary that tells how it was packed (None if it is gone, or if
-        the run is another role's)."""
+        """The packed tables of a run, each with the row of its summary and the columns of its transform (None if it is gone, or
+        if the run is another role's)."""
         run = self._seen(request)[0]
         with connected(self.engine) as connection:
             row = details.tables_of(connection, self.sql, run)
             tables = [
-                {"role": role, "name": name, "facts": details.summary_of(connection, name) if row.own else None}
+                {
+                    "role": role,
+                    "name": name,
+                    "facts": details.summary_of(connection, name) if row.own else None,
+                    "columns": details.columns_of(connection, self.sql, name) if row.own else None,
+                }
                 for role, name in (("training rows", row.source_table), ("validation rows", row.validation_table))
                 if name is not None
             ]
@@ -344,6 +350,18 @@ class Dashboard:
                 ).scalar_one()
             )
         )
+
+    def drift(self, request: Request, _: Mapping[str, Any]) -> dict[str, Any]:
+        """How far the rows of a run's source are, now, from those that were packed; one at a time."""
+        run = self._seen(request)[0]
+
+        def compare(connection: sqlalchemy.Connection) -> dict[str, Any]:
+            row = details.tables_of(connection, self.sql, run)
+            if not row.own:
+                raise ClientError(f"run {run} is another role's: that role reads its tables")
+            return details.drift(connection, self.sql, row.source_table)
+
+        return self._measure(compare)
 
     def _measure(self, work: Callable[[sqlalchemy.Connection], dict[str, Any]]) -> dict[str, Any]:
         """The result of `work` in a transaction that reads only; `cancel_evaluation` cancels it. Raises ClientError."""

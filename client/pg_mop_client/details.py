@@ -10,12 +10,14 @@ import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import viewing
-from pg_mop_client.database import driver_errors, exists, suffixed
-from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.database import driver_errors, exists, plain, suffixed
+from pg_mop_client.errors import ClientError, LostError, needed
 from pg_mop_client.run import Run
 from pg_mop_client.trusted import locked, row_of, transaction
 
+MOST_TEXT = 200  # characters of a name in a message
 MOST_FACT = 1000  # characters of a fact about a packed table
+HIDDEN = ("__transform__",)  # columns of a summary that the page shows in another form
 MODEL_TABLES = ("", "_summary", "_info", "_parts")  # suffixes of a run's output tables that a model is read from
 MOST_UNITS = 200  # listed units of a configuration
 LEAST_WEIGHED, ENOUGH_WEIGHED = 4, 10  # configurations, for the importance of parameters
@@ -43,8 +45,72 @@ def summary_of(connection: sqlalchemy.Connection, packed: str) -> dict[str, Any]
         if not isinstance(value, (list, dict, str))
         else (value if isinstance(value, str) else json.dumps(value))[:MOST_FACT]
         for column, value in row.items()
-        if value is not None
+        if value is not None and column not in HIDDEN
     }
+
+
+COLUMNS_SQL = (
+    "SELECT column_name, sql_type, feature, elements, null_share, mean, deviation, lowest, highest, "
+    "CAST(top_values AS text) AS top_values FROM {schema}.mop_feature_info(:packed)"
+)
+DRIFT_SQL = (
+    "SELECT column_name, stability, null_share_then, null_share_now, verdict FROM {schema}.mop_drift(:packed, :source)"
+)
+
+
+def columns_of(connection: sqlalchemy.Connection, schema: str, packed: str) -> list[dict[str, Any]] | None:
+    """How each column of a packed table was packed, as rows of mop_feature_info; None where the role has no such table of its
+    own to read, or where its summary does not tell. `schema` is quoted."""
+    try:
+        with driver_errors(), transaction(connection):
+            name = _locked_packed(connection, packed)
+            if name is None:
+                return None
+            rows = connection.execute(text(COLUMNS_SQL.format(schema=schema)), {"packed": name}).mappings().all()
+    except LostError:
+        raise
+    except ClientError:  # (a table of an older version, or one that another session is about to change)
+        return None
+    return [
+        {name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def drift(connection: sqlalchemy.Connection, schema: str, packed: str) -> dict[str, Any]:
+    """How far the rows of the table that a packed table was made from are, now, from those that were packed: {'source', 'rows'
+    of mop_drift}. `schema` is quoted; the connection is in a transaction that reads only.
+
+    Raises ClientError where one of the two is no plain table of the role's own: a view would execute its owner's functions.
+    """
+    call = f"SELECT * FROM {schema}.mop_drift(".replace("\\:", ":")
+    name = _locked_packed(connection, packed)
+    if name is None:
+        raise ClientError(f"{packed} is no table of your role's any more")
+    summary = text(f"SELECT CAST(source_table AS text) FROM {plain(suffixed(name, '_summary'))}")
+    source = str(connection.execute(summary).scalar_one())
+    try:
+        table = locked(connection, source)
+    except LostError:
+        raise
+    except ClientError:  # (a query is no name)
+        table = None
+    if table is None:
+        raise ClientError(
+            f"{source[:MOST_TEXT]} is no plain table of your role's: the page does not read it",
+            hint=f"{call}'{packed}', 'a table, view or query');",
+        )
+    with driver_errors():
+        rows = connection.execute(text(DRIFT_SQL.format(schema=schema)), {"packed": name, "source": table})
+        return {"source": table, "rows": [dict(row) for row in rows.mappings()]}
+
+
+def _locked_packed(connection: sqlalchemy.Connection, packed: str) -> str | None:
+    """Lock a packed table of the role's own with its summary, until the transaction ends; its quoted name."""
+    name = locked(connection, packed, partitioned=True)
+    if name is None or not exists(connection, suffixed(name, "_summary")):
+        return None
+    return name if locked(connection, suffixed(name, "_summary")) is not None else None
 
 
 def model_file(connection: sqlalchemy.Connection, schema: str, models: str, key: int) -> bytes:

@@ -15,13 +15,14 @@ from sqlalchemy import text
 from pg_mop_client.database import driver_errors, plain, quote_table
 from pg_mop_client.errors import ClientError, LostError
 
-# {schema, name} of a plain table that the role or a superuser owns, without row security (Greenplum 6 lacks its column)
+# {schema, name} of a table of one of these kinds that the role or a superuser owns, without row security (Greenplum 6 lacks its
+# column)
 TRUSTED = text(
     "SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) AS sql, c.oid "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace "
     "JOIN pg_catalog.pg_roles o ON o.oid OPERATOR(pg_catalog.=) c.relowner "
     "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(:name)::pg_catalog.oid "
-    "AND c.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog.\"char\" "
+    'AND c.relkind OPERATOR(pg_catalog.=) ANY (CAST(:kinds AS pg_catalog."char"[])) '
     "AND (o.rolname OPERATOR(pg_catalog.=) current_user OR o.rolsuper) "
     "AND coalesce(pg_catalog.row_to_json(c) OPERATOR(pg_catalog.->>) 'relrowsecurity', 'f') "
     "OPERATOR(pg_catalog.<>) 'true'".replace("::", r"\:\:")
@@ -48,19 +49,19 @@ def transaction(connection: sqlalchemy.Connection, read_only: bool = True) -> It
             connection.execute(text("COMMIT" if done and not read_only else "ROLLBACK"))
 
 
-def locked(connection: sqlalchemy.Connection, name: str) -> str | None:
+def locked(connection: sqlalchemy.Connection, name: str, partitioned: bool = False) -> str | None:
     """Lock the trusted table that `name` names until the transaction ends; its quoted name with its schema.
 
-    None where the name has no relation or another kind of relation. Raises ServerError where another session is about to change
-    the table, and where the role may not read it.
+    `partitioned`: as packed tables are; else it is a plain table. None where the name has no relation or one of another kind.
+    Raises ServerError where another session is about to change the table, and where the role may not read it.
     """
     with driver_errors():
-        given = {"name": quote_table(name)}
+        given = {"name": quote_table(name), "kinds": "{r,p}" if partitioned else "{r}"}
         before = connection.execute(TRUSTED, given).one_or_none()
         if before is None:
             return None
         connection.execute(text(f"LOCK TABLE ONLY {plain(before.sql)} IN ACCESS SHARE MODE NOWAIT"))
-        after = connection.execute(TRUSTED, {"name": before.sql}).one_or_none()
+        after = connection.execute(TRUSTED, {**given, "name": before.sql}).one_or_none()
         return before.sql if after is not None and after.oid == before.oid else None
 
 

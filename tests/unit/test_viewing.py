@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pg_mop_client import viewing
+from pg_mop_client import comparing, viewing
 
 
 def run(**more):
@@ -60,14 +60,14 @@ def compared(best, **facts):
 
 
 def test_what_differs_between_runs_comes_once():
-    rows = viewing.differences([compared(0.5, num_iterations=3, seed=1), compared(None, num_iterations=9, seed=1)])
+    rows = comparing.differences([compared(0.5, num_iterations=3, seed=1), compared(None, num_iterations=9, seed=1)])
     assert rows == [
         ["best", "0.5 training auc, configuration 4", None],
         ["seconds", 2.5, 2.5],
         ["failed", 1, None],
         ["num_iterations", "3", "9"],
     ]
-    assert viewing.differences([compared(0.5, seed=1), compared(0.5, seed=2)])[3:] == [["pg_mop.seed", "1", "2"]]
+    assert comparing.differences([compared(0.5, seed=1), compared(0.5, seed=2)])[3:] == [["pg_mop.seed", "1", "2"]]
 
 
 def test_a_comparison_tells_how_far_the_predictions_were_off():
@@ -81,7 +81,7 @@ def test_a_comparison_tells_how_far_the_predictions_were_off():
         told("finished", 7.5, None),
         told("finished", 0.0, 10.0),
     ]
-    rows = {row[0]: row[1:] for row in viewing.differences(runs)}
+    rows = {row[0]: row[1:] for row in comparing.differences(runs)}
     assert list(rows)[:4] == ["best", "seconds", "failed", "predicted seconds of training"]
     assert rows["predicted seconds of training"] == [10.0, 10.0, 10.0, None, 10.0]
     assert rows["longer (+) or shorter (-) than predicted"] == ["+20 %", "-25 %", None, None, None]

@@ -114,8 +114,8 @@
     function plainTable(names, rows, caption, numeric = []) {
         return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, el("table", {}, el("caption", {}, caption),
             el("thead", {}, el("tr", {}, ...names.map((name, i) => el("th", { scope: "col", ...(numeric[i] ? { class: "number" } : {}) }, el("span", {}, name))))),
-            el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(value => value instanceof Node ? el("td", {}, value)
-                : el("td", typeof value === "number" ? { class: "number" } : {}, value === null ? "" : show(value))))))));
+            el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map((value, i) => value instanceof Node ? el("td", {}, value)
+                : el("td", typeof value === "number" || numeric[i] ? { class: "number" } : {}, value === null ? "" : show(value))))))));
     }
     const typing = {};  // a timer for each field
     function filter(name, value) {
@@ -234,7 +234,8 @@
             $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
         }
         if (compared) {
-            fill("differences", view.differences, rows => [plainTable(["", ...asked.getAll("run").map(id => `run ${id}`)], rows, "What differs between the runs")]);
+            fill("differences", view.differences, rows => [plainTable(["", ...asked.getAll("run").map(id => `run ${id}`)],
+                rows.map(row => row.map(value => value === null ? value : show(value))), "What differs between the runs")]);
             return;
         }
         failures($("causes"), view, view.failed);
@@ -305,7 +306,21 @@
     function showPlan() { askInto("plan", `/api/run/${run}/plan`, found => [el("pre", { tabindex: "0" }, el("code", {}, found.text))]); }
     function showData() {
         askInto("data-facts", `/api/run/${run}/data`, found => found.tables.map(t => el("div", {}, el("h3", {}, `${t.role}: ${t.name}`),
+            ...(t.columns?.length ? [parts.columns(t)] : []),
             t.facts ? pairs(t.facts) : el("p", { class: "note" }, "Its summary is gone, or your role may not read it."))));
+    }
+    // on request: how far the rows of the run's source are, now, from those that were packed
+    async function showDrift() {
+        $("drift").disabled = true;
+        $("drift-stop").hidden = false;
+        $("drift-said").textContent = "The server reads the rows …";
+        try {
+            const found = await ask(`/api/run/${run}/drift`, {});
+            $("drift-rows").replaceChildren(parts.drift(found));
+            $("drift-said").textContent = `${found.rows.filter(r => r.verdict === "drifted").length} of ${found.rows.length} columns have drifted.`;
+        } catch (problem) { $("drift-said").textContent = message(problem); }
+        $("drift").disabled = false;
+        $("drift-stop").hidden = !/in progress/.test($("drift-said").textContent);
     }
 
     // the few columns that are shown at first: of the parameters, the first ones
@@ -398,6 +413,12 @@
             act("sessions", { sessions: $("sessions-wanted").valueAsNumber });
         });
         $("weigh").addEventListener("click", weigh);
+        $("drift").addEventListener("click", showDrift);
+        $("drift-stop").addEventListener("click", async () => {
+            try { $("drift-said").textContent = (await ask("/api/model/cancel", {})).said; } catch (problem) { $("drift-said").textContent = message(problem); }
+        });
+        // (the distribution and the front are those of one run)
+        if (compared) for (const name of ["edf", "pareto"]) $(name + "-title").closest("section").hidden = true;
         if (!compared) tabs();
         drawer?.first();
     }

@@ -405,7 +405,7 @@ SELECT * FROM {schema}.mop_importance('churn', 'churn_test');
         "model",
     ),
     "mop_drift": (
-        "Compares rows with the training rows of a named model, column by column.",
+        "Compares rows with the training rows of a named model or of a packed table, column by column.",
         """
 SELECT * FROM {schema}.mop_drift('churn', 'SELECT id, age + 30 AS age, plan, spent, since FROM customers');
 """,

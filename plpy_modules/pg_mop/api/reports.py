@@ -23,6 +23,7 @@ from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, RowReader
+from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 from pg_mop.packing.training import Training
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
@@ -290,11 +291,9 @@ def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
 @sql_function
 def mop_feature_info(db, model, version):
     """What became of each column: of a named model, or of a packed table."""
-    table = db.find_table(model) if model and model.strip() else None
-    if table is not None and "buffer_id" in db.columns(table):
-        inputs = Training(db, model).transform.inputs
-    else:
-        inputs = NamedModel.find(db, model, version).inputs
+    inputs = (
+        Training(db, model).transform.inputs if _is_packed(db, model) else NamedModel.find(db, model, version).inputs
+    )
     rows: list[Any] = []
     for column in inputs:
         if isinstance(column, Features):
@@ -330,11 +329,27 @@ def _described(feature: Feature) -> tuple[Any, ...]:
 
 @sql_function
 def mop_drift(db, model, source, version):
-    """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]."""
-    return drift(db, NamedModel.find(db, model, version), source)
+    """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]. `model`: a named
+    model, or a packed table."""
+    if not _is_packed(db, model):
+        return drift(db, NamedModel.find(db, model, version), source)
+    packed = PackedInputs(db, model)
+    if not packed.inputs:
+        raise MopError(
+            f'"{model}" has no columns that rows can be compared with',
+            detail="A table of mop_pack keeps how the values of numbers, categories and dates are distributed.",
+            hint=f"SELECT * FROM {db.extension}.mop_feature_info({quote_literal(model)}); shows its columns.",
+            sqlstate="55000",
+        )
+    return drift(db, packed, source)
 
 
-def drift(db: Database, found: NamedModel, source: str | None) -> list[tuple[str, float, float, float, str]]:
+def _is_packed(db: Database, name: str | None) -> bool:
+    table = db.find_table(name) if name and name.strip() else None
+    return table is not None and "buffer_id" in db.columns(table)
+
+
+def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
     """How far columns are from those of training: [(column, stability index, NULL share then, now, verdict)]."""
     reader = RowReader(db, source, found)
     numbers: dict[str, list[np.ndarray]] = {}

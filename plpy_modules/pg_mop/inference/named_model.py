@@ -23,6 +23,7 @@ from pg_mop.columns import Column, OneHot, transform_from_json
 from pg_mop.columns.features.base import as_trained, family
 from pg_mop.columns.features_column import Features
 from pg_mop.inference.model import Model
+from pg_mop.inference.row_inputs import RowInputs
 from pg_mop.packing.row_source import in_brackets, is_query
 
 # the columns of the table, in order
@@ -62,8 +63,6 @@ IS_SAFE = (
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 KEPT = 8  # models that a session keeps
-CHUNK_BYTES = 16 << 20
-CHUNK_ROWS = 10_000
 # the types that the values of a JSON row are read as; no type of a user's, whose functions would run as the caller
 ROW_TYPES = {
     "boolean": "boolean",
@@ -88,7 +87,7 @@ Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
 
 
-class NamedModel(Model):
+class NamedModel(RowInputs, Model):
     """A version of a named model. `version`, `key`: changes when the row does; `kind`: classification or regression."""
 
     version: int
@@ -135,8 +134,7 @@ class NamedModel(Model):
             self.inputs = self.input_columns([column.name for column in self.transform.inputs])
             self.wires_sql()
             self.output.labels(1)
-            size = sum(math.prod(column.shape) * 8 + column.wire_bytes for column in self.inputs) + 200
-            self.chunk_rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
+            assert self.chunk_rows > 0
 
     def _check_inputs(self) -> None:
         """Raises ValueError where the columns of the transform are not the inputs of the net."""
@@ -147,6 +145,10 @@ class NamedModel(Model):
                 raise ValueError(f"an input of the net has shape {shape}, its column {column.shape}")
             if isinstance(column, Features) and [len(column.elements)] != list(shape):
                 raise ValueError(f"{len(column.elements)} elements do not fill an input of shape {shape}")
+
+    @property
+    def wanted(self) -> str:
+        return f'model "{self.name}" was trained on'
 
     @property
     def output(self) -> Column:
@@ -167,24 +169,6 @@ class NamedModel(Model):
                 )
 
     # --- rows ---
-
-    def types(self) -> dict[str, str]:
-        """{column: its SQL type in training}."""
-        found: dict[str, str] = {}
-        for column in self.inputs:
-            if isinstance(column, Features):
-                for feature in column.features:
-                    is_field = feature.parameters.get("path")
-                    found[feature.column] = "jsonb" if is_field else feature.sql_type
-            elif len(column.sources) == 1:
-                is_field = column.parameters.get("path")
-                default = "text" if column.type_name == "words" else "real[]"
-                found[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
-        return found
-
-    def wires_sql(self, names: Sequence[str] = ()) -> list[str]:
-        """SQL: the wires of all inputs, of a row whose columns have their own names."""
-        return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
 
     @functools.cached_property
     def row_query(self) -> str:
@@ -218,14 +202,6 @@ class NamedModel(Model):
                     sqlstate="22P02",
                 )
         return None
-
-    def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
-        """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""
-        first = 0
-        for column in self.inputs:
-            end = first + len(column.raw_parts())
-            yield column, column.values_of([[row[f"w{i}"] for row in rows] for i in range(first, end)])
-            first = end
 
     def encode(self, rows: Sequence[Any], unseen: dict[str, list[str]] | None = None) -> list[np.ndarray]:
         """Rows with wires w0, w1, ... -> the arrays that the net takes.
@@ -310,7 +286,7 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
 class RowReader:
     """The rows of a table, view or query, as a model reads them."""
 
-    def __init__(self, db: Database, source: str | None, model: NamedModel) -> None:
+    def __init__(self, db: Database, source: str | None, model: RowInputs) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model, self.is_query = db, model, is_query(source)
         self.origin, self.columns, self.exact_types = origin_of(db, source)
@@ -319,7 +295,7 @@ class RowReader:
         for name, wanted in self.types.items():
             if name in self.columns and family(self.columns[name]) != family(wanted):
                 raise MopError(
-                    f'column "{name}" has type {self.columns[name]}, but model "{model.name}" was trained on {wanted}',
+                    f'column "{name}" has type {self.columns[name]}, but {model.wanted} {wanted}',
                     hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{wanted} FROM ...",
                     sqlstate="42804",
                 )

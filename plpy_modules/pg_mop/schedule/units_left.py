@@ -18,8 +18,7 @@ class UnitsLeft:
 
     def __init__(self, board: Board) -> None:
         self.board, self.count, self.uncertain = board, 0, False
-        board.watch(self)
-        self.recount()
+        board.watch(self)  # (tells what is left now)
 
     def recount(self) -> None:
         """Count all stages that are left."""
