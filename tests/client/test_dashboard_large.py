@@ -15,6 +15,11 @@ COUNT, ITERATIONS, RUN = 2000, 20, 9000
 # The claims are for two busy cores, and below a tenth of these. (No result of a test depends on timing: these numbers are for
 # what hangs.)
 HANGS = 60
+# a script that keeps what the headline of a page says, from its beginning on
+HEADLINES = """new MutationObserver(() => {
+    const text = document.getElementById("headline")?.textContent;
+    if (text) (window.headlines ||= []).push(text);
+}).observe(document, { subtree: true, childList: true, characterData: true });"""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +65,18 @@ def test_a_large_run_is_loaded_filtered_and_sorted(browser, page):
     browser.get(page.address)
     eventually(lambda: value(browser, "document.querySelectorAll('#table tbody tr').length") > 0, 30)
     address = f"http://127.0.0.1:{page.port}/run/{RUN}"
+    watch = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HEADLINES})
     assert timed("first load", lambda: (browser.get(address), rows())[1])
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", watch)
+    began, *_, ended = value(browser, "window.headlines")
+    assert began == f"Run {RUN} is being read." and "160000 of 160000 units" in ended  # (it says so while it waits)
     drawn = "document.querySelectorAll('#curves-picture path').length"
     assert timed("curves after it", lambda: eventually(lambda: value(browser, drawn) > 50, HANGS))
     marks = "(document.querySelector('#slices-picture path.others')?.getAttribute('d') || '').split('M').length - 1"
     browser.execute_script("document.getElementById('slices-picture').scrollIntoView()")
     assert eventually(lambda: value(browser, marks) == 1460, HANGS)
+    named = "document.querySelector('#surface-picture svg')?.getAttribute('aria-label') || ''"
+    assert eventually(lambda: f"with {COUNT - COUNT // 50} configurations" in value(browser, named), HANGS)
     head = "document.querySelector('[data-focus=\"headlearning_rate\"]')"
     assert timed(
         "sort",

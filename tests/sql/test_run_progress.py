@@ -103,7 +103,19 @@ def test_a_run_that_goes_on_counts_what_is_left(db):
     row = db.run(view, [run])[0]
     assert row["status"] == "cancelled" and row["seconds_left"] == 0 and row["units_total"] == 8004
     assert reads_units(db, run) != "never executed", "an ended run is counted"
-    assert both(db, run)["units_done"] >= first
+    before = both(db, run)["units_done"]
+    assert before >= first
+    # another coordinator counts on
+    caller = db.another()
+    calling = Calling(caller, "SELECT madlib.mop_resume(%s)" % run)
+    try:
+        assert eventually(lambda: is_under_way(db) and reads_units(db, run) == "never executed", 60)
+        row = db.run(view, [run])[0]
+        assert row["units_done"] >= before and row["units_total"] == 8004
+    finally:
+        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+        calling.end()
+        caller.close()
 
 
 def test_a_role_sees_its_own_runs(db):

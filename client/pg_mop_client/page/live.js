@@ -30,6 +30,7 @@
         const found = await answer.json().catch(() => ({ error: "mop dashboard has failed: " + answer.status }));
         throw { said: answer.status === 503 ? found.error + ": trying again; the runs do not depend on it" : found.error, hint: found.hint };
     }
+    const READING = run ? `Run ${run} is being read.` : "It is being read.";
     let turn = 0, timer, was_lost = false, have = "";
     const path = run ? `/api/run/${run}` : compared ? "/api/compare" : models ? "/api/models" : model ? "/api/model" : "/api/runs";
     async function refresh() {
@@ -37,8 +38,10 @@
         const mine = ++turn, query = new URLSearchParams(asked);
         if (have) query.set("have", have);
         let rest = 5000;
+        const waits = $("main").hidden && !was_lost;  // (the first answer of a large run takes seconds)
+        if (waits) $("headline").textContent = READING;
         try {
-            const found = await ask(path + "?" + query);
+            const found = await ask(path + "?" + query).finally(() => { if ($("headline").textContent === READING) $("headline").textContent = ""; });
             if (mine !== turn) return;
             if (was_lost) say("connected again");
             was_lost = false;
@@ -182,7 +185,7 @@
 
     // --- a run, or several ---------------------------------------------------------------------------------
     const PICTURES = ["curves", "slices", "surface", "parallel", "ranks", "edf", "pareto", "family", "sessions", "stages"];
-    const SAMPLED = { surface: "parallel", pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
+    const SAMPLED = { pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
     let view = null, last_news = "", live = null, results = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }

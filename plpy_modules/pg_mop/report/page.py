@@ -44,7 +44,7 @@ def page(data: Data) -> str:
             _next(data),
             _failures(data),
             picture("slices", "Each parameter and the result", _best_of(data, " as dots, the others as small marks")),
-            picture("surface", "Two parameters and the result", _best_of(data)),
+            picture("surface", "Two parameters and the result", ""),
             picture("parallel", "Parameters and result", _best_of(data)),
             picture("ranks", "Rank by iteration", _note(data, "curves")),
             picture("edf", "Distribution of results", ""),

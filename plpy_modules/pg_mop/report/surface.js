@@ -12,6 +12,9 @@
         const series = data.measure.series, names = window.pgMopSlices.sorted(data);
         const rows = data.configurations.filter(c => isNumber(c.last[series]) && c.status !== "failed");
         most = Math.max(most, rows.length);
+        // of a large run, those that are not drawn one by one count, too: they have neither a number nor a rank here
+        for (const [result, ...values] of data.others || [])
+            rows.push({ mst_key: null, rank: Infinity, last: { [series]: result }, parameters: Object.fromEntries(data.varied.map((name, i) => [name, values[i]])) });
         const x = names.includes(chosen.x) ? chosen.x : names[0], y = names.includes(chosen.y) && chosen.y !== x ? chosen.y : names.find(n => n !== x);
         return { names, series, x, y, rows: y === undefined ? [] : rows.filter(c => has(value(c, x)) && has(value(c, y))), goal: data.measure.goal };
     }
@@ -65,7 +68,7 @@
                 const cx = left + i * w, cy = bottom - (j + 1) * h;
                 svg.append(el("rect", { class: "cell", x: (cx + 1).toFixed(1), y: (cy + 1).toFixed(1), width: (w - 2).toFixed(1), height: (h - 2).toFixed(1),
                                         fill: "var(--train)", "fill-opacity": (.12 + .83 * good).toFixed(2),
-                                        ...(own.some(c => c.mst_key === marked()) ? { stroke: "var(--mark)", "stroke-width": 3 } : {}) }));
+                                        ...(own.some(c => c.mst_key !== null && c.mst_key === marked()) ? { stroke: "var(--mark)", "stroke-width": 3 } : {}) }));
                 if (w > 44 && h > 16) svg.append(el("text", { x: cx + w / 2, y: cy + h / 2 + 4, "text-anchor": "middle", style: "fill:var(--ink)" }, show(of.get(key))));
             }
             svg.append(el("path", { class: "axis", style: "stroke:var(--soft)", d: `M${left} ${top}V${bottom}H${right}` }));
@@ -80,7 +83,7 @@
             return bottom + 40;
         }, (key, say) => {
             const [dx, dy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[key] || [0, 0];
-            if (key === "Enter" && here && cells.get(here.join(" "))) { mark(best(cells.get(here.join(" "))).mst_key); return true; }
+            if (key === "Enter" && here && cells.get(here.join(" "))) { choose(cells.get(here.join(" "))); return true; }
             if (!dx && !dy) return false;
             here = here ? [Math.min(X.count - 1, Math.max(0, here[0] + dx)), Math.min(Y.count - 1, Math.max(0, here[1] + dy))] : [0, 0];
             outline(made.svg);
@@ -92,11 +95,12 @@
             const w = (box.right - box.left) / X.count, h = (box.bottom - box.top) / Y.count;
             svg.append(el("rect", { class: "here", x: box.left + here[0] * w, y: box.bottom - (here[1] + 1) * h, width: w, height: h, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
         }
+        function choose(own) { if (best(own).mst_key !== null) mark(best(own).mst_key); }
         function best(own) { return own.reduce((a, b) => a.rank <= b.rank ? a : b); }
         function said([i, j]) {
             const own = cells.get(i + " " + j) || [], where = `${taken.x} ${X.called(i)}, ${taken.y} ${Y.called(j)}: `;
             if (!own.length) return where + "no configuration";
-            return where + `median ${taken.series} ${show(median(own.map(c => c.last[taken.series])))} of ${own.length} configuration${own.length === 1 ? "" : "s"}; the best is ${tell(best(own).mst_key)}`;
+            return where + `median ${taken.series} ${show(median(own.map(c => c.last[taken.series])))} of ${own.length} configuration${own.length === 1 ? "" : "s"}` + (best(own).mst_key === null ? "" : `; the best is ${tell(best(own).mst_key)}`);
         }
         function under(event) {
             const [px, py] = at(made.svg, event), i = Math.floor((px - box.left) / (box.right - box.left) * X.count), j = Math.floor((box.bottom - py) / (box.bottom - box.top) * Y.count);
@@ -108,7 +112,7 @@
         });
         made.svg.addEventListener("click", event => {
             const cell = under(event), own = cell && cells.get(cell.join(" "));
-            if (own) mark(best(own).mst_key);
+            if (own) choose(own);
         });
         made.holder.prepend(el("div", { class: "controls" }, el("label", { for: "surface-x" }, "Across "), selects.x, el("label", { for: "surface-y" }, "up "), selects.y),
             el("p", { class: "note" }, "a cell's number is the median result of its configurations; the stronger, the better"));
