@@ -1,4 +1,5 @@
-"""Writes docs/reference.md and docs/reference/: the extension's views, settings and functions (make reference).
+"""Writes docs/reference.md, docs/reference/ and their part of mkdocs.yml: the extension's views, settings and functions (make
+reference).
 
 Functions and their texts come from pg_mop.api.help (madlib.mop_functions), their arguments from the SQL files, the
 names, defaults and ranges of the settings from pg_mop.settings (madlib.mop_settings). No server is needed.
@@ -436,5 +437,13 @@ def write(docs):
         (docs / name).write_text(text, encoding="utf-8")
 
 
+def with_nav(text):
+    """The text of mkdocs.yml with all pages of the reference in its part of the nav."""
+    own = "".join(f"      - {path}\n" for path in pages())
+    return re.sub(r"(?m)^(  - Reference:\n)(?:      - .*\n)*", lambda found: found[1] + own, text)
+
+
 if __name__ == "__main__":
     write(ROOT / "docs")
+    site = ROOT / "mkdocs.yml"
+    site.write_text(with_nav(site.read_text(encoding="utf-8")), encoding="utf-8")

@@ -83,7 +83,8 @@ def test_old_links_into_the_reference_lead_to_each_function_and_from_there_to_it
         (page,) = set(re.findall(rf"\]\((reference/[\w-]+\.md)#{name}\)", index))
         assert name in _anchors(pages[page])
     nav = (ROOT / "mkdocs.yml").read_text()
-    assert re.findall(r"reference/[\w-]+\.md", nav) == [name for name in pages if "/" in name]
+    assert re.findall(r"reference/[\w-]+\.md", nav) == [name for name in pages if "/" in name], "make reference"
+    assert reference.with_nav(nav) == nav and len(nav.splitlines()) > len(pages) + 20
 
 
 def test_a_family_that_is_gone_leaves_no_page(reference, tmp_path):
