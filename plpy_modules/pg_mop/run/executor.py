@@ -42,6 +42,7 @@ from pg_mop.schedule.units_left import UnitsLeft
 
 LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and the number of sessions
 COUNT_SECONDS = 1.0  # between two notes of what was counted
+COUNT_SECONDS_ON_SEGMENTS = 10.0  # on Greenplum: a transaction takes longer, and mop_run_progress counts units
 RECOUNT_SHARE = 0.005  # of the time at most goes into counting the stages that are left
 GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
 
@@ -589,9 +590,9 @@ class Executor:
         return changed
 
     def _note_counts(self) -> None:
-        """Tell those who watch what was counted, about once a second. (The end of the run counts its whole log.)"""
+        """Tell those who watch what was counted, once in a while. (The end of the run counts its whole log.)"""
         run, now = self.run, time.monotonic()
-        if now - self.counted < COUNT_SECONDS:
+        if now - self.counted < (COUNT_SECONDS_ON_SEGMENTS if run.db.has_segments else COUNT_SECONDS):
             return
         if self.left.uncertain and now >= self.recounts_at:
             self.left.recount()
