@@ -1,7 +1,8 @@
 """Searches over a space of models, compared by training units, for several seeds. Prints a table.
 
-At equal numbers of units: evolution whose children inherit weights, evolution whose children begin anew, and random search. And
-how many units ASHA needs with a zero-cost filter for the accuracy that it reaches without.
+At equal numbers of units: evolution whose children inherit weights, evolution whose children begin anew, and random search;
+one-shot search, and random search of longer trials. And how many units ASHA needs with a zero-cost filter for the accuracy that it
+reaches without.
 
     demo/run.sh space; .local/venv/bin/python benchmarks/spaces.py "$(make -s dsn)"
 
@@ -26,8 +27,12 @@ CONTENDERS = {
     "random": ("random", "trials={trials}, iterations={iterations}"),
     "asha": ("asha", ASHA),
     "filtered": ("asha", ASHA + ", filter=synflow, filter_members=200"),
+    # 400 units each: two super-nets of 60 iterations and 8 members of 10, or 20 members of 10
+    "one-shot": ("one-shot", "iterations=60, candidates=200, retrain=8, retrain_iterations=10"),
+    "long": ("random", "trials=20, iterations=10"),
 }
-TABLES = ("", "_info", "_summary", "_trials")
+ONE_RATE = ("one-shot", "long")  # contenders with one learning rate
+TABLES = ("", "_info", "_summary", "_trials", "_one_shot")
 
 
 def main():
@@ -59,13 +64,14 @@ def main():
     for name in asked.contenders:
         mean = statistics.fmean(best[name, seed][0] for seed in range(1, asked.seeds + 1))
         line = f"{name:10} mean {mean:.4f}"
-        if name != "random" and "random" in asked.contenders:
+        other = "long" if name in ONE_RATE else "random"
+        if name != other and other in asked.contenders:
             # (more accurate; of equal accuracies, the smaller loss of the best trial)
             wins = sum(
-                (best[name, seed][0], -best[name, seed][1]) > (best["random", seed][0], -best["random", seed][1])
+                (best[name, seed][0], -best[name, seed][1]) > (best[other, seed][0], -best[other, seed][1])
                 for seed in range(1, asked.seeds + 1)
             )
-            line += f", better than random in {wins} of {asked.seeds} seeds"
+            line += f", better than {other} in {wins} of {asked.seeds} seeds"
         print(line)
 
 
@@ -73,6 +79,7 @@ def search(connection, name, seed, asked):
     """(best accuracy, its loss, training units, seconds, events, notice) of a contender with a seed: `events`, the results in
     their order, [(trial, iteration, accuracy), ...]; `notice`: that of a filter which was dropped."""
     procedure, parameters = CONTENDERS[name]
+    space, name = SPACE.replace("0.001, 0.003", "0.003") if name in ONE_RATE else SPACE, name.replace("-", "_")
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS " + ", ".join(f"reach_{name}{suffix}" for suffix in TABLES))
         cursor.execute("SET client_min_messages = notice; SET pg_mop.reuse = off; SET pg_mop.resume = off")
@@ -82,7 +89,7 @@ def search(connection, name, seed, asked):
         cursor.execute(
             "SELECT madlib.mop_search('digits_train_packed', %s, NULL, %s, %s, %s, metric => 'accuracy', "
             "validation_table => 'digits_val_packed', model_space => 'digit_space')",
-            [f"reach_{name}", SPACE, procedure, parameters.format(trials=asked.trials, iterations=asked.iterations)],
+            [f"reach_{name}", space, procedure, parameters.format(trials=asked.trials, iterations=asked.iterations)],
         )
         seconds = time.monotonic() - began
         cursor.execute(

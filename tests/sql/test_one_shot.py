@@ -81,11 +81,7 @@ def test_a_replay_trains_the_same_super_net_and_scores_nothing_anew(db):
     run_id = search(db, "found")
     drop(db, "repeated")
     del db.connection.notices[:]
-    db.run("SET pg_mop.reuse = off")
-    try:
-        db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
-    finally:
-        db.run("RESET pg_mop.reuse")
+    db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
     assert not any("are scored" in text for text in db.connection.notices)
     weights = "SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {} ORDER BY 1"
     assert db.run(weights.format("found")) == db.run(weights.format("repeated"))
@@ -96,18 +92,22 @@ def test_a_replay_trains_the_same_super_net_and_scores_nothing_anew(db):
 def test_the_same_seed_and_order_of_visits_give_the_same_scores(db):
     scores = "SELECT rank, member, one_shot_score FROM {}_one_shot ORDER BY rank"
     taken = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'"
-    db.run("SET pg_mop.reuse = off; SET pg_mop.scheduler = 'round-robin'")
+    db.run("SET pg_mop.scheduler = 'round-robin'")
     try:
         search(db, "found")
         first = db.run(scores.format("found"))
         assert db.value(taken, [search(db, "again")]) == 16 and db.run(scores.format("again")) == first
     finally:
-        db.run("RESET pg_mop.reuse; RESET pg_mop.scheduler")
+        db.run("RESET pg_mop.scheduler")
 
 
 def test_a_later_search_takes_over_the_super_net_and_scores_its_members(db):
-    search(db, "found")
-    run_id = search(db, "again", PARAMETERS.replace("candidates=20", "candidates=30"))
+    db.run("SET pg_mop.reuse = on")
+    try:
+        search(db, "found")
+        run_id = search(db, "again", PARAMETERS.replace("candidates=20", "candidates=30"))
+    finally:
+        db.run("RESET pg_mop.reuse")
     trained = "SELECT DISTINCT mst_key FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND mst_key = 1"
     assert not db.run(trained, [run_id])
     assert db.value("SELECT count(*) FROM again_one_shot") == 30
@@ -120,7 +120,7 @@ def test_a_canceled_search_goes_on_where_it_was(db, finished):
     """After 3 of its 8 units the super-net is being trained; after 9 its members have scores, and two are trained."""
     other, name = db.another(), f"goes_on_{finished}"
     other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off; "
+        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; "
         "SET pg_mop.chain_seconds = 0"
     )
     drop(db, name)
