@@ -1,8 +1,8 @@
 """Searches over a space of models, compared by training units, for several seeds. Prints a table.
 
 At equal numbers of units: evolution whose children inherit weights, evolution whose children begin anew, and random search;
-one-shot search, and random search of longer trials. And how many units ASHA needs with a zero-cost filter for the accuracy that it
-reaches without.
+one-shot search, and random search of longer trials. And how many units ASHA needs with a zero-cost filter for the accuracy that
+it reaches without.
 
     demo/run.sh space; .local/venv/bin/python benchmarks/spaces.py "$(make -s dsn)"
 
