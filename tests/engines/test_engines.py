@@ -509,6 +509,25 @@ class TestConformance:
         assert len(pairs) == 6 and all(engine.same(bytes(row["a"]), bytes(row["b"])) for row in pairs)
         nothing_is_left(engine)
 
+    def test_a_super_net_hops_and_its_members_have_scores(self, engine):
+        db = engine.db
+        db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials, found_one_shot, widths")
+        db.run("""SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
+            "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
+        db.run(f"""SELECT madlib.mop_search('flowers_packed', 'found', NULL, $${{'loss': ['categorical_crossentropy'],
+            'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01]}}], 'batch_size': [8]}}$$,
+            'one-shot', 'iterations=2, retrain=1', validation_table := 'flowers_val', model_space := 'widths',
+            use_gpus := {engine.use_gpus})""")
+        assert db.value("SELECT count(*) FROM found_one_shot WHERE one_shot_score > 0") == 3
+        assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 1
+        nothing_is_left(engine)
+        db.run("DROP TABLE IF EXISTS refound, refound_info, refound_summary, refound_trials, refound_one_shot")
+        db.run("SELECT madlib.mop_replay(%s, 'refound')", [last_run(db)])
+        assert db.run("TABLE found_one_shot ORDER BY rank") == db.run("TABLE refound_one_shot ORDER BY rank")
+        (row,) = db.run("SELECT a.model_weights AS a, b.model_weights AS b FROM found a JOIN refound b USING (mst_key)")
+        assert engine.same(bytes(row["a"]), bytes(row["b"]))
+        nothing_is_left(engine)
+
     def test_a_cancel_is_heard_within_two_seconds_and_the_run_goes_on(self, engine):
         db = engine.db
         other = db.another()

@@ -83,12 +83,14 @@ class OneShot(Procedure):
         for _ in range(models.size if places is not None else TRIES * wanted):
             place = next(places) if places is not None else self.space.sample(random)
             model_id = models.model_id(place)
-            if model_id is None or sum(map(len, found.values())) == wanted:
+            if model_id is None:
                 continue
             # (equal members of two base models are one: the first that was made counts)
             made = models.by_id.get(model_id)
             base = models.base.value(place[models.base.name]) if made is None else made.model_id
             found[of_base[base]][model_id] = None
+            if sum(map(len, found.values())) == wanted:
+                break
         return {number: list(own) for number, own in found.items()}
 
     def take_scores_of_members(self, trial: TrialNumber, scores: Mapping[int, float | None]) -> None:
