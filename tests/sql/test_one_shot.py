@@ -180,7 +180,8 @@ def test_explain_counts_the_super_net_and_the_best_members(db):
             "metric => 'accuracy', model_space => 'nets')"
         ],
     )
-    assert "one-shot" in text and "3 trials" in text, text
+    assert "3 trials by one-shot" in text and "iterations=8 units=16" in text, text
+    assert "-> a super-net: its weights are those of all 258 members of base model 1" in text, text
 
 
 def test_a_super_net_is_not_trained_on(db):

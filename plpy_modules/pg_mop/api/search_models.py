@@ -6,6 +6,7 @@ from pg_mop.api import architectures, spaces
 from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
 from pg_mop.search.models import ModelChoices
+from pg_mop.spaces.model_space import digits
 
 
 def open_models(db, a, earlier=None):
@@ -126,7 +127,11 @@ class Members:
                 "fit_params": fit_params,
                 "model_arch": net.architecture,
                 "weights_md5": None,
-                "member": {"super_net": True, "base": net.model_id},
+                "member": {
+                    "super_net": True,
+                    "base": net.model_id,
+                    "shared_by": {"base": net.model_id, "members": digits(self.models.space.size_of(net.model_id))},
+                },
             }
         found = self.models.member(model_id)
         c = {

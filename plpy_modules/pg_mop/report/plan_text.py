@@ -191,6 +191,11 @@ def _nets(plan: Mapping[str, Any]) -> Iterator[str]:
         if net["parameters"] is not None:
             unknown = f"; not known: {', '.join(net['unknown_layers'])}" if net["unknown_layers"] else ""
             yield f"{INDENT}-> parameters={net['parameters']} operations={net['operations_per_row']:.3g} a row{unknown}"
+        if shared := net.get("shared_by"):
+            yield (
+                f"{INDENT}-> a super-net: its weights are those of all {shared['members']} members of base model "
+                f"{shared['base']}"
+            )
     if len(nets) > MOST_NETS:
         yield f"Net: {len(nets) - MOST_NETS} more"
 

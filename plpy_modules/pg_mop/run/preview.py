@@ -192,6 +192,7 @@ class Preview(Coordinator):
                     "parameters": own and own.parameters,
                     "operations_per_row": own and own.operations,
                     "unknown_layers": sorted(own.unknown) if own is not None else None,
+                    "shared_by": (c.get("member") or {}).get("shared_by"),
                     "unit_seconds": estimates.unit(stage),
                     "batch_seconds": cost.batch,
                     "ready_seconds": estimates.ready(stage),

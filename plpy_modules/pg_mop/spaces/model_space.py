@@ -175,6 +175,10 @@ class ModelSpace:
         """The choice points of a base model, each after its parent."""
         return self._base(model_id).plan.choices.points
 
+    def size_of(self, model_id: int) -> int:
+        """The number of members of a base model."""
+        return self._base(model_id).plan.choices.size
+
     def walk(self, model_id: int, choose: Callable[[Point], int]) -> Chosen:
         """The choices of a member, as `choose` gives them for each open point."""
         return self._base(model_id).plan.choices.walk(choose)
