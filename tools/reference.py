@@ -122,7 +122,7 @@ SETTINGS = {
     ),
     "deal_threads": (
         None,
-        "Towards the end of a run on one server, the configurations that are left train with the idle cores, too, where that "
+        "Towards the end of a run, the configurations that are left train with the idle cores of a server, too, where that "
         "pays ([threads](how_it_works.md#planning)). `auto`: only cores that no other program uses at that moment. `on`: all "
         "cores that no other run wants. `off`, `pg_mop.threads`, or a `pg_mop.kernel` other than `auto`: threads stay as they "
         "are.",

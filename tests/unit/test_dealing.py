@@ -7,6 +7,7 @@ import pytest
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import LEASE, START, Dealer, LoggedThreads, Threads, shares
+from pg_mop.schedule.dealing_by_server import ServerDealers
 from pg_mop.schedule.randomized import Randomized
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit import Unit
@@ -225,3 +226,89 @@ def test_hardly_ever_slower():
             for deals in (False, True)
         )
         assert dealt <= 1.1 * fixed + 1, (seed, fixed, dealt)
+
+
+# --- several servers ------------------------------------------------------------------------------------------------
+
+KEYS = {
+    ("training", 0): None,
+    ("training", 1): None,
+    ("training", 2): "w1",
+    ("training", 3): "w1",
+    ("training", 4): "w2",
+}
+CORES = {None: 2, "w1": 8, "w2": 4, "w3": 4}
+
+
+def on_servers(iterations, costs, deals=True, guest=False):
+    """(board, visits) of configurations on three servers, with two, two and one worker."""
+    plan = Plan()
+    for key, count in iterations.items():
+        plan.ask(key, f"root of {key}", lambda iteration: ("", ""), until=count)
+    board = Board(plan, range(5), (), KEYS)
+    if guest:
+        board.copies = {2: ["w1", "w3"], 3: ["w1", "w3"]}
+        board.invite("w3", 2, board.workers)
+        board.serve(range(7))
+
+    def make(server):
+        def among():
+            return [worker for worker in board.workers if board.server(worker) == server]
+
+        there = sum(board.server_of["training", segment] == server for segment in board.segments)
+        return Dealer(
+            board,
+            CORES[server],
+            max(1, CORES[server] // len(among())),
+            lambda number: plan.stages[number].mst_key,
+            costs,
+            among=among,
+            part=lambda: max(1, there) / 5,
+        )
+
+    dealers = ServerDealers(board, make) if deals else None
+    seconds = lambda unit: costs.seconds[plan.stages[unit.stage].mst_key]  # noqa: E731
+    return board, simulate(board, Randomized(board, 1), seconds, dealer=dealers)
+
+
+def threads_at(board, visits, server, key):
+    plan = board.plan
+    return [
+        v.threads
+        for v in sorted(visits, key=lambda v: v.start)
+        if board.server(v.worker) == server and plan.stages[v.unit.stage].mst_key == key
+    ]
+
+
+def test_each_server_deals_its_own_cores_to_the_configuration_that_is_left():
+    costs = Costs({1: 1.0, 2: 1.0, 3: 10.0})
+    board, visits = on_servers({1: 2, 2: 2, 3: 12}, costs)
+    assert {server: threads_at(board, visits, server, 3)[-1] for server in (None, "w1", "w2")} == {
+        None: 2,
+        "w1": 8,
+        "w2": 4,
+    }
+    others = min(
+        v.end for v in visits if v.unit.stage in (2, 4)
+    )  # (until then there are as many paths as workers on w1)
+    assert {v.threads for v in visits if v.start < others and board.server(v.worker) == "w1"} == {4}
+    for server in (None, "w1", "w2"):
+        for visit in visits:
+            beside = [v for v in visits if v.start <= visit.start < v.end and board.server(v.worker) == server]
+            assert sum(v.threads for v in beside) <= CORES[server], "a server has no more threads than cores"
+    assert len(visits) == len({v.unit for v in visits}) == 5 * (2 + 2 + 12)
+
+
+def test_dealt_threads_on_servers_shorten_the_run():
+    costs = Costs({1: 1.0, 2: 1.0, 3: 10.0})
+    fixed, dealt = (makespan(on_servers({1: 2, 2: 2, 3: 12}, costs, deals)[1]) for deals in (False, True))
+    assert dealt < fixed / 1.4
+    slow = Costs({1: 1.0, 2: 1.0, 3: 10.0}, parallel=0.0)
+    fixed, dealt = (makespan(on_servers({1: 2, 2: 2, 3: 12}, slow, deals)[1]) for deals in (False, True))
+    assert dealt <= fixed, "where more threads are no faster, none is dealt"
+
+
+def test_a_server_that_joins_deals_its_cores_too():
+    board, visits = on_servers({1: 2, 2: 2, 3: 12}, Costs({1: 1.0, 2: 1.0, 3: 10.0}), guest=True)
+    assert {v.threads for v in visits if board.server(v.worker) == "w3"} <= {2, 4}
+    assert len(visits) == len({v.unit for v in visits}) == 5 * (2 + 2 + 12)

@@ -22,13 +22,14 @@ from pg_mop.run.earlier import open_catalog, own_run
 
 
 def info(plpy):
-    """This server as JSON: pg_mop's version, cores, GPUs and memory, its mop_identity(), the names of the foreign servers that
-    the role can use, and the bytes that the disk of its new tables has left."""
+    """This server as JSON: pg_mop's version, cores, GPUs and memory, how many threads compute now, its mop_identity(), the
+    names of the foreign servers that the role can use, and the bytes that the disk of its new tables has left."""
     schema = quote_identifier(extension_schema(plpy))
     return json.dumps(
         {
             "pg_mop": __version__,
             "cores": settings.cores(),
+            "computing": settings.runnable_threads(),
             "gpus": settings.gpus(),
             "memory": device_memory.found(settings.gpus()),
             "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],

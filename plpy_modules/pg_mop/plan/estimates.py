@@ -185,6 +185,14 @@ class Estimates:
         return self._cores
 
     @property
+    def deals(self) -> bool:
+        """True where the run deals the cores among its trainers by what is left, and all of them are on the coordinator's
+        server: of other servers the cores are not known here."""
+        work = self.planner.workload
+        alone = all(segment.server is None and not segment.copies for segment in work.segments.values())
+        return bool(work.options.get("deal_threads")) and self._cores is not None and alone
+
+    @property
     def rate(self) -> float:
         """Floating-point operations a second of a trainer."""
         if self._rate is None:

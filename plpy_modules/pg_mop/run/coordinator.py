@@ -45,6 +45,7 @@ from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
+from pg_mop.schedule.dealing_by_server import ServerDealers
 from pg_mop.schedule.milp import Milp
 from pg_mop.schedule.outline import outline
 from pg_mop.schedule.packing import Packing
@@ -348,10 +349,10 @@ class Coordinator:
 
     def _deals(self) -> str | None:
         """The setting, where trainers may have other threads towards the run's end: where nobody has named their number or
-        the kernel, and all trainers are processes of this server that train on its cores. Else None.
+        the kernel, and all trainers are processes of the servers with the segments that train on their cores. Else None.
 
-        With pg_mop.tail = 'data-parallel', more threads are more devices, also where their number and the kernel are named, and
-        in a resume whatever the session's setting is."""
+        With pg_mop.tail = 'data-parallel', more threads are more devices, on this server alone, also where their number and
+        the kernel are named, and in a resume whatever the session's setting is."""
         options = self.options
         divides = options["tail"] == "data-parallel"
         mine = options["threads"] is None or divides
@@ -368,15 +369,20 @@ class Coordinator:
             and not self.spec.averaging
             and not options["trainers"]
             and not (self.inputs.use_gpus and self.servers[None].info["gpus"])
-            and all(s.server is None and s.host_segment is None and not s.copies for s in self.segments.values())
+            and all(s.host_segment is None for s in self.segments.values())
+            and (not divides or self._is_alone())
         )
         if divides and not deals and not self.earlier:
             self._tell_of_tail()
         return setting if deals else None
 
+    def _is_alone(self) -> bool:
+        """True where all segments are on this server, without copies on others."""
+        return all(segment.server is None and not segment.copies for segment in self.segments.values())
+
     def _tell_of_tail(self) -> None:
         """A NOTICE that pg_mop.tail has no effect on a call that asks for several devices, and why."""
-        if any(segment.server is not None or segment.copies for segment in self.segments.values()):
+        if not self._is_alone():
             why = "its rows are on several servers"
         elif self.inputs.use_gpus and self.servers[None].info["gpus"]:
             why = "its trainers are on GPUs"
@@ -399,6 +405,8 @@ class Coordinator:
             return LoggedThreads(options["threads"], log)
         if not options["deal_threads"]:
             return Threads(options["threads"])
+        if not self._is_alone():
+            return ServerDealers(self.board, self._dealer_at)
         return Dealer(
             self.board,
             options["most_threads"],
@@ -406,6 +414,29 @@ class Coordinator:
             planner.unit_key,
             self.estimates(planner),
             options["tail"] == "data-parallel",
+        )
+
+    def _dealer_at(self, name: str | None) -> Dealer:
+        """Deals the threads of the trainers on one of several servers."""
+        board, cores, most = self.board, self.servers[name].info["cores"], self.limits["threads"]
+
+        def among() -> list[int]:
+            return [worker for worker in board.workers if board.server(worker) == name]
+
+        def part() -> float:
+            there = sum(board.server_of["training", segment] == name for segment in board.segments)
+            return max(1, there) / len(board.segments)  # (a guest has copies alone)
+
+        most = cores if most is None else min(cores, most)
+        least = min(most, max(1, cores // max(1, len(among()))))
+        return Dealer(
+            board,
+            most,
+            least,
+            self.planner.unit_key,
+            self.estimates(self.planner, threads=least),
+            among=among,
+            part=part,
         )
 
     def _check_logged_threads(self, followed: Earlier) -> None:
@@ -457,15 +488,16 @@ class Coordinator:
         samples: Callable[[], Iterable[Sample]] = tuple,
         arithmetic: Callable[[int], Arithmetic | None] | None = None,
         sessions: int | None = None,
+        threads: int | None = None,
     ) -> Estimates:
-        """The seconds of a plan's units; `samples`: of other nets on this machine; `arithmetic`: of configurations, in place of
-        the run's own; `sessions`: in place of those that the run should have."""
+        """The seconds of a plan's units; `samples`: of other nets on this machine; `arithmetic`: of configurations, `threads`:
+        of trainers, in place of the run's own; `sessions`: in place of those that the run should have."""
         return Estimates(
             planner,
             arithmetic or self.arithmetic,
             samples,
             self.fixed,
-            self.options["threads"],
+            threads or self.options["threads"],
             self.servers[None].info["cores"],
             self.machine,
             sessions or self.wanted,

@@ -306,7 +306,10 @@ class Executor:
         return self.packing.of(worker)
 
     def _may_grow(self, worker: int, cores: int) -> bool:
-        """Whether commands may use so many cores of the coordinator's server, with the next one of a worker."""
+        """Whether commands may use so many cores of a worker's server, with its next one."""
+        server = self.run.sessions.server(worker)
+        if not server.home:
+            return self._may_grow_at(server, worker, cores)
         busy = self._local_cores()[0]
         if not self.turns.grow(busy, cores):
             return False
@@ -314,6 +317,20 @@ class Executor:
         if self.deals == "on" or more <= (self.threads.of(worker) or self.turns.threads):
             return True
         return settings.runnable_threads() + more <= self.turns.cores
+
+    def _may_grow_at(self, server: Server, worker: int, cores: int) -> bool:
+        """As _may_grow, of another server: there no run takes turns, and other programs are asked for where that matters."""
+        board = self.run.board
+        busy = sum(self.threads.of(w) or 0 for w in self._working() if board.server(w) == server.name and w != worker)
+        if self.deals == "on" or cores - busy <= (self.threads.of(worker) or 0):
+            return True
+        try:
+            computing: int = server.catalog.execute(f"SELECT {server.schema}.mop_server_info() ->> 'computing' AS n")[
+                0
+            ]["n"]
+        except (psycopg2.Error, MopError):  # it is away: the command will tell
+            return False
+        return int(computing) + cores - busy <= server.info["cores"]
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""

@@ -3,7 +3,8 @@
 Fluid (Yu et al., MLSys 2021) gives each trial resources by its share of the work that is left (StaticFluid), and changes them
 only where the gain exceeds the cost (DynamicFluid). Here the resources are the cores of the coordinator's server, and the
 trials are the paths that can be trained side by side. While there is a path for each worker, every trainer has the threads of
-the run's beginning. The executor and the simulator drive the same object.
+the run's beginning. The executor and the simulator drive the same object. On several servers, each has a Dealer of its own
+(schedule/dealing_by_server.py).
 """
 
 from __future__ import annotations
@@ -127,10 +128,14 @@ class Dealer(Threads):
         key_of: Callable[[StageNumber], Any],
         costs: Costs,
         divides: bool = False,
+        among: Callable[[], Collection[Worker]] | None = None,
+        part: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """`cores`: that a trainer may have at most; `key_of`: as of UnitBatches; `costs`: see Costs. `divides`: a trainer with
-        more threads has several devices of `least` threads each, so threads are dealt in such lots."""
+        more threads has several devices of `least` threads each, so threads are dealt in such lots. Where the cores are one of
+        several servers', `among` are the workers there, and `part` is the share of a path that is trained there."""
         super().__init__(least)
+        self._among, self._part = among or (lambda: board.workers), part
         self.board, self.cores, self.key_of, self.costs = board, cores, key_of, costs
         self.divides, self.lot = divides, least if divides else 1
         self.cost = 0.0  # seconds that the last change of a trainer takes, as it was estimated; 0: there was none
@@ -145,6 +150,10 @@ class Dealer(Threads):
 
     def of(self, worker: Worker) -> int:
         return self._trainer(worker).threads
+
+    def faster(self, worker: Worker, stage: Stage) -> float:
+        """How many times as fast as with the least threads a worker's trainer does a unit, by the costs."""
+        return max(1.0, self.costs.speedup(stage, self.of(worker)))
 
     def _trainer(self, worker: Worker) -> _Trainer:
         return self._trainers.setdefault(worker, _Trainer(self.least))
@@ -176,7 +185,7 @@ class Dealer(Threads):
         if unit.kind == "evaluate":  # as its stage was trained, for it is trained further then
             return now if now == self.least or may_grow(others + now) else self.least
         paths = self._paths()
-        if len(paths) >= len(self.board.workers):
+        if len(paths) >= len(self._among()):
             return self.least
         stage = self.board.plan.stages[unit.stage]
         dealt = shares(paths, self.cores, self.least).get(unit.stage, self.least) if all(paths.values()) else now
@@ -206,9 +215,9 @@ class Dealer(Threads):
 
     # --- what is left ---------------------------------------------------------------------------------------------
     def _is_wide(self) -> bool:
-        """True where there is a stage to train for each worker: the usual case, found at once."""
+        """True where there is a stage to train for each worker (of one server): the usual case, found at once."""
         board = self.board
-        return len(board.idle) + len(board.training) >= len(board.workers)
+        return len(board.idle) + len(board.training) >= len(self._among())
 
     def _paths(self) -> dict[StageNumber, float]:
         """{stage: seconds left} of the paths that can be worked on side by side: from each stage whose parent has ended, to
@@ -269,12 +278,12 @@ class Dealer(Threads):
         stage, key, left, now = (
             self.board.plan.stages[unit.stage],
             self.key_of(unit.stage),
-            paths[unit.stage],
+            paths[unit.stage] * self._part(),
             self.of(worker),
         )
         self._ready[key, wanted] = self.costs.ready(stage, wanted)
         # (where each worker has segments of its own, the path will come to all of them)
-        workers = [worker] if self.board.anywhere else [w for w in self.board.workers if self.of(w) != wanted]
+        workers = [worker] if self.board.anywhere else [w for w in self._among() if self.of(w) != wanted]
         cost = sum(self._cost(one, key, wanted) for one in workers)
         with_now, with_wanted = left / self._speedup(stage, now), left / self._speedup(stage, wanted)
         if wanted > now:

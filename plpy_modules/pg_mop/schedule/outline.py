@@ -50,8 +50,8 @@ def outline(
         **in_commands(fixed, units, evaluated * count, together, size / len(sample)),
     }
     total = sum(found.work.values())
-    if planner.workload.options.get("deal_threads") and estimates.cores is not None:
-        most = planner.workload.options.get("most_threads") or estimates.cores
+    if estimates.deals:
+        most = planner.workload.options.get("most_threads") or estimates.cores or 1
         cost = estimates.ready(last, most)
         longest = longest_path(total, longest, found.sessions, estimates.speedup(last, most), cost)
     found.path = min(last.trials), longest

@@ -82,7 +82,7 @@ class _Work:
     ) -> None:
         self.planner, self.estimates, self.bytes_of, self.anywhere = planner, estimates, bytes_of, anywhere
         self.sessions = estimates.sessions
-        self.deals = bool(planner.workload.options.get("deal_threads")) and estimates.cores is not None
+        self.deals = estimates.deals
         self.most: int = planner.workload.options.get("most_threads") or estimates.cores or 1  # threads of a trainer
         self.least = estimates.threads or max(1, (estimates.cores or 1) // self.sessions)
         options, segments = planner.workload.options, planner.workload.segments

@@ -9,6 +9,7 @@ from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.base import Scheduler
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.dealing import Dealer
+from pg_mop.schedule.dealing_by_server import ServerDealers
 from pg_mop.schedule.packing import Packing
 from pg_mop.schedule.unit import Unit, Worker
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
@@ -76,7 +77,7 @@ def simulate(
     around: Callable[[Worker, Sequence[Sequence[Unit]]], float] | None = None,
     slowness: Callable[[Unit, Worker], float] | None = None,
     ready: Callable[[Unit, Worker], float] | None = None,
-    dealer: Dealer | None = None,
+    dealer: Dealer | ServerDealers | None = None,
     packing: Packing | None = None,
 ) -> list[Visit]:
     """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
@@ -107,7 +108,7 @@ def simulate(
         alone = seconds(unit) * (1.0 if slowness is None else slowness(unit, worker))
         if dealer is None:
             return alone
-        return alone / max(1.0, dealer.costs.speedup(board.plan.stages[unit.stage], dealer.of(worker)))
+        return alone / dealer.faster(worker, board.plan.stages[unit.stage])
 
     if packing is not None and batches is not None:
         packed = packing
