@@ -233,3 +233,21 @@ def test_no_options_of_a_session_go_beyond_the_limit_of_its_role(db, limited, as
     finally:
         first.close()
         second.close()
+
+
+def test_a_prediction_that_finds_no_room_names_the_trainers_that_hold_it(db, limited):
+    db.run("UPDATE madlib.mop_limit SET sessions = 10")
+    other = db.another()
+    try:
+        other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps(OPTIONS)])
+        error = db.error(
+            "SELECT madlib.madlib_keras_predict('m', 'flowers', 'id', 'x', 'guesses', 'response', FALSE, 1)"
+        )
+        assert error.pgcode == "MOP06" and "that the role's trainers may take together" in str(error)
+        assert "mop_trainers; shows the trainers that hold it" in error.diag.message_hint
+    finally:
+        other.close()
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'") == 0, 20)
+    db.run(
+        "SELECT madlib.madlib_keras_predict('m', 'flowers', 'id', 'x', 'guesses', 'response', FALSE, 1); DROP TABLE guesses"
+    )

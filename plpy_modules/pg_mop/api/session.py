@@ -3,7 +3,8 @@
 import functools
 
 from mop_udf import aggregate
-from mop_udf.process import TrainerError, TrainerLost
+from mop_udf.aggregate import DEVICE_FULL
+from mop_udf.process import DeviceFull, TrainerError, TrainerLost
 from pg_mop.backend import settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.errors import MopError
@@ -57,6 +58,14 @@ class trainer_of:
             return
         if self.session.unit is not None or isinstance(error, TrainerLost):
             self.session.stop_trainer()
+        if isinstance(error, DeviceFull):
+            schema = quote_identifier(extension_schema(self.session.plpy))
+            raise MopError(
+                str(error),
+                hint=f"SELECT role, pid, state FROM {schema}.mop_trainers; shows the trainers that hold it. Call again once "
+                "they have ended.",
+                sqlstate=DEVICE_FULL,
+            ) from None
         if isinstance(error, (TrainerError, TrainerLost)):
             raise MopError(str(error), sqlstate="22000") from None
 
