@@ -22,7 +22,8 @@ CREATE FUNCTION @extschema@.mop_simulate(
     segment_count double precision DEFAULT NULL,
     num_iterations double precision DEFAULT NULL,
     session_counts double precision[] DEFAULT NULL,
-    schedulers text[] DEFAULT NULL
+    schedulers text[] DEFAULT NULL,
+    divided_share double precision DEFAULT NULL
 ) RETURNS TABLE(scheduler text, sessions integer, makespan double precision, lower_bound double precision,
     utilization double precision) LANGUAGE plpython3u VOLATILE AS $$
 #python

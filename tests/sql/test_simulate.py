@@ -48,12 +48,26 @@ def test_given_seconds_are_simulated(db):
     assert (row["scheduler"], row["sessions"]) == ("milp", 3) and 10 <= row["makespan"] <= 12
 
 
+def test_cores_of_sessions_without_work_are_dealt_to_given_units(db):
+    call = "unit_seconds => ARRAY[10, 400], segment_count => 4, num_iterations => 6, session_counts => ARRAY[4], "
+    call += "schedulers => ARRAY['longest-first']"
+    (fixed,) = rows_of(db, call)
+    (dealt,) = rows_of(db, f"{call}, divided_share => 0.9")
+    (hardly,) = rows_of(db, f"{call}, divided_share => 0.1")
+    assert fixed["makespan"] == hardly["makespan"] == 6 * 4 * 400
+    assert dealt["lower_bound"] <= dealt["makespan"] < fixed["makespan"] / 2
+    assert fixed["utilization"] < 0.3 < 0.8 < dealt["utilization"] <= 1
+
+
 def test_bad_calls_name_what_is_wrong(db, run_id):
     for call, fragment in (
         ("", "either run_id or unit_seconds"),
         ("1, ARRAY[1.0]", "either run_id or unit_seconds"),
         ("999999", "there is no run 999999"),
         (f"{run_id}, segment_count => 2", "a run has its own"),
+        (f"{run_id}, divided_share => 0.5", "divided_share is of unit_seconds"),
+        ("unit_seconds => ARRAY[1], segment_count => 1, divided_share => 1.1", "a share from 0 to 1, not 1.1"),
+        ("unit_seconds => ARRAY[1], segment_count => 1, divided_share => 'NaN'", "a share from 0 to 1, not nan"),
         (f"{run_id}, schedulers => ARRAY['fastest']", "no scheduler"),
         (f"{run_id}, schedulers => ARRAY[NULL]", "no scheduler"),
         (f"{run_id}, schedulers => '{{}}'", "schedulers is empty"),

@@ -566,6 +566,7 @@ ARGUMENTS = {
     "normalizing_const": "divides the independent elements",
     "num_classes": "one-hot width for each output; NULL: as many as the data have",
     "num_configs": "random search: number of configurations",
+    "divided_share": "share of a unit's seconds that several cores divide: cores of sessions without work are dealt",
     "num_iterations": "visits of every configuration to every segment",
     "object": "dill.dumps(function)",
     "object_table": "custom losses and metrics, in this schema",

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 
 import mop_udf
 from pg_mop.api import automl, fit_multiple, more, search
@@ -32,7 +33,7 @@ FROM {schema}.mop_stages WHERE run_id = $1 AND source_run IS NULL AND mst_keys <
 
 
 @sql_function
-def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, session_counts, schedulers):
+def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, session_counts, schedulers, divided_share):
     """Simulate the training of a run by its logged unit seconds, or of configurations by given seconds of a unit.
 
     Returns rows of scheduler, sessions, makespan, lower_bound and utilization. Raises MopError for bad arguments, and for a
@@ -48,9 +49,21 @@ def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, sessio
     if run_id is not None:
         if segment_count is not None or num_iterations is not None:
             raise MopError("segment_count and num_iterations are of unit_seconds; a run has its own", sqlstate="22023")
+        if divided_share is not None:
+            raise MopError("divided_share is of unit_seconds; a run's log tells its own", sqlstate="22023")
         work, seed = _of_run(db, run_id), db.value(f"SELECT seed FROM {db.extension}.mop_runs WHERE run_id = {run_id}")
     else:
         work, seed = _of_numbers(unit_seconds, segment_count, 1 if num_iterations is None else num_iterations), 0
+        if divided_share is not None:
+            if not 0 <= divided_share <= 1:
+                raise MopError(
+                    f"divided_share must be a share from 0 to 1, not {divided_share:g}",
+                    detail="It is the share of a unit's seconds that several cores divide among them.",
+                    hint=f"SELECT * FROM {db.extension}.mop_simulate(unit_seconds => ARRAY[10, 20, 400], segment_count => 2, "
+                    "divided_share => 0.9);",
+                    sqlstate="22023",
+                )
+            work = replace(work, divided=divided_share)
     counts = _counts(session_counts, len(work.segments))
     if work.units * len(counts) * len(schedulers) > MOST_UNITS:
         raise MopError(

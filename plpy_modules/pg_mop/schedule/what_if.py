@@ -13,7 +13,8 @@ from pg_mop.schedule.unit import Kind, SegmentNumber, Unit
 
 
 class Outcome(NamedTuple):
-    """`makespan` and `lower_bound` in seconds; `utilization`: the share of the sessions' time with a unit."""
+    """`makespan` and `lower_bound` in seconds; `utilization`: the share of the sessions' time with a unit; where cores are
+    dealt, of the cores' time."""
 
     scheduler: str
     sessions: int
@@ -41,7 +42,8 @@ class Work:
 
     `seconds`: {(kind, stage, dataset, segment): seconds}; units that it lacks take the mean of their kind and stage, else
     of their kind. `held_out`: {mst_key: segments that its stages leave out}. `threads`: of the units' trainers, by the keys of
-    `seconds`: where they differ, the run has dealt its cores, and they are dealt anew.
+    `seconds`: where they differ, the run has dealt its cores, and they are dealt anew. `divided`: the share of a unit's
+    seconds that more cores divide; then each session has a core at first, and cores are dealt (None: they are not).
     """
 
     steps: Sequence[Step]
@@ -50,10 +52,11 @@ class Work:
     seconds: Mapping[Key, float]
     held_out: Mapping[int, Collection[SegmentNumber]]
     threads: Mapping[Key, int] = field(default_factory=dict)
+    divided: float | None = None
 
     @property
     def deals(self) -> bool:
-        """True where trainers had different numbers of threads."""
+        """True where trainers of the run had different numbers of threads."""
         return len(set(self.threads.values())) > 1
 
     def board(self, sessions: int) -> Board:
@@ -99,7 +102,7 @@ def compare(
     """Simulate the work with each scheduler and number of sessions.
 
     The schedulers know the seconds of all units in advance, as in a run with a cost history. Every unit runs alone. Cores that
-    the run has dealt are dealt anew, by the speed-ups that its log tells.
+    the run has dealt are dealt anew, by the speed-ups that its log tells, and those of given units by `Work.divided`.
     `prepare(scheduler)` is called before a simulation.
     """
     calls = 0
@@ -112,7 +115,9 @@ def compare(
         return of(unit)
 
     for count in sessions:
-        speeds = Speeds(work, count) if work.deals else None
+        speeds: Speeds | Divided | None = Speeds(work, count) if work.deals else None
+        if work.divided is not None:
+            speeds = Divided(work, count, work.divided)
         of = (work if speeds is None else speeds.work).estimate()
         bound = limits(work, count, of) / (1.0 if speeds is None else speeds.most)
         for name in schedulers:
@@ -143,8 +148,10 @@ def compare(
                 dealer = Dealer(board, speeds.cores, speeds.least, key_of, speeds)
             visits = simulate(board, scheduler, seconds, dealer=dealer)
             taken, workers = makespan(visits), len(board.workers)
-            busy = sum(visit.end - visit.start for visit in visits)
-            yield Outcome(name, workers, taken, bound, busy / (workers * taken) if taken else 1.0)
+            # (with dealt cores, a session's time counts as that of the cores that it has)
+            busy = sum((visit.end - visit.start) * (visit.threads or 1) for visit in visits)
+            places = workers if speeds is None else speeds.cores
+            yield Outcome(name, workers, taken, bound, min(1.0, busy / (places * taken)) if taken else 1.0)
 
 
 class Speeds:
@@ -197,6 +204,26 @@ class Speeds:
 
     def ready(self, stage: Stage, threads: int) -> float:
         """(The log does not tell it: a net that trainers have compiled is read from a cache.)"""
+        return 0.0
+
+
+class Divided:
+    """How fast given units are with more cores, of which a session has one at first: a share of their seconds is divided
+    (Amdahl). The attributes are those of Speeds."""
+
+    certain: Callable[[Stage], float]
+    least = 1
+
+    def __init__(self, work: Work, sessions: int, share: float) -> None:
+        self.work, self.cores, self._share = work, sessions, share
+        self.most = 1 / (1 - share + share / sessions)
+
+    def speedup(self, stage: Stage, threads: int) -> float:
+        """How many times as fast as with one core."""
+        return 1 / (1 - self._share + self._share / threads)
+
+    def ready(self, stage: Stage, threads: int) -> float:
+        """See Speeds."""
         return 0.0
 
 
