@@ -190,7 +190,7 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
     for block in [next(b for b in blocks("README.md") if "mop_search" in b), blocks("docs/search.md")[0]]:
         text = shown(psql, "DROP TABLE IF EXISTS found, found_info, found_summary, found_trials;" + block)
         assert "categorical_crossentropy" in text
-    _, crossed, space, control_requests = blocks("docs/search.md")
+    _, crossed, space, control_requests, sharing = blocks("docs/search.md")
     text = shown(psql, crossed.replace("folds => 5", "folds => 2").replace("models", "crossed"))  # (two segments)
     assert len(re.findall(r"^ +\d+ \|", text, re.M)) == 8
     reader.run(
@@ -220,6 +220,11 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
         reader.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
         calling.end()
         other.close()
+    reader.run("CREATE ROLE team")
+    try:
+        assert re.search(r"^ *team \|", shown(psql, sharing), re.M)
+    finally:
+        reader.run("DROP ROLE team")
 
 
 def test_a_job_as_in_readme_runs(psql, reader, readme):
