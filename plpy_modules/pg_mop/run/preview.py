@@ -16,7 +16,7 @@ from pg_mop.plan.planner import Planner
 from pg_mop.run import runs_beside, search_outlook, segments, trainer_memory, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
-from pg_mop.run.coordinator import Coordinator
+from pg_mop.run.planned_run import PlannedRun
 from pg_mop.run.role_costs import other_nets
 from pg_mop.run.servers import Server
 from pg_mop.run.spec import RunSpec
@@ -38,7 +38,7 @@ def explain(spec: RunSpec, measure: bool = False) -> dict[str, Any]:
     return preview.plan()
 
 
-class Preview(Coordinator):
+class Preview(PlannedRun):
     """Makes the checks of a coordinator in the caller's own session, and a plan in place of a run."""
 
     catalog: Any
