@@ -51,23 +51,29 @@ class trainer_of:
 
     def __enter__(self):
         plpy = self.session.plpy
-        return self.session.start_trainer(self.options, Limits(plpy, quote_identifier(extension_schema(plpy))))
+        try:
+            return self.session.start_trainer(self.options, Limits(plpy, quote_identifier(extension_schema(plpy))))
+        except (TrainerError, TrainerLost) as error:  # (a role with a number of trainers waits for its trainer here)
+            raise self._as_mop_error(error) from None
 
     def __exit__(self, kind, error, trace):
         if kind is None:
             return
         if self.session.unit is not None or isinstance(error, TrainerLost):
             self.session.stop_trainer()
-        if isinstance(error, DeviceFull):
-            schema = quote_identifier(extension_schema(self.session.plpy))
-            raise MopError(
-                str(error),
-                hint=f"SELECT role, pid, state FROM {schema}.mop_trainers; shows the trainers that hold it. Call again once "
-                "they have ended.",
-                sqlstate=DEVICE_FULL,
-            ) from None
         if isinstance(error, (TrainerError, TrainerLost)):
-            raise MopError(str(error), sqlstate="22000") from None
+            raise self._as_mop_error(error) from None
+
+    def _as_mop_error(self, error):
+        if not isinstance(error, DeviceFull):
+            return MopError(str(error), sqlstate="22000")
+        schema = quote_identifier(extension_schema(self.session.plpy))
+        return MopError(
+            str(error),
+            hint=f"SELECT role, pid, state FROM {schema}.mop_trainers; shows the trainers that hold it. Call again once "
+            "they have ended.",
+            sqlstate=DEVICE_FULL,
+        )
 
 
 def trainer_options(db, use_gpus, check_names=True):
