@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pg_mop_client import viewing
+
 MOST_TEXT = 300  # characters of an argument in a comparison
 LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
 
@@ -62,6 +64,7 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "curves": curves,
         "times": times,
         "spread": None,
+        "distributions": distributions(runs, measure),
         "configurations": found,
         "lanes": [],
         "bars": [],
@@ -80,6 +83,17 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "sampled": {"curves": ", ".join(cut)} if cut else {},
         "made_at": max(r["made_at"] for r in runs),
     }
+
+
+def distributions(runs: list[Data], measure: Mapping[str, str]) -> list[list[Any]]:
+    """[[name of a run, its results, the best first], ...]: of each run, those of the configurations with the most iterations of
+    which there are enough (viewing.comparable)."""
+    found: list[list[Any]] = []
+    for run in runs:
+        fair = viewing.comparable(run["configurations"], measure["series"], viewing.LEAST_COMPARED)
+        values = sorted((c["last"][measure["series"]] for c in fair), reverse=measure["goal"] == "max")
+        found.append([f"run {run['run']['run_id']}", viewing.thin(values, viewing.MOST_VALUES)])
+    return found
 
 
 FACTS = (

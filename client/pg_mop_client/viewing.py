@@ -188,7 +188,8 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
             name: pictures[name]
             for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units", "times")
         },
-        "shown_values": _thin(values, MOST_VALUES) if len(configurations) < len(data["configurations"]) else None,
+        "distributions": data.get("distributions"),
+        "shown_values": thin(values, MOST_VALUES) if len(configurations) < len(data["configurations"]) else None,
         "best": best_so_far(data),
         "failed": failed(data)[:MOST_FAILED],
         "sampled": sampled,
@@ -217,7 +218,7 @@ def others(data: Data, configurations: list[Data]) -> list[list[Any]]:
         for c in configurations
         if c["status"] != "failed" and _is_number(c["last"].get(series))
     ]
-    return _thin(found, MOST_OTHERS)
+    return thin(found, MOST_OTHERS)
 
 
 def narrowed(data: Data, configurations: list[Data]) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def table(data: Data, configurations: list[Data]) -> str:
     return file.getvalue()
 
 
-def _thin(values: list[Any], most: int) -> list[Any]:
+def thin(values: list[Any], most: int) -> list[Any]:
     """At most `most` of the values, evenly spread, with the first and the last."""
     if len(values) <= most:
         return values

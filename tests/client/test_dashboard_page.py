@@ -379,6 +379,14 @@ def test_a_comparison_shows_first_what_differs(db, browser, page, made, screen):
     assert all(re.fullmatch(r"[+-]\d+ %", cell) for cell in off[1:] if cell) and any(off[1:])
     assert ["num_iterations", "4", "2"] in rows and ["model_output_table", "models", "again"] in rows
     assert "function" not in [row[0] for row in rows]
+    browser.execute_script("document.getElementById('edf-picture').scrollIntoView({ block: 'center' })")
+    lines = "document.querySelectorAll('#edf-picture path.curve:not(.key)').length"
+    assert eventually(lambda: value(browser, lines) == 2, 30)
+    label = value(browser, "document.querySelector('#edf-picture svg').getAttribute('aria-label')")
+    assert f" of run {made}, " in label and f" of run {other}." in label
+    browser.execute_script("document.querySelector('#edf-picture > [tabindex]').focus()")
+    press(browser, "ARROW_RIGHT")
+    assert text(browser, "#edf-picture .readout").startswith(f"run {made}: ")
     assert problems(browser) == []
 
 

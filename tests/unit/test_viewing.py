@@ -87,6 +87,20 @@ def test_a_comparison_tells_how_far_the_predictions_were_off():
     assert rows["longer (+) or shorter (-) than predicted"] == ["+20 %", "-25 %", None, None, None]
 
 
+def test_a_comparison_has_the_distribution_of_each_run():
+    def told(run_id, values, iterations=3):
+        rows = [
+            {"iterations": iterations, "status": "finished", "last": {} if v is None else {"training auc": v}}
+            for v in values
+        ]
+        return {"run": {"run_id": run_id}, "configurations": rows}
+
+    runs = [told(7, [0.1, 0.9, None, 0.5]), told(8, [0.2])]
+    for goal, values in (("max", [0.9, 0.5, 0.1]), ("min", [0.1, 0.5, 0.9])):
+        found = comparing.distributions(runs, {"series": "training auc", "goal": goal})
+        assert found == [["run 7", values], ["run 8", [0.2]]]
+
+
 def test_configurations_beyond_the_drawn_ones_are_small_marks():
     rows = [
         {"mst_key": k, "status": status, "parameters": {"rate": k}, "last": last}

@@ -420,8 +420,7 @@
         $("drift-stop").addEventListener("click", async () => {
             try { $("drift-said").textContent = (await ask("/api/model/cancel", {})).said; } catch (problem) { $("drift-said").textContent = message(problem); }
         });
-        // (the distribution and the front are those of one run)
-        if (compared) for (const name of ["edf", "pareto"]) $(name + "-title").closest("section").hidden = true;
+        if (compared) $("pareto-title").closest("section").hidden = true;  // (that front is one of one run)
         if (!compared) tabs();
         drawer?.first();
     }

@@ -95,14 +95,18 @@
     // --- how results are distributed: the empirical distribution function ----------------------------------
     // of values, the best first: the part of them that is as good or better
     function edf(current) {
-        const has = () => (current().spread?.values || []).length;
+        // of one run, all its configurations; of several runs, each one's
+        const several = () => current().distributions?.map(([, values]) => values).filter(v => v.length) || null;
+        const whole = () => several() ? several().flat().sort((a, b) => current().measure.goal === "max" ? b - a : a - b) : current().spread?.values || [];
+        const has = () => whole().length;
         if (has() < 2) return nothing("edf", "It takes two configurations with a result.");
         let x, y, here = -1;
         const note = el("p", { class: "note" });
-        const lines = () => [["all", current().spread.values], ...(current().shown_values ? [["those of the filter", current().shown_values]] : [])].filter(([, v]) => v.length);
+        const lines = () => (current().distributions || [["all", current().spread.values], ...(current().shown_values ? [["those of the filter", current().shown_values]] : [])]).filter(([, v]) => v.length);
+        const DASHES = ["", "6 4", "2 3", "10 3 2 3", "1 5", "14 4"];
         const series = () => current().measure.series, better = () => current().measure.goal === "max" ? "or more" : "or less";
-        const made = picture("edf", () => `Distribution of ${series()}: from ${show(current().spread.values[0])}, the best, to ${show(current().spread.values[has() - 1])}; the median is ${show(current().spread.values[Math.floor((has() - 1) / 2)])}.`, (svg, width) => {
-            note.textContent = `of the ${current().spread.of} configurations with ${current().spread.iterations} iterations or more`;
+        const made = picture("edf", () => `Distribution of ${series()}: from ${show(whole()[0])}, the best, to ${show(whole()[has() - 1])}; the median is ${several() ? lines().map(([name, own]) => `${show(own[Math.floor((own.length - 1) / 2)])} of ${name}`).join(", ") : show(whole()[Math.floor((has() - 1) / 2)])}.`, (svg, width) => {
+            note.textContent = several() ? "of each run, the configurations with the most iterations of which there are eight" : `of the ${current().spread.of} configurations with ${current().spread.iterations} iterations or more`;
             const left = 56, right = width - 16, top = 20, bottom = 240, all = lines().flatMap(([, v]) => v);
             const low = Math.min(...all), high = Math.max(...all);
             x = scale(low, high, left, right);
@@ -111,9 +115,10 @@
             lines().forEach(([name, values], k) => {
                 // from nothing at the best value to all of them at the worst, by steps
                 const d = values.map((v, i) => (i ? "H" : `M${x(v).toFixed(1)} ${y(0)}V${y(1 / values.length).toFixed(1)}H`) + x(v).toFixed(1) + "V" + y((i + 1) / values.length).toFixed(1)).join("");
-                svg.append(el("path", { class: "curve top", style: `stroke:var(--c${k})${k ? ";stroke-dasharray:6 4" : ""}`, d }));
+                svg.append(el("path", { class: "curve top", style: `stroke:var(--c${k % 4});stroke-dasharray:${DASHES[k] || "none"}`, d }));
                 const max = current().measure.goal === "max";  // (the upper corner without a line)
-                if (lines().length > 1) svg.append(el("text", { x: max ? right - 8 : left + 8, y: top + 16 + 15 * k, "text-anchor": max ? "end" : "start", style: `fill:var(--c${k})` }, (k ? "dashed: " : "") + name));
+                if (lines().length > 1) svg.append(el("text", { x: max ? right - 42 : left + 42, y: top + 16 + 15 * k, "text-anchor": max ? "end" : "start", style: "fill:var(--ink)" }, name),
+                    el("path", { class: "curve top key", style: `stroke:var(--c${k % 4});stroke-dasharray:${DASHES[k] || "none"}`, d: `M${max ? right - 36 : left + 8} ${top + 12 + 15 * k}h28` }));
             });
             const own = row(marked());
             if (own && isNumber(own.last[series()])) svg.append(el("path", { class: "marked", style: "stroke-dasharray:3 3", d: `M${x(own.last[series()])} ${top}V${bottom}` }));
@@ -122,19 +127,22 @@
         }, (key, say) => {
             const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[key];
             if (!step || !has()) return false;
-            here = Math.min(has() - 1, Math.max(0, here + step));
-            point(here, say);
+            here = Math.min(points().length - 1, Math.max(0, here + step));
+            point(points()[here], say);
             return true;
         });
-        function point(i, say) {
-            const values = current().spread.values;
+        // [name of its run, or none; value; the part of the configurations that is as good or better]
+        function points() {
+            return lines().slice(0, several() ? undefined : 1).flatMap(([name, values]) => values.map((v, i) => [several() ? name : "", v, (i + 1) / values.length]));
+        }
+        function point([name, v, part], say) {
             made.svg.querySelectorAll(".here").forEach(n => n.remove());
-            made.svg.append(el("circle", { class: "here", cx: x(values[i]), cy: y((i + 1) / values.length), r: 5, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
-            say(`${Math.round(100 * (i + 1) / values.length)} % have ${series()} ${show(values[i])} ${better()}`);
+            made.svg.append(el("circle", { class: "here", cx: x(v), cy: y(part), r: 5, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
+            say(`${name ? name + ": " : ""}${Math.round(100 * part)} % have ${series()} ${show(v)} ${better()}`);
         }
         made.svg.addEventListener("pointermove", event => {
-            const [px] = at(made.svg, event), values = current().spread.values;
-            if (values.length) point(values.reduce((best, v, i) => Math.abs(x(v) - px) < Math.abs(x(values[best]) - px) ? i : best, 0), made.say);
+            const [px, py] = at(made.svg, event), away = p => Math.abs(x(p[1]) - px) + (several() ? Math.abs(y(p[2]) - py) : 0);
+            if (has()) point(points().reduce((best, p) => away(p) < away(best) ? p : best), made.say);
         });
         made.holder.prepend(note);
     }
@@ -218,6 +226,6 @@
             el("p", { class: "note" }, "on the line: configurations that no other one beats in both"));
     }
     report.add("ranks", ranks, data => [ranked(data).size < 2, !Object.keys(data.curves).length && !!data.pending].join());
-    report.add("edf", edf, data => !(data.spread?.values.length > 1));
+    report.add("edf", edf, data => data.distributions ? data.distributions.map(([name, values]) => name + (values.length > 0)).join() : !(data.spread?.values.length > 1));
     report.add("pareto", pareto, data => !data.spread || [take(data).points.length < 2, others(data).join()].join());
 })();
