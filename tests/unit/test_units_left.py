@@ -87,6 +87,15 @@ def test_a_count_after_a_stop_or_a_failure_is_that_of_the_board(seed):
     assert left.count == 0 == truth(board) and board.done
 
 
+def test_a_count_finds_metrics_that_a_trial_wants_later_of_a_stage():
+    plan, board = made(trials=1, iterations=2, evaluated=(2,))
+    left = UnitsLeft(board)
+    before = left.count
+    board.add(plan.ask(9, "root 2", lambda i: (f"lr={1 if i > 1 else 0}", "x"), 1, (1,)))
+    left.recount()
+    assert left.count == before + 3 == truth(board)
+
+
 def test_folds_leave_out_what_they_are_evaluated_on():
     plan, board = made(trials=3, iterations=1, evaluated=(1,), held_out=lambda stage: (0,))
     left = UnitsLeft(board)

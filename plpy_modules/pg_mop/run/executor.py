@@ -44,6 +44,7 @@ LOOK_SECONDS = 0.5  # between two looks at control requests, other servers and t
 COUNT_SECONDS = 1.0  # between two notes of what was counted
 COUNT_SECONDS_ON_SEGMENTS = 10.0  # on Greenplum: a transaction takes longer, and mop_run_progress counts units
 RECOUNT_SHARE = 0.005  # of the time at most goes into counting the stages that are left
+RECOUNT_SECONDS = 60.0  # after which they are counted again even if nothing tells that the number is uncertain
 GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their number has grown so many times
 
 
@@ -152,7 +153,7 @@ class Executor:
         self.looked = self.counted = time.monotonic()
         self.noted: Any = None  # what the catalog has of the counts
         self.left = UnitsLeft(board)
-        self.recounts_at = 0.0  # (time.monotonic), where the number of units that are left is uncertain
+        self.recounts_at = time.monotonic()  # or later: when the units that are left are counted again
         self.trained = 0  # units
         self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
         self.began = time.time()
@@ -611,7 +612,7 @@ class Executor:
         run, now = self.run, time.monotonic()
         if now - self.counted < (COUNT_SECONDS_ON_SEGMENTS if run.db.has_segments else COUNT_SECONDS):
             return
-        if self.left.uncertain and now >= self.recounts_at:
+        if now >= self.recounts_at + (0.0 if self.left.uncertain else RECOUNT_SECONDS):
             self.left.recount()
             self.recounts_at = time.monotonic() + (time.monotonic() - now) / RECOUNT_SHARE
         running = len(run.attempts_in(State.RUNNING))

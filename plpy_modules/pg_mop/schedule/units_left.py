@@ -14,6 +14,8 @@ class UnitsLeft:
 
     New stages and finished units change the number at once, at a cost that does not grow with the run. Whatever else changes
     the board's work (a trial stops or fails) makes it `uncertain` until `recount`, which loops over the stages that are left.
+    The board does not tell of metrics that are wanted, or not wanted any more, of a stage that is left for another trial:
+    count again once in a while.
     """
 
     def __init__(self, board: Board) -> None:
