@@ -204,8 +204,7 @@ class _Rewriter:
                 "layer class 'StochasticDepth' may not be loaded: its random numbers are not part of the model's state"
             )
         if self.super_net and name in SUPER_NET:
-            made = self._object(SUPER_NET_MODULE, name, _super_net_config(node.get("config")))
-            return {**made, "registered_name": f"pg_mop>{name}"}
+            return self._of_super_net(name, node.get("config"))
         if name not in LAYERS:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
@@ -232,6 +231,17 @@ class _Rewriter:
             # Keras draws initial weights as it builds the layers: keep their order
             made["build_config"] = _build_config(name, node["build_config"])
         return made
+
+    def _of_super_net(self, name, config):
+        """A layer of a super-net: its config has numbers, its name, and the batch normalization of one."""
+        inner = {}
+        if name == "PathNormalization" and isinstance(config, dict):
+            config, inner = dict(config), {"normalization": self.layer(config.get("normalization"))}
+            if inner["normalization"]["class_name"] != "BatchNormalization":
+                raise ArchitectureError("a PathNormalization has another layer than a BatchNormalization")
+            del config["normalization"]
+        made = self._object(SUPER_NET_MODULE, name, {**_super_net_config(config), **inner})
+        return {**made, "registered_name": f"pg_mop>{name}"}
 
     def _count(self):
         self.layers += 1

@@ -76,19 +76,50 @@ class PathWidth(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         values, paths = inputs
-        channels = values.shape[-1]
-        option = paths[:, self.point : self.point + 1]
-        rows = [[float(at < width) for at in range(channels)] for width in self.widths]
-        shown = ops.cast(ops.equal(option, np.arange(len(rows), dtype="float32")), values.dtype)
-        mask = ops.matmul(shown, ops.convert_to_tensor(np.array(rows), dtype=values.dtype))
-        mask = mask + ops.cast(ops.equal(option, CLOSED), values.dtype)
-        return values * ops.reshape(mask, (-1, *[1] * (len(values.shape) - 2), channels))
+        mask = _shown(paths, self.point, self.widths, values.shape[-1])
+        mask = ops.reshape(ops.cast(mask, values.dtype), (-1, *[1] * (len(values.shape) - 2), values.shape[-1]))
+        return values * mask
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape[0]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "point": self.point, "widths": self.widths}
+
+
+@keras.saving.register_keras_serializable("pg_mop")
+class PathNormalization(keras.layers.Layer):
+    """A batch normalization of a layer that may have several widths: a mini-batch leaves the moving averages of the channels
+    that its path lacks as they are. Inputs as of `PathWidth`, which has to follow it."""
+
+    def __init__(self, point: int, widths: Sequence[int], normalization: Any, **more: Any) -> None:
+        """`normalization`: the BatchNormalization over the last axis, or its config."""
+        super().__init__(**more)
+        self.point, self.widths = point, list(widths)
+        given = isinstance(normalization, dict)
+        self.normalization = keras.layers.deserialize(normalization) if given else normalization
+
+    def build(self, input_shape: Any) -> None:
+        self.normalization.build(input_shape[0])
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        values, paths = inputs
+        averages = self.normalization.moving_mean, self.normalization.moving_variance
+        before = [ops.convert_to_tensor(average) + 0.0 for average in averages]
+        made = self.normalization(values, training=training)
+        if training:
+            has = _shown(paths, self.point, self.widths, values.shape[-1])[0] > 0
+            for average, old in zip(averages, before):
+                average.assign(ops.where(has, ops.convert_to_tensor(average), old))
+        return made
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape[0]
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"point": self.point, "widths": self.widths}
+        return {**super().get_config(), **own, "normalization": keras.layers.serialize(self.normalization)}
 
 
 @keras.saving.register_keras_serializable("pg_mop")
@@ -125,6 +156,14 @@ def path_position(model: Any) -> int | None:
         if isinstance(layer, Paths):
             return next(at for at, weight in enumerate(model.weights) if weight is layer.member)
     return None
+
+
+def _shown(paths: Any, point: int, widths: Sequence[int], channels: int) -> Any:
+    """1.0 for each channel that the path of a row has, else 0.0: shape (rows, channels). Arguments as of `PathWidth`."""
+    option = paths[:, point : point + 1]
+    rows = np.array([[float(at < width) for at in range(channels)] for width in widths], "float32")
+    chosen = ops.cast(ops.equal(option, np.arange(len(rows), dtype="float32")), "float32")
+    return ops.matmul(chosen, ops.convert_to_tensor(rows)) + ops.cast(ops.equal(option, CLOSED), "float32")
 
 
 def _among(option: Any, options: Sequence[int]) -> Any:

@@ -30,6 +30,7 @@ UNITS = {"change": "value", "match": "hidden*", "argument": "units", "choices": 
 AVERAGE = {"change": "layer", "match": "pool", "choices": ["keep", {"class": "AveragePooling2D", "pool_size": 2}]}
 DROPOUT = {"change": "insert", "match": "conv", "choices": [None, {"class": "Dropout", "rate": 0.2}]}
 NORMALIZED = {"change": "insert", "match": "hidden", "choices": [None, {"class": "BatchNormalization"}]}
+NORMALIZED_WIDTHS = {"change": "insert", "match": "conv", "choices": [None, {"class": "BatchNormalization"}]}
 SIGMOID = {"change": "insert", "match": "conv", "choices": [None, {"class": "Activation", "activation": "sigmoid"}]}
 TWO = {"change": "insert", "match": "flat", "choices": [[{"class": "Dropout", "rate": 0.1}, {"class": "ReLU"}], None]}
 ACTIVATION = {"change": "value", "match": "hidden", "argument": "activation", "choices": ["relu", "tanh", "elu"]}
@@ -76,6 +77,7 @@ def weights_for(model, name, chosen):
         [NORMALIZED, times("hidden", 1, 2)],
         [FILTERS, SIGMOID],
         [TWO, AVERAGE, FILTERS],
+        [FILTERS, NORMALIZED_WIDTHS, times("conv", 1, 2)],
     ],
     ids=lambda mutators: ", ".join(m["change"] for m in mutators),
 )
@@ -86,7 +88,8 @@ def test_each_path_computes_what_its_member_does(mutators):
     space, net = net_of(*mutators)
     model = models.build(models.normalise(net.architecture), 1)
     at, x = layers.path_position(model), np.random.default_rng(0).random((5, 8, 8, 2), "f4")
-    weights = model.get_weights()
+    draw = np.random.default_rng(2)
+    weights = [draw.uniform(0.1, 1, w.shape).astype("f4") if w.ndim == 1 else w for w in model.get_weights()]
     numbers = Random(1).sample(range(space.size), min(space.size, 10))
     for member in map(space.member, numbers):
         weights[at] = np.array(net.path(member.chosen), "f4")
@@ -148,6 +151,27 @@ def test_the_last_channels_of_a_narrow_member_get_no_gradient():
     assert seen == {True, False}
 
 
+def test_a_narrow_member_leaves_the_averages_of_the_last_channels():
+    import keras
+
+    from mop_udf import models
+
+    always = {"change": "insert", "match": "conv", "choices": [{"class": "BatchNormalization"}]}
+    _, net = net_of({**FILTERS, "choices": [4, 8]}, always)
+    model = models.build(models.normalise(net.architecture), 1)
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy")
+    x, y = np.random.default_rng(0).random((8, 8, 8, 2), "f4"), np.eye(10, dtype="f4")[np.arange(8)]
+    seen = set()
+    for _ in range(12):
+        before = model.get_layer("conv_after").get_weights()
+        model.train_on_batch(x, y)
+        changed = [(a != b).any() for a, b in zip(before, model.get_layer("conv_after").get_weights())]
+        last = [(a != b)[4:].any() for a, b in zip(before, model.get_layer("conv_after").get_weights())]
+        assert changed[2] and changed[3] and last[2] == last[3]
+        seen.add(bool(last[2]))
+    assert seen == {True, False}
+
+
 REFUSED = {
     "cell": (
         [{"change": "cell", "match": "hidden", "operations": [{"class": "Dense", "units": 16}]}],
@@ -157,8 +181,8 @@ REFUSED = {
     "shape": ([{"change": "layer", "match": "pool", "choices": ["keep", None]}], "choice 'pool' .* of shape"),
     "absent": ([times("hidden", 0, 1)], "choice 'times hidden' .* of shape"),
     "normalization": (
-        [FILTERS, {"change": "insert", "match": "conv", "choices": [None, {"class": "BatchNormalization"}]}],
-        "layer 'conv_after' .BatchNormalization. cannot be trained by one-shot behind a choice of width",
+        [FILTERS, {"change": "insert", "match": "conv", "choices": [None, {"class": "LayerNormalization"}]}],
+        "layer 'conv_after' .LayerNormalization. cannot be trained by one-shot behind a choice of width",
     ),
     "two arguments": (
         [KERNEL, {"change": "value", "match": "conv", "argument": "use_bias", "choices": [True, False]}],
@@ -207,7 +231,7 @@ def test_users_cannot_name_the_layers_of_super_nets():
     _, net = net_of(FILTERS)
     with pytest.raises(ArchitectureError, match="is not Keras' own"):
         check(net.architecture)
-    for kind in ("Paths", "PathWidth", "PathChoice"):
+    for kind in ("Paths", "PathWidth", "PathChoice", "PathNormalization"):
         with pytest.raises(ArchitectureError, match="may not be loaded"):
             check(sequential("own", [4], layer(kind, name="own", counts=[1], parents=[None])))
     assert check(check(net.architecture, True), True) == json.loads(net.architecture)

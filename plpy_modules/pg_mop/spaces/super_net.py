@@ -275,6 +275,10 @@ class _Builder:
                     return False
             elif kind in CHANNELWISE - ADDS_TO_ZERO:
                 return taken.widths
+            elif (
+                kind == "BatchNormalization" and taken.widths and config.get("axis", -1) in (-1, len(taken.shape or ()))
+            ):
+                return False
         raise SpaceError(
             f"layer {name!r} ({kind}) cannot be trained by one-shot behind a choice of width",
             "Put it before the layer with that choice, or behind the next Dense layer or convolution.",
@@ -282,6 +286,11 @@ class _Builder:
 
     def _plain(self, name: str, layer: Mapping[str, Any], taken: Tensor) -> Tensor:
         shape = output_shape(layer["class_name"], layer["config"], [taken.shape])
+        if layer["class_name"] == "BatchNormalization" and taken.widths:
+            ((number, values),) = taken.widths
+            inner = {**layer, "config": {**layer["config"], "name": name}}
+            config = {"point": number, "widths": list(values), "normalization": inner}
+            return Tensor(self._add("PathNormalization", name, config, [taken]), shape)
         name = self._free(name)
         self.graph.add(name, layer, [taken.name], recorded=False)
         return Tensor(name, shape)
