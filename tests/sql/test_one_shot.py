@@ -155,6 +155,15 @@ def test_a_canceled_search_goes_on_where_it_was(db, finished):
     other.close()
 
 
+def test_a_role_that_may_have_one_trainer_has_scores_too(db):
+    db.run("INSERT INTO madlib.mop_limit (sessions) VALUES (1)")
+    try:
+        search(db, "found", "iterations=1, candidates=5, retrain=1", space=SPACE.replace("0.01", "0.015"))
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+    assert db.value("SELECT count(*) FROM found_one_shot") == 5 and db.value("SELECT count(*) FROM found") == 1
+
+
 def test_without_retraining_there_are_scores_alone(db):
     search(db, "found", "iterations=1, candidates=5, retrain=0", validation_table="flowers_packed")
     assert db.value("SELECT count(*) FROM found_one_shot WHERE metric = 'validation_accuracy'") == 5

@@ -67,10 +67,14 @@ class RequestHandler:
         return None
 
     def _fetch(self, number: int) -> Any:
-        """The state of a trained stage, which is carried to this server first; None where it does not exist."""
-        states = self.run.states
+        """The state of a trained stage, which is carried to this server first; None where it does not exist. Idle sessions give
+        their trainers back: the calling session needs one to use the state, and the role's limits may leave no other."""
+        states, sessions = self.run.states, self.run.sessions
         if not states.has(number):
             return None
+        for worker, session in list(sessions.by_worker.items()):
+            if not session.work and self.run.board.server(worker) is None:
+                sessions.leave_trainer(session)  # (that a session was lost is found with its next command)
         self.bring_home([self.run.plan.stages[number]])
         wanted = {"stage": number, "version": self.needed.version(number), "bytes": states.bytes(number)}
         (state,) = self.run.catalog.states(self.run.run_id, [wanted])
