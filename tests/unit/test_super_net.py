@@ -299,6 +299,14 @@ def test_a_replayed_procedure_goes_on_at_the_same_point():
     assert [p.configuration for p in first.ask()] == [p.configuration for p in second.ask()]
 
 
+def test_a_resumed_search_knows_the_members_that_it_trains_from_scratch():
+    first, second = one_shot(bases=[Base(1, dense())]), one_shot(bases=[Base(1, dense())])
+    first.ask()
+    second.replay([("members", 1, [[model_id, value(model_id), {}] for model_id in first.candidates(1)])])
+    proposals = second.ask()
+    assert len(proposals) == 3 and all(second.models.member(p.configuration[0]) for p in proposals)
+
+
 def test_a_small_space_is_scored_as_a_whole_and_members_without_a_score_are_not_trained():
     procedure = one_shot(bases=[Base(1, dense())], candidates=100, retrain=50)
     procedure.ask()

@@ -98,6 +98,7 @@ class OneShot(Procedure):
         known = self._trial(trial)
         if known.state != RUNNING or not isinstance(known.data, int):
             return
+        self.candidates(trial)  # (a search that is resumed makes its members again)
         self.scores[trial] = dict(scores)
         known.at, known.state = known.budget, ENDED
         self._running -= 1
