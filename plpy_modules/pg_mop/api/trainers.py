@@ -79,8 +79,14 @@ def _end(db: Database) -> int:
 
 def _roles(db: Database, all_of: str | None = None) -> set[int] | None:
     """OIDs of the roles that the caller may act as; None, all roles, for a superuser or a member of role `all_of`."""
+    # (Greenplum 6 has no role pg_read_all_stats)
     if db.is_superuser() or (
-        all_of is not None and db.value("SELECT pg_has_role(current_user, $1, 'USAGE')", ["text"], [all_of])
+        all_of is not None
+        and db.value(
+            "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND pg_has_role(current_user, oid, 'USAGE'))",
+            ["text"],
+            [all_of],
+        )
     ):
         return None
     return {

@@ -73,23 +73,30 @@ def fixed_costs(
     ones without any. Runs that had one of the `architectures` (JSON) tell what commands cost, if there are any: small states
     and large ones differ in that. `warm`: the run's trainers are ready."""
     digests = sorted({hashlib.md5(text.encode()).hexdigest() for text in architectures})
+    last = [
+        row["run_id"]
+        for row in catalog.execute(
+            f"""
+            SELECT o.run_id FROM {catalog.prefix}run o WHERE o.owner = {catalog._role} AND o.status = 'finished'
+              AND greatest(o.configurations, 1)::bigint * o.num_iterations * o.segments <= {int(most_logged)}
+            ORDER BY o.run_id DESC LIMIT {LAST_RUNS}
+            """
+        )
+    ]
+    # (Greenplum has no aggregates in LATERAL: the units of the last runs are summed up by run)
     runs = catalog.execute(
         f"""
         SELECT r.run_id, extract(epoch FROM u.first - r.started_at)::float8 AS start,
                extract(epoch FROM r.finished_at - u.last)::float8 AS "end",
                EXISTS (SELECT 1 FROM {catalog.prefix}configuration c
                    WHERE c.run_id = r.run_id AND md5(c.model_arch) = ANY (%s::text[])) AS alike
-        FROM {catalog.prefix}run r CROSS JOIN LATERAL (
-            SELECT min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
-            WHERE u.run_id = r.run_id AND u.status = 'finished') u
-        WHERE r.owner = {catalog._role} AND r.status = 'finished' AND r.function <> 'remote_run' AND r.run_id IN (
-            SELECT o.run_id FROM {catalog.prefix}run o WHERE o.owner = {catalog._role} AND o.status = 'finished'
-              AND greatest(o.configurations, 1)::bigint * o.num_iterations * o.segments <= {int(most_logged)}
-            ORDER BY o.run_id DESC LIMIT {LAST_RUNS})
-          AND u.first IS NOT NULL
+        FROM {catalog.prefix}run r JOIN (
+            SELECT u.run_id, min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
+            WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished' GROUP BY u.run_id) u USING (run_id)
+        WHERE r.function <> 'remote_run'
         ORDER BY r.run_id DESC
         """,
-        (digests,),
+        (digests, last),
     )
     units = catalog.execute(
         f"""
