@@ -17,7 +17,7 @@ from pg_mop.backend.quoting import quote_identifier
 # A table of some kinds ($2) that the caller or a superuser owns, without row security (a column that Greenplum 6 lacks).
 IS_TRUSTED = (
     "SELECT coalesce((SELECT c.relkind::text = ANY ($2) AND (o.rolname = current_user OR o.rolsuper) "
-    "AND row_to_json(c) ->> 'relrowsecurity' IS DISTINCT FROM 'true' FROM pg_catalog.pg_class c "
+    "AND (row_to_json(c) ->> 'relrowsecurity') IS DISTINCT FROM 'true' FROM pg_catalog.pg_class c "
     "JOIN pg_catalog.pg_roles o ON o.oid = c.relowner WHERE c.oid = $1), false)"
 )
 # While the row is read: whatever takes the table's name between the check and the query is not executed. (PostgreSQL has the
