@@ -21,9 +21,19 @@ def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = Non
     try:
         plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
     except TypeError:  # before PostgreSQL 9.6, plpy.error takes only a text
+        hint = as_before_9_5(hint)
         problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
         problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
         raise problem from None
+
+
+def as_before_9_5(hint: str | None) -> str | None:
+    """A hint with arguments named as PostgreSQL 9.4 and Greenplum 6 understand it: with := instead of =>.
+
+    >>> as_before_9_5("session_counts => ARRAY[1, 2]")
+    'session_counts := ARRAY[1, 2]'
+    """
+    return hint and hint.replace(" => ", " := ")
 
 
 def sqlstate_of(error: Exception) -> str:

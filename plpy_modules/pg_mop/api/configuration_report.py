@@ -193,8 +193,9 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
     )
     parts: list[list[np.ndarray]] = []
     left = MOST_ROWS
+    at = "gp_segment_id" if db.has_segments else "0"  # (each segment of Greenplum counts ctid from the start)
     for buffer in db.execute(
-        f"SELECT tableoid::bigint AS part, ctid::text AS at, buffer_id, {shapes} FROM {packed.table} "
+        f"SELECT tableoid::bigint AS part, ctid::text AS at, {at} AS place, buffer_id, {shapes} FROM {packed.table} "
         f"ORDER BY buffer_id LIMIT {MOST_ROWS}"
     ):
         own_shapes = [buffer[f"s{i}"] for i in range(len(columns))]
@@ -218,9 +219,9 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
             for i, (c, size) in enumerate(zip(columns, row_bytes))
         )
         row = db.one(
-            f"SELECT {values} FROM {packed.table} WHERE ctid = $1::tid AND tableoid = $2",
-            ["text", "oid"],
-            [buffer["at"], buffer["part"]],
+            f"SELECT {values} FROM {packed.table} WHERE ctid = $1::tid AND tableoid = $2 AND {at} = $3",
+            ["text", "oid", "integer"],
+            [buffer["at"], buffer["part"], buffer["place"]],
         )
         if row is None:  # (it was written in between)
             raise MopError(f'"{packed.text}" is being written', hint="Call it again afterwards.", sqlstate="55006")

@@ -18,6 +18,7 @@ from pg_mop.inference.named_model import COLUMNS, IS_MODEL, IS_SAFE, table_of
 @sql_function
 def mop_deploy(db, name, model_table, mst_key, description):
     """Make a trained model a version of the named model `name`; returns the version."""
+    db.check_engine("mop_deploy")
     model = StoredModel(db, model_table, mst_key)
     if len(model.transform.outputs) != 1:
         raise MopError(f"{model.what} has {len(model.transform.outputs)} outputs: a named model has one")
@@ -171,6 +172,8 @@ def mop_share(db, name, role):
 @sql_function
 def mop_list_models(db):
     """The versions of all named models that the caller may read."""
+    if db.has_segments:  # mop_deploy and mop_train refuse to make one there
+        return []
     tables = db.execute(
         "SELECT format('%I.%I', n.nspname, c.relname) AS t, quote_ident(c.relname) AS bare, c.oid, "
         "pg_get_userbyid(c.relowner)::text AS owner FROM pg_class c "

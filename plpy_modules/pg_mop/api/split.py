@@ -34,6 +34,7 @@ HASHED = (
 @sql_function
 def mop_split(db, source, output, valid, test, method, by, id, seed):
     """Make the views <output>_train, _valid and _test; returns (part, view, rows) of each."""
+    db.check_engine("mop_split")
     valid, test = (0.2 if share is None else share for share in (valid, test))
     method = (method or "random").strip().lower()
     if method not in METHODS:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mop_udf.errors import as_before_9_5
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.explaining import Explaining
 from pg_mop.backend.quoting import quote_identifier
@@ -235,6 +236,7 @@ class CallerSession:
         try:
             level(message, **{name: text for name, text in (("detail", detail), ("hint", hint)) if text})
         except TypeError:  # before PostgreSQL 9.6 a message is one text
+            hint = as_before_9_5(hint)
             parts: Iterable[str | None] = (message, detail and f"DETAIL: {detail}", hint and f"HINT: {hint}")
             level("\n".join(part for part in parts if part))
 

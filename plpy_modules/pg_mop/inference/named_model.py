@@ -401,6 +401,7 @@ def table_of(db: Database, name: str | None) -> Table:
     """The table of a model. Raises MopError."""
     if name is None or not name.strip():
         raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
+    db.check_engine("a named model")
     table = db.input_table(name, "model", hint=f"SELECT * FROM {db.extension}.mop_models;", rows=False)
     found = db.one(
         f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe, NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = $2 "
