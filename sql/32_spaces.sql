@@ -57,7 +57,7 @@ return spaces.mop_space_sample(plpy, space, n, seed)
 $$;
 
 -- Users read a space with this: the layers of its base models, with their choice points.
-CREATE FUNCTION @extschema@.mop_space_show(space text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_space_show(space text, format text DEFAULT 'text') RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import spaces
 return spaces.mop_space_show(plpy, *args)

@@ -8,6 +8,18 @@ from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.model import Model
 from pg_mop_client.run import Run
 from pg_mop_client.selection import Selection
+from pg_mop_client.spaces import ServerSpace, Space, layer, match
 
-__all__ = ["ClientError", "LostError", "Model", "Run", "Selection", "ServerError"]
+__all__ = [
+    "ClientError",
+    "LostError",
+    "Model",
+    "Run",
+    "Selection",
+    "ServerError",
+    "ServerSpace",
+    "Space",
+    "layer",
+    "match",
+]
 __version__ = "0.4.0"

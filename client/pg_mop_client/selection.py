@@ -32,6 +32,7 @@ from pg_mop_client.functions import methods
 from pg_mop_client.model import Model
 from pg_mop_client.plan import Plan
 from pg_mop_client.run import CAP, Run
+from pg_mop_client.spaces import ServerSpace
 
 # arguments of the preprocessors that pack sets
 PACKS_ITSELF = {
@@ -320,6 +321,10 @@ class Selection:
             return None  # (the preprocessor reports the missing table)
         inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(quote_table(summary))}", {}).scalar_one()
         return packing.noted(connection, quote_table(packed), inputs[0])[0] if len(inputs) == 1 else None
+
+    def space(self, name: str) -> ServerSpace:
+        """A model space that the server has: its size, samples, text and picture. `Space(...).create(s, ...)` makes one."""
+        return ServerSpace(self, name)
 
     def from_keras(
         self, model: Any, table: str, name: str | None = None, description: str | None = None, weights: bool = False

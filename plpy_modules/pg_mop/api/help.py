@@ -468,8 +468,8 @@ OF_RUNS = {
     "mop_space_size": "Returns the exact number of members of a model space.",
     "mop_space_sample": "Returns random members of a model space that fit together: number, choices, architecture, parameters, "
     "and the primitives that make it from its base model.",
-    "mop_space_show": "Returns a model space as text: the layers of its base models with their choice points, and what does "
-    "not fit.",
+    "mop_space_show": "Returns a model space as text or 'json': the layers of its base models with their choice points, and "
+    "what does not fit.",
     "mop_family": "Returns the family tree of a search as text: each trial below the one that it was made from, with its "
     "measure, what was changed and what it inherited.",
     "mop_feature_info": "Describes how each column of a packed table or a named model is packed.",
@@ -537,7 +537,7 @@ ARGUMENTS = {
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments sets the number of segments",
     "eta": "one in so many configurations continues after each round",
     "folds": "at least 2: cross-validation, segments are folds (docs/search.md); NULL: none",
-    "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run: 'text' or 'json'",
+    "format": "of a report 'html' or 'json'; mop_explain, mop_explain_run, mop_space_show: 'text' or 'json'",
     "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
     "fit_params_list": "strings as for Keras' fit",

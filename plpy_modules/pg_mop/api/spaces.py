@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from pg_mop.api import architectures
+from pg_mop.api.explain import read_format
 from pg_mop.api.output import insert
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import as_integer, sql_function
@@ -140,11 +141,14 @@ def _row(one: Member) -> dict[str, Any]:
 
 
 @sql_function
-def mop_space_show(db, space):
-    """A space as text: its base models' layers with their choice points, and what of it fits. Raises MopError."""
+def mop_space_show(db, space, format):
+    """A space as text, or as JSON (`format` 'json'): its base models' layers with their choice points, and what of it fits.
+    Raises MopError."""
+    wanted = read_format(format)
     models = read(db, space)
     with errors_of_spaces():
-        return showing.text(models, models.check_some())
+        looked = models.check_some()
+        return showing.text(models, looked) if wanted == "text" else json.dumps(showing.data(models, looked))
 
 
 def read(db, text: str | None) -> ModelSpace:

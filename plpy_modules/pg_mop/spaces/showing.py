@@ -1,4 +1,4 @@
-"""A space as text: each base model's layers with their choice points. Pure Python."""
+"""A space as text or data: each base model's layers with their choice points. Pure Python."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pg_mop.spaces.choices import Point
 from pg_mop.spaces.graph import Graph
 from pg_mop.spaces.model_space import ModelSpace, Sampled, _Planned, digits
+from pg_mop.spaces.mutators import Plan
 
 MOST_WIDTH = 60  # characters of an option's text
 MOST_SHOWN = 8  # options of a point
@@ -17,6 +18,62 @@ MOST_SHOWN = 8  # options of a point
 def text(space: ModelSpace, looked: Sampled) -> str:
     """The text of a space. `looked`: as ModelSpace.check_some returns it."""
     return "\n".join(_lines(space, looked))
+
+
+def data(space: ModelSpace, looked: Sampled) -> dict[str, Any]:
+    """The same as JSON values: {members, adapt, looked: {tried, fitting, refused}, models: [{model_id, name, members, layers:
+    [{name, class, from, lines}], points: [{name, layer, options, text, depth, parent, when}]}]}.
+
+    `lines`: how many points a layer has; `layer`: where a point is shown; `options`: as the user wrote them; `text`: the same
+    for people; `depth`: 0 for a point that is always open; `when`: the options of `parent` for which it is open, for people.
+    `members` are texts: numbers of any size; of more than 4,000 digits, about how many.
+    """
+    return {
+        "members": _exact(space.size),
+        "adapt": space.adapt,
+        "looked": {"tried": looked.tried, "fitting": looked.fitting, "refused": looked.refused},
+        "models": [_model(planned) for planned in space.bases],
+    }
+
+
+def _exact(number: int) -> str:
+    return str(number) if number.bit_length() < 13_000 else digits(number)
+
+
+def _model(planned: _Planned) -> dict[str, Any]:
+    plan, graph = planned.plan, Graph(planned.checked)
+    points = [one for point in plan.choices.points if point.parent is None for one in _points(point, plan, 0)]
+    return {
+        "model_id": planned.base.model_id,
+        "name": planned.base.name,
+        "members": _exact(plan.choices.size),
+        "layers": [
+            {
+                "name": name,
+                "class": graph.layers[name]["class_name"],
+                "from": graph.sources(name),
+                "lines": sum(one["layer"] == name for one in points),
+            }
+            for name in graph.order()
+        ],
+        "points": points,
+    }
+
+
+def _points(point: Point, plan: Plan, depth: int, layer: str | None = None) -> Iterator[dict[str, Any]]:
+    layer, parent = layer or plan.shown_at.get(point.name), point.parent
+    when = parent and " | ".join(_option(parent.options[option]) for option in sorted(point.when)[:MOST_SHOWN])
+    yield {
+        "name": point.name,
+        "layer": layer,
+        "options": list(point.options),
+        "text": _options(point),
+        "depth": depth,
+        "parent": parent and parent.name,
+        "when": when,
+    }
+    for child in point.children:
+        yield from _points(child, plan, depth + 1, layer)
 
 
 def _lines(space: ModelSpace, looked: Sampled) -> Iterator[str]:
@@ -49,13 +106,17 @@ def _base(planned: _Planned) -> Iterator[str]:
 
 
 def _point(point: Point, indent: int) -> Iterator[str]:
-    shown = [_option(option) for option in point.options[:MOST_SHOWN]]
-    more = len(point.options) - len(shown)
-    yield " " * indent + f"? {point.name}: " + " | ".join(shown) + (f" | ... {more} more" if more else "")
+    yield " " * indent + f"? {point.name}: " + _options(point)
     for child in point.children:
         at = " | ".join(_option(point.options[option]) for option in sorted(child.when)[:MOST_SHOWN])
         yield " " * (indent + 2) + f"if {at}:"
         yield from _point(child, indent + 4)
+
+
+def _options(point: Point) -> str:
+    shown = [_option(option) for option in point.options[:MOST_SHOWN]]
+    more = len(point.options) - len(shown)
+    return " | ".join(shown) + (f" | ... {more} more" if more else "")
 
 
 def _option(option: Any) -> str:

@@ -1,0 +1,157 @@
+"""The client's builder of model spaces: the JSON that it writes, and pictures of base models."""
+
+import json
+
+import numpy
+import pytest
+
+from pg_mop.spaces import Base, ModelSpace
+from pg_mop.spaces.showing import data
+from pg_mop_client import ClientError, Space, layer, match
+from workload import HOSTILE, dense
+from workload import layer as keras_layer
+
+
+def functional():
+    """A net with two branches that a merge adds."""
+
+    def made(kind, name, sources, **config):
+        nodes = [[[source, 0, 0, {}] for source in sources]] if sources else []
+        return {**keras_layer(kind, name=name, **config), "name": name, "inbound_nodes": nodes}
+
+    layers = [
+        made("InputLayer", "in", [], batch_input_shape=[None, 4]),
+        made("Dense", "left", ["in"], units=8),
+        made("Dense", "right", ["in"], units=8),
+        made("Add", "sum", ["left", "right"]),
+        made("Dense", "out", ["sum"], units=3),
+    ]
+    config = {"name": "two", "layers": layers, "input_layers": [["in", 0, 0]], "output_layers": [["out", 0, 0]]}
+    return json.dumps({"class_name": "Functional", "config": config})
+
+
+def test_every_mutator_is_written_as_mop_space_reads_it():
+    drop = layer("Dropout", rate=0.2)
+    space = (
+        Space(base=[1, 2])
+        .choose("left", "units", numpy.array([8, 16]), name="width")
+        .choose(match(kind="Dense", position=[1, -1]), "use_bias", [True, False], together=True, base=1)
+        .replace("right", ["keep", [layer("Dense", units=8), drop], layer("Dense", units=8, activation="relu")])
+        .insert("left", [None, drop])
+        .insert("right", [None, drop], before=True, name="early")
+        .repeat("left", [1, 2], to="left")
+        .connect("sum", ["left", "right"], least=1, most=2)
+        .cell("out", [layer("Dense", units=3)], nodes=2, inputs=2, join="Add", times=[1])
+    )
+    assert json.loads(space.json()) == [
+        {"change": "value", "match": "left", "argument": "units", "choices": [8, 16], "name": "width"},
+        {
+            "change": "value",
+            "match": {"class": "Dense", "position": [1, -1]},
+            "argument": "use_bias",
+            "choices": [True, False],
+            "base": [1],
+            "together": True,
+        },
+        {
+            "change": "layer",
+            "match": "right",
+            "choices": [
+                "keep",
+                [{"class": "Dense", "units": 8}, {"class": "Dropout", "rate": 0.2}],
+                {"class": "Dense", "units": 8, "activation": "relu"},
+            ],
+        },
+        {"change": "insert", "match": "left", "choices": [None, {"class": "Dropout", "rate": 0.2}]},
+        {
+            "change": "insert",
+            "match": "right",
+            "choices": [None, {"class": "Dropout", "rate": 0.2}],
+            "where": "before",
+            "name": "early",
+        },
+        {"change": "repeat", "match": "left", "times": [1, 2], "to": "left"},
+        {"change": "inputs", "match": "sum", "from": ["left", "right"], "least": 1, "most": 2},
+        {
+            "change": "cell",
+            "match": "out",
+            "operations": [{"class": "Dense", "units": 3}],
+            "nodes": 2,
+            "inputs": 2,
+            "join": "Add",
+            "times": [1],
+        },
+    ]
+    assert str(space) == space.json() and repr(space) == "<space of models 1, 2, 8 mutators>"
+    made = ModelSpace([Base(1, functional()), Base(2, functional())], space.json(), "project")
+    assert made.size > 100 and made.check_some().fitting
+    assert json.loads(Space().remove("left", together=True).json()) == [
+        {"change": "remove", "match": "left", "together": True}
+    ]
+    assert Space().json() == "[]" and repr(Space(3)) == "<space of models 3, 0 mutators>"
+
+
+def test_a_space_is_the_beginning_of_several():
+    first = Space([1]).choose("hidden", "units", [4, 8])
+    one, other = first.remove("hidden"), first.repeat("hidden", [1, 2])
+    assert [len(space.mutators) for space in (first, one, other)] == [1, 2, 2] and one.json() != other.json()
+
+
+@pytest.mark.parametrize(
+    "make,error,text",
+    [
+        (lambda: Space().insert("a", [lambda x: x]), ClientError, "cannot be written as JSON"),
+        (lambda: Space().choose("a", "rate", [float("nan")]), ClientError, "cannot be written as JSON"),
+        (lambda: Space().choose(7, "rate", [1]), ClientError, "matches a layer's name"),
+        (lambda: match(), ClientError, "match needs a name"),
+        (lambda: Space().repeat("a", [1], together=True), TypeError, "no argument 'together'"),
+        (lambda: Space().choose("a", "units", [1], where="before"), TypeError, "no argument 'where'"),
+    ],
+)
+def test_wrong_calls(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_space_as_data_has_what_its_text_has():
+    mutators = Space().repeat("hidden", [0, 1, 2]).choose("hidden*", "units", [4, 8]).json()
+    found = data(space := ModelSpace([Base(1, dense(), "net")], mutators), space.check_some())
+    (model,) = found["models"]
+    assert (found["members"], model["members"], model["model_id"], model["name"]) == ("7", "7", 1, "net")
+    assert found["looked"]["tried"] == 7 and found["looked"]["fitting"] == 7
+    layers = {one["name"]: one for one in model["layers"]}
+    assert layers["hidden"]["lines"] == 3 and layers["out"]["from"] == ["hidden"] and layers["out"]["lines"] == 0
+    assert [(p["name"], p["depth"], p["parent"], p["when"], p["text"]) for p in model["points"]] == [
+        ("times hidden", 0, None, None, "0 | 1 | 2"),
+        ("hidden.units", 1, "times hidden", "1 | 2", "4 | 8"),
+        ("hidden_2.units", 1, "times hidden", "2", "4 | 8"),
+    ]
+    assert {p["layer"] for p in model["points"]} == {"hidden"}
+    wide = [{"change": "value", "match": "hidden", "argument": "units", "choices": list(range(1, 200))}] * 1
+    many = ModelSpace(
+        [Base(1, dense())], json.dumps([*wide, *([{"change": "repeat", "match": "out", "times": [1, 2]}])])
+    )
+    json.dumps(data(many, many.check_some()))
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of fonts
+def test_a_picture_of_a_base_model_draws_names_as_text():
+    pytest.importorskip("matplotlib").use("Agg")
+    from pg_mop_client import space_pictures
+
+    mutators = Space().choose("left", "units", [8, 16]).repeat("left", [1, 2]).connect("sum", ["left", "right"], most=2)
+    space = ModelSpace([Base(1, functional(), f"$x^{HOSTILE}"), Base(2, functional())], mutators.json())
+    found = data(space, space.check_some())
+    ax = space_pictures.base_model(found)
+    ax.figure.canvas.draw()
+    texts = [text.get_text() for text in ax.texts]
+    assert [text for text in texts if text in ("left: Dense", "sum: Add")] == ["left: Dense", "sum: Add"]
+    assert any(text.startswith("left.units: 8 | 16") for text in texts)
+    places = {text.get_text().split(":")[0]: text.get_position() for text in ax.texts if ": " in text.get_text()}
+    assert places["in"][1] < places["left"][1] == places["right"][1] < places["sum"][1] < places["out"][1]
+    assert space_pictures.base_model(found, 2).get_title(loc="left").startswith("model 2:")
+    with pytest.raises(ClientError, match="no base model 3"):
+        space_pictures.base_model(found, 3)
+    found["models"][0]["layers"] *= 100
+    with pytest.raises(ClientError, match="too many for a picture"):
+        space_pictures.base_model(found)
