@@ -8,6 +8,7 @@ JSON of Keras 2 (no modules, `batch_input_shape`, nested lists of inbound nodes)
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mop_udf import operations
@@ -39,13 +40,42 @@ class ArchitectureError(ValueError):
 MOST_CHARACTERS = 16 << 20
 MOST_DEPTH = 60
 MOST_LAYERS = 5000
+CUSTOM = "pg_mop_custom>"  # before the registered names of custom layers, which no other object can have
+# layers of Keras that run code from JSON, or have a state of their own: no custom layer has their names
+NEVER_CUSTOM = frozenset(
+    "FlaxLayer InputSpec JaxLayer Lambda Layer SlicingOpLambda StochasticDepth TFOpLambda TFSMLayer TorchModuleWrapper".split()
+)
 
 
-def check(architecture: str | dict[str, Any], super_net: bool = False) -> dict[str, Any]:
+def custom_name(name: str, digest: str) -> str:
+    """The registered name of a custom layer in checked architectures. `digest`: of its pickle."""
+    return f"{CUSTOM}{name}@{digest}"
+
+
+def custom_layers(checked: Any) -> list[str]:
+    """The names of the custom layers in what `check` gives, each once."""
+    found: dict[str, None] = {}
+    below = [checked]
+    while below:
+        node = below.pop()
+        if isinstance(node, dict):
+            if str(node.get("registered_name")).startswith(CUSTOM) and "class_name" in node:
+                found[node["class_name"]] = None
+            below += node.values()
+        elif isinstance(node, list):
+            below += node
+    return sorted(found)
+
+
+def check(
+    architecture: str | dict[str, Any], super_net: bool = False, custom: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
-    `super_net`: the layers of super-nets are allowed, too; users' tables have none. Raises ArchitectureError where the JSON is
-    not a Keras model, or names a class that is not on the allow-list.
+    `super_net`: the layers of super-nets are allowed, too; users' tables have none. `custom`: {name: digest of its pickle} of
+    the object table's objects: a layer whose class has such a name, which is none of Keras', is a custom layer. Its module and
+    its registered name are not looked at; Keras finds its class within custom_layers.scope() alone. Raises ArchitectureError
+    where the JSON is not a Keras model, or names any other class that is not on the allow-list.
     """
     if isinstance(architecture, str):
         if len(architecture) > MOST_CHARACTERS:
@@ -58,7 +88,7 @@ def check(architecture: str | dict[str, Any], super_net: bool = False) -> dict[s
         raise ArchitectureError("the architecture is not the JSON of a Keras model (Model.to_json)")
     _bounded(architecture)
     old = str(architecture.get("keras_version")).startswith(("1.", "2."))
-    return _Rewriter(old, super_net).model(architecture)
+    return _Rewriter(old, super_net, custom or {}).model(architecture)
 
 
 def _bounded(architecture):
@@ -78,11 +108,11 @@ def _bounded(architecture):
 
 
 class _Rewriter:
-    """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2; `super_net`: see
-    `check`."""
+    """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2; `super_net`,
+    `custom`: see `check`."""
 
-    def __init__(self, old, super_net=False):
-        self.layers, self.old, self.super_net = 0, old, super_net
+    def __init__(self, old, super_net, custom):
+        self.layers, self.old, self.super_net, self.custom = 0, old, super_net, custom
 
     def model(self, node):
         """A Sequential or functional model."""
@@ -194,7 +224,8 @@ class _Rewriter:
         self._count()
         if not isinstance(node, dict) or "class_name" not in node:
             raise ArchitectureError(f"{str(node)[:100]!r} is not a layer")
-        name = self._class(node)
+        custom = self._custom_class(node)
+        name = custom or self._class(node)
         if operations.is_operation(node.get("module")):
             raise ArchitectureError(f"{name!r} of {node['module'][:100]!r} is an operation, not a layer")
         if name in MODELS:
@@ -205,7 +236,7 @@ class _Rewriter:
             )
         if self.super_net and name in SUPER_NET:
             return self._of_super_net(name, node.get("config"))
-        if name not in LAYERS:
+        if name not in LAYERS and custom is None:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
         if not isinstance(config, dict):
@@ -217,6 +248,9 @@ class _Rewriter:
             )
         made = {}
         for key, value in config.items():
+            if custom is not None and key not in ("batch_input_shape", "batch_shape"):
+                made[_text(key)] = self._setting(name, key, value)
+                continue
             if key in GONE.get(name, ()) or (
                 key in GONE_EVERYWHERE and name != "InputLayer" and (name, key) != ("Embedding", "input_dim")
             ):
@@ -227,6 +261,8 @@ class _Rewriter:
                 key = "batch_shape"
             made[_text(key)] = _any_batch(value) if key == "batch_shape" else self._setting(name, key, value)
         made = self._object(OTHER_MODULES.get(name, "keras.layers"), name, made)
+        if custom is not None:
+            made.update(module=None, registered_name=custom_name(name, self.custom[name]))
         if node.get("build_config") is not None and not self.old:
             # Keras draws initial weights as it builds the layers: keep their order
             made["build_config"] = _build_config(name, node["build_config"])
@@ -242,6 +278,22 @@ class _Rewriter:
             del config["normalization"]
         made = self._object(SUPER_NET_MODULE, name, {**_super_net_config(config), **inner})
         return {**made, "registered_name": f"pg_mop>{name}"}
+
+    def _custom_class(self, node):
+        """The name of a layer's class where that is a custom one, else None."""
+        name, module = node.get("class_name"), node.get("module")
+        if not isinstance(name, str) or name not in self.custom:
+            return None
+        if (
+            any(name in known for known in (LAYERS, MODELS, OLD_NAMES, SUPER_NET, NEVER_CUSTOM))
+            or not name.isidentifier()
+        ):
+            return None
+        if module is not None and (
+            not isinstance(module, str) or module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "tf")
+        ):
+            return None
+        return name
 
     def _count(self):
         self.layers += 1

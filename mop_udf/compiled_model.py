@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from mop_udf import params, prefixes, state
+from mop_udf import custom_layers, params, prefixes, state
 from mop_udf.errors import first_line
 from mop_udf.inherited_weights import inherited
 from mop_udf.kernels.forward import Forward
@@ -39,13 +39,14 @@ class CompiledModel:
     def __init__(self, architecture, compile_params, objects, memory_of, name, seed=None, watched=False, dropout=None):
         """Build and compile the model.
 
-        `objects`: {name: pickle} of the custom functions that the compile parameters name; `memory_of(architecture,
-        part)`: the AutotunerMemory of a part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights,
-        if training starts next; `watched`: training computes metrics, too; `dropout`: one rate for the dropout layers,
-        {layer: rate}, or None for the architecture's rates. Raises ConfigurationError.
+        `objects`: {name: pickle} of custom functions and layers; `memory_of(architecture, part)`: the AutotunerMemory of a
+        part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights, if training starts next; `watched`:
+        training computes metrics, too; `dropout`: one rate for the dropout layers, {layer: rate}, or None for the
+        architecture's rates. Raises ConfigurationError.
         """
-        self.architecture = normalise(architecture, dropout)
         functions = load_functions(objects)
+        self._custom = custom_layers.register(objects, functions)
+        self.architecture = normalise(architecture, dropout, self._custom)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
@@ -136,8 +137,9 @@ class CompiledModel:
 
     @functools.cached_property
     def cut(self):
-        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix."""
-        parts = split(self.model)
+        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix, or with custom layers, whose
+        code the digest of a prefix does not cover."""
+        parts = None if self._custom else split(self.model)
         if parts is None:
             return None
         head, layers = parts.head, parts.head.own_layers
@@ -198,7 +200,7 @@ class CompiledModel:
         `told`: the parent's `architecture` (JSON text), the `layers` that inherit, and the `seed`; `data`: the parent's state
         (bytes of `save`). Raises ConfigurationError where these do not fit together.
         """
-        parent = build(normalise(told["architecture"]), 0)
+        parent = build(normalise(told["architecture"], custom=self._custom), 0)
         try:
             parent.set_weights(state.output_weights(data))
             self.model.set_weights(inherited(parent, self.model, told["layers"], told["seed"]))

@@ -40,7 +40,7 @@ def by_position(what, given, architecture, model, default=None):
 
 
 def load_functions(objects):
-    """{name: pickle} -> {name: function}; raises ConfigurationError where a pickle does not load."""
+    """{name: pickle} -> {name: function or class}; raises ConfigurationError where a pickle does not load."""
     functions = {}
     for name, data in objects.items():
         try:
@@ -82,6 +82,9 @@ def _of_one_unit(loss):
 def _loss(text, functions):
     if text in functions:
         function = functions[text]
+        if isinstance(function, type) and issubclass(function, keras.losses.Loss):
+            function = function().call  # (a value for each row, as of a function)
+        _check_function(text, function, "loss")
 
         def custom(y_true, y_pred):
             # adding zero times the prediction gives gradients to losses that do not depend on it (MADlib's tests have
@@ -94,6 +97,15 @@ def _loss(text, functions):
     if name in SPARSE_LOSSES:
         return _of_class_number(keras.losses.sparse_categorical_crossentropy, arguments)
     return getattr(keras.losses, name)(**arguments) if arguments else name
+
+
+def _check_function(name, function, what):
+    """Raise ConfigurationError where a custom object is a class: only losses may be classes. (The states of segments add up,
+    which those of a class of metrics need not do.)"""
+    if isinstance(function, type):
+        raise ConfigurationError(
+            f"the custom object {name!r} is no {what} but the class {function.__name__}: write a function of (y_true, y_pred)"
+        )
 
 
 def _of_class_number(function, arguments):
@@ -159,6 +171,7 @@ def _metric(name, functions, output, reported):
     """
     metrics, width = keras.metrics, output.shape[-1]
     if name in functions:
+        _check_function(name, functions[name], "metric")
         return _float64_metric(metrics.MeanMetricWrapper, _per_row(functions[name]), name=f"custom_{name}")
     if len(output.shape) > 2 and width > 1 and name.lower() in OF_STEPS:
         return _float64_metric(metrics.MeanMetricWrapper, _of_steps(*OF_STEPS[name.lower()]), name=name)

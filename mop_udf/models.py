@@ -2,14 +2,14 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from mop_udf import architecture as architectures
-from mop_udf import architecture_dropout, architecture_shapes, parameter_resolver, params, sizes, state
+from mop_udf import architecture_dropout, architecture_shapes, custom_layers, parameter_resolver, params, sizes, state
 from mop_udf import super_net as _super_net  # noqa: F401 (so that Keras knows its layers)
 from mop_udf.errors import first_line
 from mop_udf.kernels.framework import framework
@@ -39,7 +39,8 @@ def build(architecture: dict[str, Any], seed: int) -> keras.Model:
     check_size(architecture)
     framework.seed(seed)
     try:
-        model = keras.models.model_from_json(json.dumps(architecture_shapes.by_position(architecture)))
+        with custom_layers.scope():
+            model = keras.models.model_from_json(json.dumps(architecture_shapes.by_position(architecture)))
     except Exception as error:
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
     if not model.built:
@@ -138,13 +139,15 @@ def check_size(architecture, make_optimizer=None):
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error.__cause__)}") from error
 
 
-def normalise(text: str, dropout: float | dict[str, float] | None = None) -> dict[str, Any]:
+def normalise(
+    text: str, dropout: float | dict[str, float] | None = None, custom: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Architecture JSON text -> a checked dict that Keras may load; raises ConfigurationError.
 
-    `dropout`: see architecture_dropout.with_dropout.
+    `dropout`: see architecture_dropout.with_dropout; `custom`: {name: digest} of custom layers (custom_layers.register).
     """
     try:
-        made = architectures.check(text, super_net=True)  # (the backend has refused those of users)
+        made = architectures.check(text, super_net=True, custom=custom)  # (the backend has refused those of users)
         return made if dropout is None else architecture_dropout.with_dropout(made, dropout)
     except architectures.ArchitectureError as error:
         raise ConfigurationError(str(error)) from error

@@ -1,10 +1,11 @@
-"""Custom losses and metrics: functions pickled by dill, from a table that a superuser owns.
+"""Custom losses, metrics and layers: functions and classes pickled by dill, from a table that a superuser owns.
 
 They are unpickled in the trainer, or in a separate process: ``python -m mop_udf.objects check`` reads a pickle on
 stdin;
 ``python -m mop_udf.objects top_k K NAME`` writes a pickle to stdout.
 """
 
+import hashlib
 import sys
 import types
 from collections.abc import Callable
@@ -13,8 +14,13 @@ from typing import Any
 import dill
 
 
+def digest(data: bytes) -> str:
+    """The SHA-256 of a pickle, as mop_sha256 gives it."""
+    return hashlib.sha256(data).hexdigest()
+
+
 def load(data: bytes) -> Callable[..., Any]:
-    """The function of a pickle. Raises ValueError where the pickle does not load, for any reason, or is not a function.
+    """The function or class of a pickle. Raises ValueError where the pickle does not load, for any reason, or is neither.
 
     A function made in PL/Python carries the globals of that function, including the module `plpy`. Without a database,
     an empty module stands for `plpy`.

@@ -14,6 +14,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from mop_udf import custom_layers
 from mop_udf.kernels.framework import framework
 
 # limit of a model's weights and optimizer variables (pg_mop.max_model_mb), set from the trainer's options
@@ -61,7 +62,8 @@ def _variables(text):
     """
     with _unallocated() as made:
         try:
-            model = keras.models.model_from_json(text)
+            with custom_layers.scope():
+                model = keras.models.model_from_json(text)
         except Exception as error:
             _compare(sum(_bytes(v.shape, v.dtype) for v in made), 0)
             raise Unsized from error

@@ -27,12 +27,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from mop_udf import chain, data, evaluation, model_cache, models, pool, prefixes, sizes, state, super_net
+from mop_udf import chain, custom_layers, data, evaluation, model_cache, models, pool, prefixes, sizes, state, super_net
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 from mop_udf.kernels import batch_size, device
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.framework import framework
+from mop_udf.losses import load_functions
 from mop_udf.unit_rows import UnitRows
 from mop_udf.unit_training import UnitTraining, replica_states
 
@@ -204,8 +205,13 @@ class TrainerServer:
     def on_model(self, header, payloads):
         try:
             self._check_device()
-            model = models.build(models.normalise(header["architecture"]), 0)
-            model.set_weights(state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
+            weights, *pickles = payloads
+            if pickles:  # custom layers
+                self.may_be_leased_again = False
+            objects = dict(zip(header.get("objects", []), pickles, strict=True))
+            custom = custom_layers.register(objects, load_functions(objects))
+            model = models.build(models.normalise(header["architecture"], custom=custom), 0)
+            model.set_weights(state.weights_from_bytes(weights, [w.shape for w in model.weights]))
             self.predictor, self.described = Forward(model), header["architecture"]
             self.channel.send({"outputs": models.output_shapes(model)})
         except Exception as error:

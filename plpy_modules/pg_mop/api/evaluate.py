@@ -120,7 +120,7 @@ def alone(db, session, packed, model, wanted, use_gpus):
         for i, c in enumerate(packed.columns)
     )
     options = trainer_options(db, use_gpus)
-    objects = object_table.read(db, model.summary.get("object_table"), model.compile)
+    objects = {**object_table.read(db, model.summary.get("object_table"), model.compile), **model.objects}
     with trainer_of(session, options):
         session.begin(
             {

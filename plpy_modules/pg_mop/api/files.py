@@ -45,7 +45,9 @@ def _exported(db, session, model_table, mst_key):
         if "raw" in request:
             named.lent_to(db, trainer)
         else:
-            StoredModel(db, model_table, mst_key).lend(trainer, db)
+            model = StoredModel(db, model_table, mst_key)
+            model.check_without_code("a .keras file")
+            model.lend(trainer, db)
         trainer.send(request)
         _, (data,) = trainer.receive()
     return data

@@ -2,7 +2,7 @@
 
 from mop_udf import architecture, architecture_shapes, params
 from pg_mop.api.winner import winner
-from pg_mop.backend import weights
+from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import madlib
 from pg_mop.inference.model import Model, check_given
@@ -61,7 +61,12 @@ class StoredModel(TableModel):
         names = [loss.partition("(")[0].lower().replace("_", "") for loss in params.losses(self.compile)]
         self.regression = self.transform.is_regression and not all(name in OF_CLASSES for name in names)
         self._read_weights(db, table, where, row["model_weights"], what)
-        self._read_architecture(row["arch_text"], self.weights, len(self.output_names), what)
+        functions, custom = self.summary.get("object_table"), None
+        if functions is not None and not _is_plain(row["arch_text"]):
+            custom = object_table.layer_names(db, object_table.check(db, functions))
+        self._read_architecture(row["arch_text"], self.weights, len(self.output_names), what, custom)
+        if custom is not None:
+            self.objects = object_table.read(db, functions, None, layers=architecture.custom_layers(self.architecture))
 
     def check_names(self, inputs):
         """Raises MopError where the model's inputs have the names of these columns, in another order.
@@ -112,6 +117,14 @@ class StoredModel(TableModel):
                 f"ORDER BY {last}_metrics_final DESC NULLS LAST;",
             )
         return row
+
+
+def _is_plain(text):
+    """True where an architecture has Keras' own layers alone."""
+    try:
+        return bool(architecture.check(text))
+    except architecture.ArchitectureError:
+        return False
 
 
 class OwnModel(TableModel):

@@ -20,6 +20,7 @@ def mop_deploy(db, name, model_table, mst_key, description):
     """Make a trained model a version of the named model `name`; returns the version."""
     db.check_engine("mop_deploy")
     model = StoredModel(db, model_table, mst_key)
+    model.check_without_code("a named model")
     if len(model.transform.outputs) != 1:
         raise MopError(f"{model.what} has {len(model.transform.outputs)} outputs: a named model has one")
     row = _info(db, model_table, mst_key)

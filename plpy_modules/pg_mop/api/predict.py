@@ -71,7 +71,9 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
     model.check_names(test.inputs)
     table = db.output_table(output_table)
-    call = on_partitions(db, test, function, model, use_gpus, choice) if test.in_parts else None
+    # (other sessions and segments get the architecture and the weights, but no code)
+    alone = bool(model.objects)
+    call = on_partitions(db, test, function, model, use_gpus, choice) if test.in_parts and not alone else None
     first = first_row(db, test, call)
     if first is None:
         raise MopError(f'test table "{test.text}" is empty')
@@ -80,7 +82,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     if call is not None:
         done = call.run(table, output_table, output.gather) is not None
     else:
-        done = db.has_segments and _on_segments(db, test, model, choice, output, use_gpus)
+        done = db.has_segments and not alone and _on_segments(db, test, model, choice, output, use_gpus)
     if not done:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
             model.lend(trainer, db)

@@ -1,4 +1,4 @@
-"""Object tables: custom losses and metrics (docs/contract/arch_and_objects.md, section 2).
+"""Object tables: custom losses, metrics and layers (docs/contract/arch_and_objects.md, section 2).
 
 Only trainers unpickle the objects, backends never do. An object runs code, so only superusers may provide objects: the
 table must be in the extension's schema, and a superuser must own it. Each reader checks that, worker sessions included.
@@ -101,13 +101,26 @@ def missing_names(db, object_table, compile_params):
     )
 
 
-def read(db, object_table, compile_params, digests=None):
-    """{name: pickle} of the custom functions of parsed compile parameters.
+def layer_names(db, object_table):
+    """The names that layers of an architecture may have in an object table (quoted): {name: ''}, as architecture.check takes
+    them. Only a trainer learns which of the objects are layers."""
+    return {row["name"]: "" for row in db.execute(f"SELECT name FROM {object_table} WHERE name IS NOT NULL")}
 
-    Raises MopError if a function is missing, or if `digests` are given and the function has another digest now.
+
+def read(db, object_table, compile_params, digests=None, layers=()):
+    """{name: pickle} of the custom functions of parsed compile parameters, and of the custom layers of these names.
+
+    With `digests` (as the function of this name gives them), all objects of their names are read. Raises MopError if an object
+    is missing, or has another digest now.
     """
-    found = {}
-    for name in custom_names(compile_params):
+    found, names = {}, [*(custom_names(compile_params) if compile_params is not None else ()), *layers]
+    if digests is not None:
+        if not isinstance(digests, list) or not all(
+            isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in digests
+        ):
+            raise MopError("the digests of custom functions must be a list of pairs")
+        names += [name for name, _ in digests]
+    for name in dict.fromkeys(names):
         if object_table is None:
             raise MopError(f"{name!r} is no loss or metric of Keras': object table missing")
         quoted = check(db, object_table)
@@ -125,9 +138,10 @@ def read(db, object_table, compile_params, digests=None):
     return found
 
 
-def digests(db, object_table, compile_params):
-    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters."""
-    names = custom_names(compile_params)
+def digests(db, object_table, compile_params, layers=()):
+    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters, and of the custom layers of
+    these names."""
+    names = [*custom_names(compile_params), *layers]
     return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
 
 

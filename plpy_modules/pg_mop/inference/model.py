@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mop_udf import architecture, architecture_shapes
@@ -22,6 +23,8 @@ class Model:
 
     `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it
     was trained on numbers, neither on classes nor on soft labels.
+
+    `objects`: {name: pickle} of its custom layers.
     """
 
     transform: Transform
@@ -31,6 +34,7 @@ class Model:
     weights: bytes | None
     source: Source
     regression = given_classes = False
+    objects: Mapping[str, bytes] = MappingProxyType({})
 
     @classmethod
     def from_json(cls, data: dict[str, Any], architecture_text: str, weights: bytes) -> Model:
@@ -71,7 +75,9 @@ class Model:
         Raises MopError where the outputs are not vectors, or not as many as the model's description says.
         """
         weights = self.weights if self.weights is not None else self.source.read(db)
-        trainer.send({"op": "model", "architecture": self.architecture_text}, weights)
+        trainer.has_run_code = trainer.has_run_code or bool(self.objects)
+        told = {"op": "model", "architecture": self.architecture_text, "objects": list(self.objects)}
+        trainer.send(told, weights, *self.objects.values())
         del weights
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
@@ -84,16 +90,27 @@ class Model:
         self.check_classes()
         trainer.lent = self
 
+    def check_without_code(self, place: str) -> None:
+        """Raises MopError where the model has custom layers: their code does not go with it to another place."""
+        if self.objects:
+            names = ", ".join(self.objects)
+            raise MopError(
+                f"{self.what} has the custom layer{'s' * (len(self.objects) > 1)} {names}: {place} has Keras' own layers alone",
+                sqlstate="0A000",
+            )
+
     def check_classes(self) -> None:
         """Raises MopError where the caller's class values are not as many as the model's outputs, as far as known."""
         if self.given_classes:
             check_given([column.classes for column in self.transform.outputs], self.outputs)
 
-    def _read_architecture(self, text: str, weights: bytes | None, outputs: int, what: str) -> None:
-        """Check the architecture JSON. Raises MopError."""
+    def _read_architecture(
+        self, text: str, weights: bytes | None, outputs: int, what: str, custom: Mapping[str, str] | None = None
+    ) -> None:
+        """Check the architecture JSON; `custom`: the names that custom layers may have. Raises MopError."""
         self.architecture_text, self.weights, self.what = text, weights, what
         try:
-            checked = architecture.check(text)
+            checked = architecture.check(text, custom=custom)
             self.input_shapes = architecture_shapes.input_shapes(checked)
             self.outputs = architecture_shapes.output_widths(checked, outputs)
             self.architecture = checked

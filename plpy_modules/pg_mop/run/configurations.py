@@ -51,6 +51,9 @@ class Configurations:
         self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
         self.searches, self._keep, self.folds = searches, keep, folds
         self._architectures: dict[str, dict[str, Any]] = {}
+        self._layer_names: dict[str, str] | None = (
+            None  # that architectures may have besides Keras', once they are read
+        )
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
         self._unusable = unusable or _unusable
         self.earlier = inputs.earlier  # the run that the call resumes or replays, once that is known
@@ -123,6 +126,7 @@ class Configurations:
     def check_parameters(self, configurations: Sequence[Configuration], functions: str | None) -> None:
         """Take these configurations without a look at the data. Raises MopError if one cannot be read."""
         self.by_key, self._folds_of, self.functions = {}, {}, functions
+        self._architectures, self._layer_names = {}, None
         for c in configurations:
             self.put(c)
         earlier, iterations = self.earlier, self.inputs.num_iterations
@@ -170,7 +174,8 @@ class Configurations:
             return str(error)
         if problem := object_table.missing_names(db, self.functions, c["compile"]):
             return problem
-        c["functions"] = object_table.digests(db, self.functions, c["compile"])
+        layers = architecture.custom_layers(c["architecture"]) if self._layer_names else []
+        c["functions"] = object_table.digests(db, self.functions, c["compile"], layers)
         if c["fit"]["callbacks"] and not db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"
         return self._read_rule(c)
@@ -179,8 +184,11 @@ class Configurations:
         """An architecture (JSON), read once for all configurations that have it. `super_net`: see architecture.check."""
         if super_net:
             return architecture.check(text, True)
+        if self._layer_names is None:
+            table = self.functions
+            self._layer_names = {} if table is None else object_table.layer_names(self.inputs.db, table)
         if text not in self._architectures:
-            self._architectures[text] = architecture.check(text)
+            self._architectures[text] = architecture.check(text, custom=self._layer_names)
         return self._architectures[text]
 
     def read_architecture(self, c: Configuration) -> dict[str, Any] | None:

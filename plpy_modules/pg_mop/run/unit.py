@@ -532,14 +532,15 @@ def _parsed(compile_params: str, fit_params: str) -> tuple[dict[str, Any], bool]
 
 
 def _rights(plpy: Any, table: str | None, configuration: dict[str, Any]) -> dict[str, bytes]:
-    """{name: pickle} of the configuration's custom functions.
+    """{name: pickle} of the configuration's custom functions and layers.
 
     Custom functions run code, and callbacks write files. Their rights are checked here again, since a client can send any
     unit: the table of the functions must belong to a superuser, and only a superuser may use callbacks.
     """
     try:
         compile_params, callbacks = _parsed(configuration["compile_params"], configuration["fit_params"])
-        if not callbacks and not object_table.custom_names(compile_params):
+        # (the digests name custom layers, too; an architecture cannot use others)
+        if not callbacks and not object_table.custom_names(compile_params) and not configuration.get("functions"):
             return {}
         db = Database(plpy, extension_schema(plpy))
         with db.pinned_path():

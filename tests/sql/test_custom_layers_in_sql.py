@@ -1,0 +1,269 @@
+"""Architectures with custom layers: trained, evaluated, predicted, replayed and resumed; whose code may run, and whose not."""
+
+import json
+
+import dill
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, fit, holding, last_run, layer, load, make_data, pickled, selection, sequential
+
+CODE = """
+import keras
+
+class Scale(keras.layers.Layer):
+    def __init__(self, start=1.0, **more):
+        super().__init__(**more)
+        self.start = start
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer=keras.initializers.Constant(self.start), name="scale")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "start": self.start}
+
+class Half(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.losses.categorical_crossentropy(y_true, y_pred) / 2
+"""
+FAST = ADAM.format(0.01)
+SQUARED = pickled("squared", "def squared(y_true, y_pred):\n    return (y_true - y_pred) ** 2\n")
+MARK = """
+import keras
+
+class Scale(keras.layers.Layer):
+    def call(self, inputs):
+        open({path!r}, "w").close()
+        return inputs
+"""
+
+
+def pickle(name, code=CODE):
+    names = {"__name__": "__main__"}
+    exec(code, names)
+    return dill.dumps(names[name], recurse=True)
+
+
+def net(kind="Scale", **more):
+    return sequential(
+        "net",
+        [4],
+        layer("Dense", name="hidden", units=6, activation="relu"),
+        {"class_name": kind, "config": {"name": "scale", "start": 2.0}, **more},
+        layer("Dense", name="out", units=3, activation="softmax"),
+    )
+
+
+def put(db, name, data, table="layers"):
+    db.run("SELECT madlib.load_custom_function(%s, %s, %s, NULL)", [table, data, name])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, segments=2)
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+
+
+@pytest.fixture(autouse=True)
+def layers(db):
+    db.run("DROP TABLE IF EXISTS madlib.layers, arch")
+    put(db, "Scale", pickle("Scale"))
+    db.run("INSERT INTO madlib.layers (name, object) VALUES ('Half', %s)", [pickle("Half")])
+    load(db, "arch", net(module="__main__", registered_name="Custom>Scale"), dense())
+
+
+def train(db, output="made", table="layers", compile_params=FAST, iterations=2, models=(1,)):
+    selection(
+        db, "mst", "arch", [(model, compile_params, "batch_size=8") for model in models], table and f"madlib.{table}"
+    )
+    return fit(db, "flowers_packed", output, "mst", iterations)
+
+
+def weights(db, output):
+    return [bytes(row["w"]) for row in db.run(f"SELECT model_weights AS w FROM {output} ORDER BY mst_key")]
+
+
+@pytest.mark.slice
+def test_a_custom_layer_is_trained_evaluated_and_predicts(db):
+    run_id = train(db, models=(1, 2))
+    info = db.run("SELECT mst_key, model_id, training_loss_final FROM made_info ORDER BY 1")
+    assert [row["model_id"] for row in info] == [1, 2] and all(row["training_loss_final"] for row in info)
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'finished'", [run_id]) >= 8
+    db.run("DROP TABLE IF EXISTS answers, scores")
+    db.run("SELECT madlib.madlib_keras_evaluate('made', 'flowers_packed', 'scores', FALSE, 1)")
+    assert db.value("SELECT loss FROM scores") == pytest.approx(info[0]["training_loss_final"], rel=1e-4)
+    db.run("SELECT madlib.madlib_keras_predict('made', 'flowers', 'id', 'x', 'answers', 'prob', FALSE, 1)")
+    assert db.value("SELECT count(*) FROM answers") == 3 * db.value("SELECT count(*) FROM flowers")
+    plain(db)
+    for call in ("mop_deploy('clever', 'made', 1)", "mop_export_model('made', 1)"):
+        assert "has the custom layer Scale" in str(db.error(f"SELECT madlib.{call}"))
+
+
+def plain(db):
+    """The predictions are those of plain Keras with the same weights."""
+    import keras
+    import numpy as np
+
+    names = {"__name__": "__main__"}
+    exec(CODE, names)
+    model = keras.Sequential(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(6, activation="relu"),
+            names["Scale"](start=2.0),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    flat = np.frombuffer(weights(db, "made")[0], "<f4")
+    parts, at = [], 0
+    for weight in model.weights:
+        size = int(np.prod(weight.shape))
+        parts.append(flat[at : at + size].reshape(weight.shape))
+        at += size
+    assert at == len(flat)
+    model.set_weights(parts)
+    rows = db.run("SELECT id, x FROM flowers ORDER BY id LIMIT 20")
+    wanted = np.asarray(model(np.array([row["x"] for row in rows], "f4"))).max(axis=1)
+    found = db.run(
+        "SELECT max(prob) AS p FROM answers WHERE id = ANY (%s) GROUP BY id ORDER BY id", [[r["id"] for r in rows]]
+    )
+    assert [row["p"] for row in found] == pytest.approx(list(map(float, wanted)), abs=1e-5)
+
+
+def test_a_replay_gives_the_same_bytes(db):
+    run_id = train(db)
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
+    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert weights(db, "made") == weights(db, "again")
+
+
+def test_another_code_is_another_stage(db):
+    db.run("SET pg_mop.reuse = on; SET pg_mop.seed = 77")
+    try:
+        first, same = train(db), train(db, "same")
+        db.run("SELECT madlib.delete_custom_function('layers', 'Scale'::text)")
+        put(db, "Scale", pickle("Scale", CODE.replace("inputs * self.scale", "inputs + self.scale")))
+        other = train(db, "other")
+    finally:
+        db.run("RESET pg_mop.reuse; SET pg_mop.seed = 3")
+    taken = "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run IS NOT NULL"
+    assert [db.value(taken, [run]) for run in (first, same, other)] == [0, 2, 0]
+    assert weights(db, "made") == weights(db, "same") != weights(db, "other")
+
+
+def test_a_cancelled_run_goes_on(db):
+    make_data(db, "one", segments=1, seed=3)
+    other = db.another()
+    other.run(
+        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off"
+    )
+    db.run("DROP TABLE IF EXISTS slow, slow_info, slow_summary, whole, whole_info, whole_summary")
+    selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{}', 'mst', 12, FALSE)"
+    db.run(call.format("whole"))
+    finished = (
+        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
+        "'slow' AND u.status = 'finished'"
+    )
+    with holding(db.another()) as let_some_begin:
+        going = Calling(other, call.format("slow"))
+        assert eventually(lambda: db.value(finished) > 2 or let_some_begin(), 90)
+        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert going.end().pgcode == "57014"
+    other.run("SELECT madlib.mop_resume((SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'slow'))")
+    assert weights(db, "slow") == weights(db, "whole")
+    other.close()
+
+
+def test_losses_may_be_classes_beside_layers(db):
+    train(db, compile_params=FAST.replace("categorical_crossentropy", "Half"))
+    assert db.value("SELECT training_loss_final FROM made_info") > 0
+
+
+@pytest.mark.parametrize(
+    "architecture,fragment",
+    [
+        (net("Other"), "layer class 'Other' may not be loaded"),
+        (net("scale"), "layer class 'scale' may not be loaded"),
+        (net(module="keras.layers"), "layer class 'Scale' may not be loaded"),
+        (net("os.system", module="os"), "is not Keras' own"),
+        (net("Lambda", module="keras.layers"), "layer class 'Lambda' may not be loaded"),
+        (net(config={"name": "s", "a": {"class_name": "Lambda", "module": "keras.layers", "config": {}}}), "Lambda"),
+    ],
+)
+def test_attacks_are_refused_before_anything_is_trained(db, architecture, fragment):
+    put(db, "Lambda", pickle("Scale"))
+    db.run("DROP TABLE IF EXISTS arch")
+    db.run("CREATE TABLE arch (model_id integer, model_arch json, model_weights bytea, name text)")
+    db.run("INSERT INTO arch VALUES (1, %s, NULL, 'x')", [architecture])
+    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+    with pytest.raises(Exception) as error:
+        train(db)
+    assert fragment in str(error.value), str(error.value)
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
+
+
+def test_a_function_is_no_layer_and_a_name_of_keras_stays_keras_own(db, tmp_path):
+    tmp_path.chmod(0o777)
+    mark = tmp_path / "mark"
+    put(db, "squared", SQUARED)
+    put(db, "Dropout", pickle("Scale", MARK.format(path=str(mark))))
+    load(db, "arch", net("squared"), net("Dropout", config={"name": "d", "rate": 0.1}))
+    train(db, models=(1, 2))
+    errors = db.run("SELECT model_id, error FROM madlib.mop_configuration WHERE run_id = %s ORDER BY 1", [last_run(db)])
+    assert "layer class 'squared' may not be loaded" in errors[0]["error"] and errors[1]["error"] is None
+    assert not mark.exists()
+
+
+def test_without_the_table_or_with_that_of_another_role_no_code_runs(db, tmp_path):
+    tmp_path.chmod(0o777)
+    mark = tmp_path / "mark"
+    db.run("DROP ROLE IF EXISTS maker; CREATE ROLE maker LOGIN; GRANT mop_user TO maker")
+    with pytest.raises(Exception, match="class 'Scale' is not Keras' own"):
+        train(db, table=None)
+    db.run("CREATE TABLE madlib.mine (id serial, name text, description text, object bytea)")
+    try:
+        db.run(
+            "INSERT INTO madlib.mine (name, object) VALUES ('Scale', %s)",
+            [pickle("Scale", MARK.format(path=str(mark)))],
+        )
+        for change, fragment in (
+            ("ALTER TABLE madlib.mine OWNER TO maker", "is no superuser"),
+            (
+                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO maker",
+                'may be written by "maker"',
+            ),
+        ):
+            db.run(change)
+            with pytest.raises(Exception, match=fragment):
+                train(db, table="mine")
+        assert not mark.exists()
+    finally:
+        db.run("DROP TABLE madlib.mine; DROP OWNED BY maker; DROP ROLE maker")
+
+
+def test_a_prediction_takes_no_code_of_a_table_that_a_role_may_write_by_now(db):
+    train(db)
+    db.run(
+        "DROP ROLE IF EXISTS maker; CREATE ROLE maker LOGIN; GRANT mop_user TO maker; GRANT UPDATE ON madlib.layers TO maker"
+    )
+    try:
+        db.run("DROP TABLE IF EXISTS answers, scores")
+        assert 'may be written by "maker"' in str(
+            db.error("SELECT madlib.madlib_keras_predict('made', 'flowers', 'id', 'x', 'answers', 'prob', FALSE, 1)")
+        )
+    finally:
+        db.run("REVOKE UPDATE ON madlib.layers FROM maker; DROP OWNED BY maker; DROP ROLE maker")
+
+
+def test_a_search_takes_custom_layers(db):
+    db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
+    space = json.dumps({"loss": ["categorical_crossentropy"], "optimizer": ["Adam()"], "batch_size": [8, 16]})
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'grid', 'iterations=1', object_table => 'layers')",
+        [space],
+    )
+    assert db.value("SELECT count(*) FROM found_trials WHERE status = 'finished'") == 4
