@@ -5,12 +5,15 @@ one-shot search, and random search of longer trials. And how many units ASHA nee
 it reaches without.
 
     demo/run.sh space; .local/venv/bin/python benchmarks/spaces.py "$(make -s dsn)"
+    PYTHONPATH=plpy_modules:. .local/venv/bin/python benchmarks/spaces.py --large    # a space of 10^12 members, no server
+    .local/venv/bin/python benchmarks/spaces.py --large "$(make -s dsn)"             # the same in SQL
 
 It takes the tables of the demo (digits_train_packed, digits_val_packed, digit_space). A search's answer is the best accuracy on
 the validation rows that any of its trials has at its end.
 """
 
 import argparse
+import json
 import math
 import statistics
 import time
@@ -33,17 +36,24 @@ CONTENDERS = {
 }
 ONE_RATE = ("one-shot", "long")  # contenders with one learning rate
 TABLES = ("", "_info", "_summary", "_trials", "_one_shot")
+BLOCKS, SAMPLED = 5, 1000  # of the large space: blocks of two layers; members that are drawn
 
 
 def main():
     """Run the searches and print their best results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dsn")
+    parser.add_argument("dsn", nargs="?")
+    parser.add_argument("--large", action="store_true", help="time a space of 10^12 members instead")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--iterations", type=int, default=2)
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
     asked = parser.parse_args()
+    if asked.large:
+        large(asked.dsn)
+        return
+    if asked.dsn is None:
+        parser.error("the searches need a dsn")
     connection = psycopg2.connect(asked.dsn)
     connection.autocommit = True
     print(
@@ -73,6 +83,63 @@ def main():
             )
             line += f", better than {other} in {wins} of {asked.seeds} seeds"
         print(line)
+
+
+def large_space():
+    """(architecture JSON, mutators JSON) of a space with more than 10^12 members: a convolutional net of several blocks."""
+
+    def layer(kind, name, **config):
+        return {"class_name": kind, "config": {"name": name, **config}}
+
+    same = {"kernel_size": 3, "padding": "same", "activation": "relu"}
+    layers = [layer("Conv2D", "conv1", filters=8, batch_input_shape=[None, 32, 32, 3], **same)]
+    layers += [layer("Conv2D", f"conv{number}", filters=8, **same) for number in range(2, BLOCKS + 1)]
+    layers += [layer("MaxPooling2D", "pool"), layer("Flatten", "flat"), layer("Dense", "hidden", units=32)]
+    layers += [layer("Dense", "out", units=10, activation="softmax")]
+    mutators = [
+        {"change": "insert", "match": "conv*", "choices": [None, {"class": "BatchNormalization"}]},
+        {"change": "repeat", "match": "conv*", "times": [1, 2]},
+        {"change": "value", "match": {"class": "Conv2D"}, "argument": "filters", "choices": [4, 8, 16, 24]},
+        {"change": "value", "match": {"class": "Conv2D"}, "argument": "kernel_size", "choices": [1, 3, 5]},
+        {"change": "layer", "match": "pool", "choices": ["keep", {"class": "AveragePooling2D", "pool_size": 2}, None]},
+        {"change": "repeat", "match": "hidden", "times": [0, 1, 2]},
+        {"change": "value", "match": "hidden*", "argument": "units", "choices": [16, 32, 64]},
+    ]
+    made = {"class_name": "Sequential", "config": {"name": "large", "layers": layers}}
+    return json.dumps(made), json.dumps(mutators)
+
+
+def large(dsn):
+    """Print how long it takes to describe a space of more than 10^12 members, and to draw and check SAMPLED of them: in
+    a server (`dsn`), or without one."""
+    architecture, mutators = large_space()
+    began = time.monotonic()
+    if dsn is None:
+        from pg_mop.spaces import Base, ModelSpace
+
+        space = ModelSpace([Base(1, architecture)], mutators)
+        size, described = space.size, time.monotonic() - began
+        began, busy = time.monotonic(), time.process_time()
+        drawn = len(space.sample(SAMPLED, 1).members)
+        looked = f" ({time.process_time() - busy:.1f} s of a processor)"
+    else:
+        connection = psycopg2.connect(dsn)
+        with connection.cursor() as cursor:  # (nothing is committed)
+            cursor.execute("SELECT madlib.load_keras_model('large_nets', %s::json)", [architecture])
+            began = time.monotonic()
+            cursor.execute("SELECT madlib.mop_space('large_space', 'large_nets', ARRAY[1], %s::text)", [mutators])
+            size, described = int(cursor.fetchone()[0]), time.monotonic() - began
+            began = time.monotonic()
+            cursor.execute("SELECT member FROM madlib.mop_space_sample('large_space', %s, 1)", [SAMPLED])
+            drawn = len(cursor.fetchall())
+        connection.rollback()
+        looked = ""
+    seconds = time.monotonic() - began
+    assert size > 10**12, size
+    of_them = "" if dsn is None else " and 1,000 of them looked at"
+    print(
+        f"{size} members described{of_them} in {described:.3f} s; {drawn} drawn and checked in {seconds:.1f} s{looked}"
+    )
 
 
 def search(connection, name, seed, asked):

@@ -293,3 +293,13 @@ def test_predictions_are_compared_with_what_calls_took(module):
     assert "| cnn | guess | 2.00 | 1.00 to 4.00 | 3.00 | 1.50 | yes | 500 MiB | 600 MiB | 0.20 |" in text
     assert "By guess: wrong by a factor of 4.00 in the median and of 4.00 at most; the range holds 1 of 2." in text
     assert "Planning much, seconds: 0.25." in text
+
+
+def test_the_large_space_has_a_trillion_members_that_can_be_drawn(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spaces = importlib.import_module("spaces")
+    from pg_mop.spaces import Base, ModelSpace
+
+    architecture, mutators = spaces.large_space()
+    space = ModelSpace([Base(1, architecture)], mutators)
+    assert space.size > 10**12 and len({one.number for one in space.sample(20, 1).members}) == 20
