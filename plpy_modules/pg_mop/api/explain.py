@@ -32,7 +32,6 @@ def mop_explain(db, command, output_format, measure):
     call would fail.
     """
     wanted = read_format(output_format)
-    db.check_engine("mop_explain")
     call = call_text.parse(command, db.extension)
     statement = f"SELECT {db.extension}.{quote_identifier(_function(db, call))}({call.arguments})"
     made = planned(db, statement, bool(measure))
@@ -97,8 +96,8 @@ def planned(db: Any, statement: str, measure: bool = False) -> dict[str, Any]:
         problem = error
     if problem is not None:
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        # (PL/Python puts the class of the error before it, once more)
-        message = re.sub(r"^(?:(?:plpy|spiexceptions)\.\w+: )+", "", str(problem))
+        # (PL/Python puts the class of the error before it, once more: on Greenplum the class that raise_error makes)
+        message = re.sub(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+", "", str(problem))
         raise_error(db.plpy, message, sqlstate_of(problem), data[1], data[2])
     if begun.made is None:
         raise MopError(

@@ -86,8 +86,7 @@ def present(plpy: Any, function: str) -> Explaining | None:
     found = _present
     if found is None:
         return None
-    set_to = plpy.execute(f"SELECT pg_catalog.current_setting('{MARK}', true) AS token")[0]["token"]
-    if set_to != found.token:
+    if _mark(plpy) != found.token:
         _present = None
         return None
     if function in PASSES:
@@ -97,6 +96,16 @@ def present(plpy: Any, function: str) -> Explaining | None:
     if function not in SUPPORTED or found.stepping and found.made is not None:
         raise unsupported(function)
     return found
+
+
+def _mark(plpy: Any) -> str | None:
+    """The value of the setting MARK; None where it is not set."""
+    try:  # (PostgreSQL 9.4 has no argument missing_ok)
+        return plpy.execute(f"SELECT pg_catalog.current_setting('{MARK}') AS token")[0]["token"]
+    except plpy.SPIError as error:
+        if error.sqlstate != "42704":
+            raise
+        return None
 
 
 def prepares() -> bool:
