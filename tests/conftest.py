@@ -147,7 +147,10 @@ def db(server, request):
 
 
 def all_trainers():
-    """Process IDs of the trainers of this checkout's servers."""
+    """Process IDs of the trainers of this checkout's servers, and of a Greenplum that the tests are given."""
+    homes = re.escape(str(HOME))
+    if "PG_MOP_GREENPLUM" in os.environ:  # the packages are where `make install` has put them
+        homes += r"|\S*/pg_mop-[0-9.]+"
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -155,7 +158,7 @@ def all_trainers():
                 command = file.read().replace("\0", " ")
         except OSError:  # the process has ended
             continue
-        if re.search(f"{re.escape(str(HOME))}/.*mop_udf\\.trainer ", command):
+        if re.search(f"(?:{homes})/.*mop_udf\\.trainer ", command):
             found.append(int(pid))
     return found
 

@@ -973,9 +973,10 @@ def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(pr
     assert eventually(at_work, 60)
     predicting.run("SELECT pg_cancel_backend(%s)", [session])
     assert calling.end().pgcode == "57014"
+    assert eventually(lambda: not at_work(), 60), "the trainers of the cancelled call have ended"
     calling = Calling(client, PREDICT % ("'many'", "'never'"))
-    assert eventually(at_work, 60)
-    os.kill(at_work()[0], signal.SIGKILL)
+    (lost, *_) = eventually(at_work, 60)
+    os.kill(lost, signal.SIGKILL)
     assert "trainer" in str(calling.end())
     assert client.value("SELECT to_regclass('never') IS NULL")
     client.run(PREDICT, ["many", "out_of_many"])
