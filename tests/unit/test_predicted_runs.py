@@ -15,7 +15,7 @@ from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts, rate_of
 from pg_mop.plan.fixed_costs import learned
 from pg_mop.run import search_outlook
 from pg_mop.schedule.outline import outline
-from pg_mop.schedule.predicted import in_brief, to_json
+from pg_mop.schedule.predicted import Prediction, in_brief, to_json
 from pg_mop.schedule.prediction import predict
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
@@ -125,6 +125,13 @@ def test_from_history_the_prediction_is_what_the_simulator_does():
     assert found.low < found.makespan < found.high
     assert sum(load.busy for load in found.loads) == pytest.approx(36.0)
     assert "3 configurations can keep 3 of 4 sessions busy" in found.limits
+
+
+@pytest.mark.parametrize(("sources", "low", "high"), [(["history"], 0.8, 1.25), (["arithmetic"], 0.6, 1.6)])
+def test_the_range_counts_that_the_time_to_make_nets_ready_is_uncertain(sources, low, high):
+    found = Prediction(2, makespan=10.0, work={"train": 1.0, "evaluate": 0.0, "ready": 3.0}, sources=sources)
+    found.set_range((0.5, 2.0))
+    assert (found.low, found.high) == pytest.approx((9.5 * (0.125 + 0.75 * low), 11 * (0.5 + 0.75 * high)))
 
 
 def test_the_history_counts_as_of_the_device_that_was_measured_last_with_its_best_kernel():

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pg_mop.plan.estimates import HISTORY
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.simulator import Visit
 from pg_mop.schedule.unit import Worker
 
 MOST_TOLD = 2000  # simulated units in the plan's JSON
+# what the session time besides training and evaluation may take, as multiples of what is expected
+REST, REST_BY_LOG = (0.6, 1.6), (0.8, 1.25)
 LEAST, MOST = 0.95, 1.1  # of the makespan: what a schedule may be shorter or longer by, besides its units
 
 
@@ -60,9 +63,10 @@ class Prediction:
 
     def set_range(self, spread: tuple[float, float]) -> None:
         """Set `low` and `high`. `spread`: the least and the most that the trainers' work may take, as multiples of what is
-        expected."""
+        expected. The rest (to make nets ready, to read, to write) varies by REST, or less where the log tells of these nets."""
         varies = (self.work["train"] + self.work["evaluate"]) / max(1e-9, sum(self.work.values()))
-        low, high = (1 - varies + varies * factor for factor in spread)
+        rest = REST_BY_LOG if self.sources == [HISTORY] else REST
+        low, high = (varies * factor + (1 - varies) * other for factor, other in zip(spread, rest))
         self.low, self.high = LEAST * low * self.makespan, MOST * high * self.makespan
 
     @property
