@@ -135,8 +135,8 @@ iteration 4. Duration of each iteration, iteration 1 = 1. The paper's text has n
 {table(["configurations", "1", "2", "3", "4", "5"], text)}
 Difference. The units that run at the time of the loss are not lost here; in a real run each is trained again. A place that
 stands in for another one does two segments, so an iteration takes up to twice as long. Iterations overlap, since pg_mop has no
-barrier between them: an iteration's duration is from the end of the one before to its own. pg_mop has one copy of a segment,
-the paper three. With real servers: tests/engines.
+barrier between them: an iteration's duration is from the end of the one before to its own. Here a segment has one copy,
+in the paper three. With real servers: tests/engines.
 """
 
 

@@ -98,7 +98,7 @@ asked for. DynamicFluid (algorithm 2), which pg_mop has (`schedule/dealing.py`),
 number of places.
 
 {table(head, rows)}
-Differences. In a run pg_mop deals the cores of one server among trainers; it places no trial on several servers or GPUs, so
+Differences. In a run pg_mop deals the cores of each server among its trainers; it places no trial on several servers, so
 these places are cores. A place in use is not a place that is used well: a trial on 32 places is
 {Costs().speedup(None, 32):.1f} times as fast. Trials that share a place (the paper's c) are pg_mop's unit batches, which are
 not simulated here. Hyperband's and BOHB's proposals wait for whole rungs, so places fall idle with them.

@@ -205,8 +205,6 @@ class Coordinator(PlannedRun):
             part=part,
         )
 
-    # --- estimates ------------------------------------------------------------------------------------
-
     def _begin_run(self) -> None:
         """Open a new run in the catalog, take over the stages that earlier runs have trained, and write the initial
         weights."""
