@@ -43,12 +43,34 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         WHERE c.oid IS NULL OR c.relkind NOT IN ('r', 'p') OR c.relrowsecurity OR c.relpersistence = 't')
 $$;
 
--- Returns a digest of all rows of a packed table, each by its place and by the transaction that wrote it; NULL: the role may
--- not read them all, or somebody changes the table now.
+-- Returns whether nothing hangs on these tables that PostgreSQL could execute for a query of the tables. Anybody's query
+-- evaluates functions of the table's owner, if they are IMMUTABLE, with the rights of whoever asks: the planner simplifies
+-- the expressions of indexes and of statistics. What else has expressions (constraints, defaults, generated columns, rules,
+-- keys of partitions) and what else can have functions of a user (types, access methods) is refused, too: packed tables
+-- have none of that.
+CREATE FUNCTION @extschema@.mop_bare(relations oid[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT NOT EXISTS (SELECT 1 FROM pg_class c LEFT JOIN pg_am m ON m.oid = c.relam WHERE c.oid = ANY ($1)
+                       AND (c.relhasrules OR c.relam <> 0 AND m.amname IS DISTINCT FROM 'heap'))
+       AND NOT EXISTS (SELECT 1 FROM pg_index x WHERE x.indrelid = ANY ($1)
+                       AND (x.indexprs IS NOT NULL OR x.indpred IS NOT NULL))
+       AND NOT EXISTS (SELECT 1 FROM pg_statistic_ext x WHERE x.stxrelid = ANY ($1))
+       AND NOT EXISTS (SELECT 1 FROM pg_constraint x WHERE x.conrelid = ANY ($1) AND x.contype = 'c')
+       AND NOT EXISTS (SELECT 1 FROM pg_attrdef x WHERE x.adrelid = ANY ($1))
+       AND NOT EXISTS (SELECT 1 FROM pg_partitioned_table x WHERE x.partrelid = ANY ($1) AND x.partexprs IS NOT NULL)
+       AND NOT EXISTS (SELECT 1 FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
+                       WHERE a.attrelid = ANY ($1) AND NOT a.attisdropped
+                       AND t.typnamespace IS DISTINCT FROM 'pg_catalog'::regnamespace)
+$$;
+
+-- Returns a digest of all rows of a packed table, each by its place and by the transaction that wrote it, and of the table's
+-- columns; NULL: the role may not read them all, the table is no bare one, or somebody changes it now.
 --
--- The owner of the extension reads a table of a user here: no function, view or foreign table of that user may run with these
--- rights. So only plain tables are read, only their system columns, and by names that stay theirs until the transaction ends:
--- the schemas are locked against ALTER SCHEMA, the tables against ALTER TABLE, before their kinds are looked at.
+-- The owner of the extension reads a table of a user here, since a digest by the user's session would be a claim, and no
+-- proof that the session sees the rows. No code of any user may run with the owner's rights. So only plain, bare tables are
+-- read (mop_bare), only their system columns, and all of that is locked before it is looked at, until the rows are read: the
+-- schemas against ALTER SCHEMA, the tables against ALTER TABLE, CREATE INDEX (also CONCURRENTLY) and CREATE STATISTICS. An
+-- error of its own gives the locks back, so that nobody can hold them.
 CREATE FUNCTION @extschema@.mop_digest_of_rows(caller oid, packed oid) RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
@@ -58,37 +80,42 @@ DECLARE
     digest text;
     said text := '';
     total bigint := 0;
+    result text;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' OR NOT @extschema@.mop_may_read_all(caller, packed) THEN
+    IF current_setting('transaction_isolation') <> 'read committed' OR NOT @extschema@.mop_may_read_all(caller, packed)
+       OR NOT @extschema@.mop_bare(relations) THEN
         RETURN NULL;
     END IF;
-    PERFORM 1 FROM pg_namespace n WHERE n.oid IN (SELECT c.relnamespace FROM pg_class c WHERE c.oid = ANY (relations))
-    ORDER BY n.oid FOR KEY SHARE;
-    FOR i IN 1 .. cardinality(relations) LOOP
-        names := names || (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c
-                           JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relations[i]);
-        IF names[i] IS NULL THEN
-            RETURN NULL;
-        END IF;
-        EXECUTE 'LOCK TABLE ONLY ' || names[i] || ' IN ACCESS SHARE MODE';
-        IF to_regclass(names[i])::oid IS DISTINCT FROM relations[i] THEN
-            RETURN NULL;
-        END IF;
-    END LOOP;
-    IF relations <> ARRAY(SELECT @extschema@.mop_tables_within(packed))
-       OR NOT @extschema@.mop_may_read_all(caller, packed) THEN
-        RETURN NULL;
-    END IF;
-    FOR i IN 1 .. cardinality(relations) LOOP
-        CONTINUE WHEN (SELECT c.relkind FROM pg_class c WHERE c.oid = relations[i]) <> 'r';
-        EXECUTE 'SELECT count(*), md5(string_agg(concat_ws('','', tableoid, ctid, xmin), '';'' ORDER BY ctid)) FROM ONLY '
-            || names[i] INTO buffers, digest;
-        said := concat_ws(' ', said, relations[i], buffers, digest);
-        total := total + buffers;
-    END LOOP;
-    RETURN CASE WHEN total > 0 THEN encode(@extschema@.mop_sha256(convert_to(said, 'UTF8')), 'hex') END;
-EXCEPTION WHEN lock_not_available OR undefined_table OR deadlock_detected OR program_limit_exceeded THEN
-    RETURN NULL;
+    BEGIN
+        <<compared>>
+        BEGIN
+            PERFORM 1 FROM pg_namespace n WHERE n.oid IN (SELECT c.relnamespace FROM pg_class c WHERE c.oid = ANY (relations))
+            ORDER BY n.oid FOR KEY SHARE;
+            FOR i IN 1 .. cardinality(relations) LOOP
+                names := names || (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c
+                                   JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relations[i]);
+                EXIT compared WHEN names[i] IS NULL;
+                EXECUTE 'LOCK TABLE ONLY ' || names[i] || ' IN SHARE UPDATE EXCLUSIVE MODE';
+                EXIT compared WHEN to_regclass(names[i])::oid IS DISTINCT FROM relations[i];
+            END LOOP;
+            EXIT compared WHEN relations <> ARRAY(SELECT @extschema@.mop_tables_within(packed))
+                OR NOT @extschema@.mop_may_read_all(caller, packed) OR NOT @extschema@.mop_bare(relations);
+            FOR i IN 1 .. cardinality(relations) LOOP
+                said := concat_ws(' ', said, relations[i], (
+                    SELECT string_agg(concat_ws(',', a.attnum, md5(a.attname), a.atttypid, a.xmin), ';' ORDER BY a.attnum)
+                    FROM pg_attribute a WHERE a.attrelid = relations[i] AND a.attnum > 0));
+                CONTINUE WHEN (SELECT c.relkind FROM pg_class c WHERE c.oid = relations[i]) <> 'r';
+                EXECUTE 'SELECT count(*), md5(string_agg(concat_ws('','', tableoid, ctid, xmin), '';'' ORDER BY ctid)) '
+                    'FROM ONLY ' || names[i] INTO buffers, digest;
+                said := concat_ws(' ', said, buffers, digest);
+                total := total + buffers;
+            END LOOP;
+            result := CASE WHEN total > 0 THEN encode(@extschema@.mop_sha256(convert_to(said, 'UTF8')), 'hex') END;
+        END;
+        RAISE EXCEPTION 'the locks are given back' USING ERRCODE = 'MOP01';
+    EXCEPTION WHEN SQLSTATE 'MOP01' OR lock_not_available OR undefined_table OR deadlock_detected OR program_limit_exceeded THEN
+        RETURN result;
+    END;
 END
 $$;
 

@@ -316,7 +316,7 @@ def test_a_member_reaches_no_run_by_its_number(db, clients):
         assert bob.value("SELECT madlib.mop_adopt(%s, 1, %s)", [forged, json.dumps(stage)]) is False
     for function in (
         "mop_givers(1, 10)", "mop_alias(1, 10)", "mop_reveal(1, '[]', 10)", "mop_may_give(1, 1)", "mop_group_of(10)",
-        "mop_digest_of_rows(10, 1)", "mop_may_read_all(10, 1)", "mop_note_taken(1, 1, 1, 1, 10)",
+        "mop_digest_of_rows(10, 1)", "mop_bare('{1}')", "mop_may_read_all(10, 1)", "mop_note_taken(1, 1, 1, 1, 10)",
     ):  # fmt: skip
         assert "permission denied for function" in str(bob.error(f"SELECT madlib.{function}")), function
     for table in ("mop_sharing", "mop_shared_run", "mop_taken_stage"):
@@ -371,6 +371,107 @@ def test_a_table_that_is_no_plain_packed_table_is_not_read(db, clients, what):
     db.run("DELETE FROM madlib.mop_shared_run WHERE run_id = %s", [forged])
     assert bob.value("SELECT madlib.mop_share_run(%s, 1, %s::oid, NULL)", [forged, oid]) is False
     assert db.value("SELECT count(*) FROM sprung") == 0
+
+
+# what PostgreSQL may execute for a query of a plain table, with the rights of whoever asks: `bob.still` is IMMUTABLE
+HANGING = {
+    "an expression in an index": "CREATE INDEX ON bob.t ((bob.still(1)))",
+    "the predicate of an index": "CREATE INDEX ON bob.t (__dist_key__) WHERE bob.still(1) > 0",
+    "an exclusion constraint": "ALTER TABLE bob.t ADD EXCLUDE USING btree ((bob.still(1) + __dist_key__) WITH =)",
+    "an expression in statistics": "CREATE STATISTICS bob.s ON (bob.still(1) + __dist_key__) FROM bob.t",
+    "an index of a partition": "DROP TABLE bob.t; CREATE TABLE bob.t (__dist_key__ int) PARTITION BY LIST (__dist_key__); "
+    "CREATE TABLE bob.p PARTITION OF bob.t FOR VALUES IN (1); INSERT INTO bob.t VALUES (1); "
+    "CREATE INDEX ON bob.p ((bob.still(1)))",
+    "an index of a child": "CREATE TABLE bob.p () INHERITS (bob.t); INSERT INTO bob.p VALUES (2); "
+    "CREATE INDEX ON bob.p ((bob.still(1)))",
+    "a constraint": "ALTER TABLE bob.t ADD CHECK (bob.still(__dist_key__) > 0)",
+    "a default": "ALTER TABLE bob.t ADD COLUMN a int DEFAULT bob.still(1)",
+    "a generated column": "ALTER TABLE bob.t ADD COLUMN a int GENERATED ALWAYS AS (bob.still(__dist_key__)) STORED",
+    "an expression that makes partitions": "DROP TABLE bob.t; CREATE TABLE bob.t (__dist_key__ int) "
+    "PARTITION BY LIST ((bob.still(1) + __dist_key__)); CREATE TABLE bob.p PARTITION OF bob.t DEFAULT; "
+    "INSERT INTO bob.t VALUES (1)",
+    "a type of the user": "CREATE DOMAIN bob.d AS int CHECK (bob.still(1) > 0); ALTER TABLE bob.t ADD COLUMN a bob.d",
+    "a rule": "CREATE RULE r AS ON INSERT TO bob.t DO ALSO SELECT bob.still(1)",
+}
+EVALUATED = (
+    "an expression in an index",
+    "the predicate of an index",
+    "an exclusion constraint",
+    "an expression in statistics",
+)
+
+
+@pytest.mark.parametrize("what", HANGING)
+def test_nothing_that_hangs_on_a_table_runs_as_the_owner(db, clients, what):
+    bob = clients["bob"]
+    db.run("DROP TABLE IF EXISTS sprung; CREATE TABLE sprung (who name); GRANT INSERT ON sprung TO PUBLIC")
+    db.run("DROP SCHEMA bob CASCADE; CREATE SCHEMA bob AUTHORIZATION bob")
+    bob.run(
+        "CREATE FUNCTION bob.spring() RETURNS integer LANGUAGE plpgsql AS $$ BEGIN IF current_user <> 'bob' THEN "
+        "INSERT INTO rows.sprung VALUES (current_user); END IF; RETURN 1; END $$; "
+        "CREATE FUNCTION bob.still(integer) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN "
+        "RETURN bob.spring(); END $$; CREATE TABLE bob.t (__dist_key__ int PRIMARY KEY); INSERT INTO bob.t VALUES (1)"
+    )
+    forged, shares = forged_run(bob, db, train(clients["ann"]), ["bob.t"])
+    assert shares is True, "a plain table with an index of a column"
+    db.run("DELETE FROM madlib.mop_shared_run WHERE run_id = %s", [forged])
+    bob.run(HANGING[what])
+    assert db.value("SELECT count(*) FROM sprung") == 0
+    share = "SELECT madlib.mop_share_run(%s, 1, 'bob.t'::regclass, NULL)"
+    assert bob.value(share, [forged]) is False and db.value("SELECT count(*) FROM sprung") == 0
+    bob.run("BEGIN")  # all at once, in the session's own transaction
+    assert bob.value(share, [forged]) is False
+    bob.run("COMMIT")
+    assert db.value("SELECT count(*) FROM sprung") == 0
+    if what in EVALUATED:
+        db.run("SELECT ctid FROM ONLY bob.t")
+        assert db.value("SELECT count(*) FROM sprung") > 0, "what it would have executed"
+    db.run("DROP SCHEMA bob CASCADE; CREATE SCHEMA bob AUTHORIZATION bob")
+
+
+@pytest.mark.parametrize(
+    "change", ["CREATE INDEX i ON rows.packed (__dist_key__)", "CREATE STATISTICS rows.i ON x, y FROM rows.packed"]
+)
+def test_a_table_is_locked_before_it_is_looked_at_and_then_given_back(db, clients, change):
+    """What begins after the look would be evaluated; what has begun is waited for, though not for long."""
+    other = db.another()
+    table, bob = (db.value(f"SELECT {name}::oid::bigint") for name in ("'rows.packed'::regclass", "'bob'::regrole"))
+    digest = "SELECT madlib.mop_digest_of_rows(%s::oid, %s::oid)"
+    other.run(f"BEGIN; {change}")
+    assert db.value(digest, [bob, table]) is None
+    other.run("ROLLBACK; BEGIN")
+    assert other.value(digest, [bob, table]) is not None
+    locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid = %s"
+    assert db.value(locks, [table, other.connection.info.backend_pid]) == 0
+    db.run(f"SET lock_timeout = '5s'; {change}; RESET lock_timeout; DROP {change.split()[1]} rows.i")
+    other.run("ROLLBACK")
+    other.close()
+
+
+CHANGED = {
+    "renamed": "ALTER TABLE packed RENAME x TO z; ALTER TABLE packed RENAME y TO x; ALTER TABLE packed RENAME z TO y",
+    "dropped": "ALTER TABLE packed DROP COLUMN y",
+    "added": "ALTER TABLE packed ADD COLUMN z integer",
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_other_columns_are_other_rows(db, clients, what):
+    """No change of columns writes the rows again."""
+    ann, bob = clients["ann"], clients["bob"]
+    one = train(ann)
+    forged, shares = forged_run(bob, db, one, ["packed"])
+    assert shares is True and len(asked(bob, db, forged, one)[0]) == 2 * ITERATIONS
+    taken = [
+        {"stage": row["stage"], "run": row["run_id"], "of": row["stage"], "state": row["state"], "scored": True}
+        for row in asked(bob, db, forged, one)[0]
+    ]
+    before = db.run("SELECT ctid::text, xmin::text FROM packed ORDER BY 1")
+    db.run(CHANGED[what])
+    assert db.run("SELECT ctid::text, xmin::text FROM packed ORDER BY 1") == before
+    assert bob.value("SELECT madlib.mop_adopt(%s, 1, %s)", [forged, json.dumps(taken)]) is False
+    later, shares = forged_run(bob, db, one, ["packed"])
+    assert shares is True and asked(bob, db, later, one) == [[], [], []]
 
 
 def test_partitions_are_read(db, clients):
