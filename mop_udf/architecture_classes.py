@@ -44,7 +44,7 @@ OTHER_MODULES = {
 }
 # layers of super-nets, which pg_mop alone writes
 SUPER_NET_MODULE = "mop_udf.super_net"
-SUPER_NET = frozenset(("Paths", "PathChoice", "PathNormalization", "PathWidth"))
+SUPER_NET = frozenset(("Paths", "PathChoice", "PathGate", "PathNormalization", "PathWidth"))
 MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
 OLD_NAMES = {
     "Model": "Functional",

@@ -77,8 +77,8 @@ class PathWidth(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         values, paths = inputs
         mask = _shown(paths, self.point, self.widths, values.shape[-1])
-        mask = ops.reshape(ops.cast(mask, values.dtype), (-1, *[1] * (len(values.shape) - 2), values.shape[-1]))
-        return values * mask
+        mask = ops.reshape(mask, (-1, *[1] * (len(values.shape) - 2), values.shape[-1]))
+        return ops.where(mask, values, ops.zeros_like(values))  # (a product with 0 is NaN where a channel overflows)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape[0]
@@ -89,13 +89,22 @@ class PathWidth(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("pg_mop")
 class PathNormalization(keras.layers.Layer):
-    """A batch normalization of a layer that may have several widths: a mini-batch leaves the moving averages of the channels
-    that its path lacks as they are. Inputs as of `PathWidth`, which has to follow it."""
+    """A batch normalization that some paths lack, or in which they have several widths: a mini-batch leaves the moving averages
+    of what its path lacks as they are. Inputs as of `PathWidth`, which has to follow it where there are widths."""
 
-    def __init__(self, point: int, widths: Sequence[int], normalization: Any, **more: Any) -> None:
-        """`normalization`: the BatchNormalization over the last axis, or its config."""
+    def __init__(
+        self,
+        normalization: Any,
+        conditions: Sequence[Sequence[Any]] = (),
+        point: int | None = None,
+        widths: Sequence[int] = (),
+        **more: Any,
+    ) -> None:
+        """`normalization`: the BatchNormalization, or its config; where there are `widths`, over the last axis. `conditions`:
+        [number of a choice point, its options], ...: all of them hold for the paths that have the layer. `point` and `widths`
+        as of `PathWidth`; None: all paths have all channels."""
         super().__init__(**more)
-        self.point, self.widths = point, list(widths)
+        self.conditions, self.point, self.widths = list(conditions), point, list(widths)
         given = isinstance(normalization, dict)
         self.normalization = keras.layers.deserialize(normalization) if given else normalization
 
@@ -109,7 +118,9 @@ class PathNormalization(keras.layers.Layer):
         before = [ops.convert_to_tensor(average) + 0.0 for average in averages]
         made = self.normalization(values, training=training)
         if training:
-            has = _shown(paths, self.point, self.widths, values.shape[-1])[0] > 0
+            has = _holds(paths, self.conditions)[0]
+            if self.point is not None:
+                has = ops.logical_and(has, _shown(paths, self.point, self.widths, values.shape[-1])[0])
             for average, old in zip(averages, before):
                 average.assign(ops.where(has, ops.convert_to_tensor(average), old))
         return made
@@ -118,8 +129,32 @@ class PathNormalization(keras.layers.Layer):
         return input_shape[0]
 
     def get_config(self) -> dict[str, Any]:
-        own = {"point": self.point, "widths": self.widths}
+        own = {"conditions": self.conditions, "point": self.point, "widths": self.widths}
         return {**super().get_config(), **own, "normalization": keras.layers.serialize(self.normalization)}
+
+
+@keras.saving.register_keras_serializable("pg_mop")
+class PathGate(keras.layers.Layer):
+    """The first input for a path whose conditions hold, else zeros: the input of a branch. The second input: of `Paths`.
+
+    So a branch that is not chosen computes nothing that overflows, and its gradients are 0: the gradient of an output that
+    `PathChoice` leaves out is 0, but its product with an infinite derivative within the branch would be NaN.
+    """
+
+    def __init__(self, conditions: Sequence[Any], **more: Any) -> None:
+        """`conditions`: [number of a choice point, its options], ...; all of them must hold."""
+        super().__init__(**more)
+        self.conditions = list(conditions)
+
+    def call(self, inputs: Any) -> Any:
+        values, paths = inputs
+        return ops.where(_for_rows(_holds(paths, self.conditions), values), values, ops.zeros_like(values))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape[0]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "conditions": self.conditions}
 
 
 @keras.saving.register_keras_serializable("pg_mop")
@@ -127,19 +162,14 @@ class PathChoice(keras.layers.Layer):
     """One of several inputs of equal shapes: the last one whose conditions hold, else the first. The last input: of `Paths`."""
 
     def __init__(self, conditions: Sequence[Sequence[Any]], **more: Any) -> None:
-        """`conditions`: of each input but the first: [number of a choice point, its options], ...; all of them must hold."""
+        """`conditions`: of each input but the first, as of `PathGate`."""
         super().__init__(**more)
         self.conditions = list(conditions)
 
     def call(self, inputs: Any) -> Any:
-        *values, paths = inputs
-        found, shape = values[0], (-1, *[1] * (len(values[0].shape) - 1))
-        for value, conditions in zip(values[1:], self.conditions):
-            holds: Any = 1.0
-            for point, options in conditions:
-                holds = holds * _among(paths[:, point], options)
-            holds = ops.reshape(ops.cast(holds, value.dtype), shape)
-            found = found * (1 - holds) + value * holds
+        found, *values, paths = inputs
+        for value, conditions in zip(values, self.conditions):
+            found = ops.where(_for_rows(_holds(paths, conditions), value), value, found)
         return found
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -159,11 +189,24 @@ def path_position(model: Any) -> int | None:
 
 
 def _shown(paths: Any, point: int, widths: Sequence[int], channels: int) -> Any:
-    """1.0 for each channel that the path of a row has, else 0.0: shape (rows, channels). Arguments as of `PathWidth`."""
-    option = paths[:, point : point + 1]
-    rows = np.array([[float(at < width) for at in range(channels)] for width in widths], "float32")
-    chosen = ops.cast(ops.equal(option, np.arange(len(rows), dtype="float32")), "float32")
-    return ops.matmul(chosen, ops.convert_to_tensor(rows)) + ops.cast(ops.equal(option, CLOSED), "float32")
+    """Whether the path of a row has each channel: shape (rows, channels). Arguments as of `PathWidth`."""
+    option = ops.cast(paths[:, point], "int32")
+    width = ops.take(np.array(widths, "int32"), ops.maximum(option, 0), axis=0)
+    width = ops.where(ops.equal(option, int(CLOSED)), channels, width)
+    return ops.less(ops.expand_dims(ops.arange(channels, dtype="int32"), 0), ops.expand_dims(width, 1))
+
+
+def _holds(paths: Any, conditions: Sequence[Any]) -> Any:
+    """Whether all conditions hold for the path of a row: shape (rows,). `conditions`: as of `PathGate`."""
+    holds = ops.ones_like(paths[:, 0], dtype="bool")
+    for point, options in conditions:
+        holds = ops.logical_and(holds, _among(paths[:, point], options) > 0)
+    return holds
+
+
+def _for_rows(holds: Any, values: Any) -> Any:
+    """A boolean for each row, shape (rows, 1, ...), as `ops.where` takes it beside `values`."""
+    return ops.reshape(holds, (-1, *[1] * (len(values.shape) - 1)))
 
 
 def _among(option: Any, options: Sequence[int]) -> Any:

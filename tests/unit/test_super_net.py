@@ -172,6 +172,106 @@ def test_a_narrow_member_leaves_the_averages_of_the_last_channels():
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize(
+    "mutators, layer",
+    [
+        ([NORMALIZED], "hidden_after"),
+        ([FILTERS, NORMALIZED_WIDTHS], "conv_after"),
+        ([{**AVERAGE, "choices": ["keep", [{"class": "MaxPooling2D"}, {"class": "BatchNormalization"}]]}], "pool_2"),
+        (
+            [{"change": "value", "match": "hidden_after", "argument": "momentum", "choices": [0.9, 0.5]}],
+            "hidden_after_1",
+        ),
+    ],
+    ids=("inserted", "with widths", "second of a branch", "variant"),
+)
+def test_a_path_without_a_batch_normalization_leaves_its_averages(mutators, layer):
+    import keras
+
+    from mop_udf import models
+
+    base = CNN if layer != "hidden_after_1" else with_normalization()
+    _, net = net_of(*mutators, base=base)
+    model = models.build(models.normalise(net.architecture), 1)
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy")
+    x, y = np.random.default_rng(0).random((8, 8, 8, 2), "f4"), np.eye(10, dtype="f4")[np.arange(8)]
+    seen = set()
+    for _ in range(12):
+        before = model.get_layer(layer).get_weights()
+        model.train_on_batch(x, y)
+        mean, variance = [(a != b).any() for a, b in zip(before[2:], model.get_layer(layer).get_weights()[2:])]
+        assert mean == variance
+        seen.add(bool(mean))
+    assert seen == {True, False}
+
+
+def with_normalization():
+    layers = json.loads(CNN)["config"]["layers"]
+    at = next(at for at, one in enumerate(layers) if one["config"]["name"] == "hidden")
+    made = json.loads(CNN)
+    made["config"]["layers"].insert(at + 1, layer("BatchNormalization", name="hidden_after"))
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    "mutators",
+    [
+        [{**ACTIVATION, "choices": ["relu", "exponential"]}],
+        [
+            {
+                "change": "insert",
+                "match": "hidden",
+                "choices": [None, {"class": "Activation", "activation": "exponential"}],
+            }
+        ],
+    ],
+    ids=("argument", "layer"),
+)
+def test_a_branch_that_overflows_spoils_only_its_own_path(mutators):
+    import tensorflow as tf
+
+    from mop_udf import models
+    from mop_udf import super_net as layers
+
+    space, net = net_of(*mutators)
+    model = models.build(models.normalise(net.architecture), 1)
+    weights = [100 * abs(w) for w in model.get_weights()]
+    at, x = layers.path_position(model), np.ones((4, 8, 8, 2), "f4")
+    finite = []
+    for number in range(space.size):
+        weights[at] = np.array(net.path(space.member(number).chosen), "f4")
+        model.set_weights(weights)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        finite.append(all(np.isfinite(g).all() for g in gradients if g is not None) and bool(np.isfinite(loss)))
+    assert finite == [True, False]
+
+
+def test_channels_that_overflow_are_cut_off():
+    from mop_udf.super_net import PathWidth
+
+    values, paths = np.array([[1.0, np.inf, np.nan]], "f4"), np.array([[0.0]], "f4")
+    assert np.asarray(PathWidth(0, [1, 3])([values, paths])).tolist() == [[1, 0, 0]]
+
+
+def test_many_widths_of_a_wide_layer_take_little_memory():
+    import tracemalloc
+
+    from mop_udf.super_net import PathWidth
+
+    widths, values = list(range(1, 401)), np.ones((3, 20_000), "f4")
+    made = PathWidth(1, widths)
+    paths = np.array([[0, 0], [0, 399], [0, -1]], "f4")
+    tracemalloc.start()
+    try:
+        shown = np.asarray(made([values, paths]))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20, "a table of widths x channels"
+    finally:
+        tracemalloc.stop()
+    assert shown.sum(1).tolist() == [1, 400, 20_000] and shown[1, :400].all()
+
+
 REFUSED = {
     "cell": (
         [{"change": "cell", "match": "hidden", "operations": [{"class": "Dense", "units": 16}]}],
@@ -231,7 +331,7 @@ def test_users_cannot_name_the_layers_of_super_nets():
     _, net = net_of(FILTERS)
     with pytest.raises(ArchitectureError, match="is not Keras' own"):
         check(net.architecture)
-    for kind in ("Paths", "PathWidth", "PathChoice", "PathNormalization"):
+    for kind in ("Paths", "PathWidth", "PathChoice", "PathGate", "PathNormalization"):
         with pytest.raises(ArchitectureError, match="may not be loaded"):
             check(sequential("own", [4], layer(kind, name="own", counts=[1], parents=[None])))
     assert check(check(net.architecture, True), True) == json.loads(net.architecture)

@@ -85,6 +85,7 @@ class _Builder:
         shape = output_shape("InputLayer", self.graph.layers[self.source]["config"], [])
         self.now = Tensor(self.source, shape)  # where no branch holds
         self.branches: list[tuple[tuple[Clause, ...], Tensor]] = []  # of those that hold, the last one counts
+        self.clauses: tuple[Clause, ...] = ()  # of the layer that is being put there
 
     def run(self) -> SuperNet:
         self._compare()
@@ -142,22 +143,23 @@ class _Builder:
     def _place(self, slot: Slot) -> None:
         """Put a layer behind what is there, for the members that have it."""
         clauses = self._clauses(slot)
+        self.clauses = clauses
         if not clauses:
             self._join(slot.name)
             self.now = self._layer(slot, self.now)
             return
         last = next((at for at in reversed(range(len(self.branches))) if _meet(self.branches[at][0], clauses)), None)
         if last is None:
-            self.branches.append((clauses, self._layer(slot, self.now)))
+            self.branches.append((clauses, self._layer(slot, self._gate(self.now, clauses))))
             return
         held, tensor = self.branches[last]
         if held == clauses:
             self.branches[last] = clauses, self._layer(slot, tensor)
         elif all(any(p == q and own <= options for q, own in clauses) for p, options in held):
-            self.branches.append((clauses, self._layer(slot, tensor)))
+            self.branches.append((clauses, self._layer(slot, self._gate(tensor, clauses))))
         else:
             self._join(slot.name)
-            self.branches.append((clauses, self._layer(slot, self.now)))
+            self.branches.append((clauses, self._layer(slot, self._gate(self.now, clauses))))
 
     def _clauses(self, slot: Slot) -> tuple[Clause, ...]:
         """The conditions of a layer's being there; of a choice that is open always, only where they leave out an option."""
@@ -198,7 +200,7 @@ class _Builder:
                 "weights cannot be shared",
                 "Let all options put out the same shape; other procedures take all.",
             )
-        conditions = [[[number, sorted(options)] for number, options in clauses] for clauses, _ in ways[1:]]
+        conditions = [_conditions(clauses) for clauses, _ in ways[1:]]
         name = self._add("PathChoice", f"{tensors[-1].name}_path", {"conditions": conditions}, tensors)
         same = all(tensor.widths == tensors[0].widths for tensor in tensors)
         return Tensor(name, tensors[0].shape, tensors[0].widths if same else None)
@@ -240,7 +242,7 @@ class _Builder:
             ((point, argument, values),) = others
             made = self._variants(slot.name, layer, point, argument, values, taken)
         else:
-            made = self._plain(slot.name, layer, taken)
+            made = self._plain(slot.name, layer, taken, self.clauses)
         for point, argument, values in split:
             if widths and not all(activation_of({**layer, "config": {argument: v}}) in ELEMENTWISE for v in values):
                 raise Misfit(f"an activation of {slot.name!r} is not one of single numbers")
@@ -284,12 +286,15 @@ class _Builder:
             "Put it before the layer with that choice, or behind the next Dense layer or convolution.",
         )
 
-    def _plain(self, name: str, layer: Mapping[str, Any], taken: Tensor) -> Tensor:
+    def _plain(self, name: str, layer: Mapping[str, Any], taken: Tensor, clauses: tuple[Clause, ...]) -> Tensor:
+        """A layer on a tensor, which paths have where the clauses hold."""
         shape = output_shape(layer["class_name"], layer["config"], [taken.shape])
-        if layer["class_name"] == "BatchNormalization" and taken.widths:
-            ((number, values),) = taken.widths
+        if layer["class_name"] == "BatchNormalization" and (taken.widths or clauses):
             inner = {**layer, "config": {**layer["config"], "name": name}}
-            config = {"point": number, "widths": list(values), "normalization": inner}
+            config: dict[str, Any] = {"normalization": inner, "conditions": _conditions(clauses)}
+            if taken.widths:
+                ((number, values),) = taken.widths
+                config.update(point=number, widths=list(values))
             return Tensor(self._add("PathNormalization", name, config, [taken]), shape)
         name = self._free(name)
         self.graph.add(name, layer, [taken.name], recorded=False)
@@ -303,8 +308,14 @@ class _Builder:
         for at, value in enumerate(values):
             one = {**layer, "config": {**layer["config"], argument: value}}
             clauses = ((self.numbers[point], frozenset([at])),)
-            ways.append((clauses, self._plain(f"{name}_{at + 1}", one, taken)))
+            gated = self._gate(taken, clauses)
+            ways.append((clauses, self._plain(f"{name}_{at + 1}", one, gated, (*self.clauses, *clauses))))
         return self._choice(ways, "the next layer")
+
+    def _gate(self, tensor: Tensor, clauses: tuple[Clause, ...]) -> Tensor:
+        """The input of a branch: zeros for the paths that lack it."""
+        name = self._add("PathGate", f"{tensor.name}_gate", {"conditions": _conditions(clauses)}, [tensor])
+        return Tensor(name, tensor.shape, tensor.widths)
 
     def _narrow(self, tensor: Tensor, widths: tuple[Widths, ...]) -> Tensor:
         """Only the channels that a path has."""
@@ -335,6 +346,11 @@ class _Builder:
 
 def _own(kind: str, **config: Any) -> dict[str, Any]:
     return {"module": "mop_udf.super_net", "class_name": kind, "config": config, "registered_name": None}
+
+
+def _conditions(clauses: Sequence[Clause]) -> list[Any]:
+    """Clauses as the layers of super-nets have them."""
+    return [[number, sorted(options)] for number, options in clauses]
 
 
 def _meet(one: Sequence[Clause], other: Sequence[Clause]) -> bool:
