@@ -22,6 +22,8 @@ Layers = (
     Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None
 )  # what `layer` gives, several of them, "keep", or none
 
+OPTIONS = '["keep", layer("Dropout", rate=0.2)]'  # as a hint shows options that are layers
+
 
 def layer(kind: str, **config: Any) -> dict[str, Any]:
     """A layer as an option of a mutator: layer("Dropout", rate=0.2). `kind`: the name of Keras' class."""
@@ -57,21 +59,27 @@ class Space:
 
     def __init__(self, base: Sequence[int] | int | None = None, mutators: Sequence[Mapping[str, Any]] = ()) -> None:
         """`base`: model_ids of an architecture table; None: all of them. `mutators`: as the JSON has them."""
-        self.base = None if base is None else [int(one) for one in _listed(base)]
+        self.base = _bases(base)
         self.mutators: list[dict[str, Any]] = [dict(one) for one in mutators]
 
     # --- mutators -----------------------------------------------------------------------------------
     def choose(self, layer: Match, argument: str, values: Sequence[Any], **more: Any) -> Space:
         """A choice of an argument's value: units, rate, activation, or any other of the layer."""
-        return self._with("value", layer, {"argument": argument, "choices": list(values)}, ("together",), more)
+        return self._with(
+            "value",
+            layer,
+            {"argument": argument, "choices": _several("values", values, '["relu", "tanh"]')},
+            ("together",),
+            more,
+        )
 
     def replace(self, layer: Match, options: Sequence[Layers], **more: Any) -> Space:
         """A choice of the layer itself: "keep", another layer, a list of layers in its place, or None: no layer."""
-        return self._with("layer", layer, {"choices": list(options)}, ("together",), more)
+        return self._with("layer", layer, {"choices": _several("options", options, OPTIONS)}, ("together",), more)
 
     def insert(self, layer: Match, options: Sequence[Layers], before: bool = False, **more: Any) -> Space:
         """A choice of layers to put after (or before) the layer; None: nothing."""
-        own = {"choices": list(options), **({"where": "before"} if before else {})}
+        own = {"choices": _several("options", options, OPTIONS), **({"where": "before"} if before else {})}
         return self._with("insert", layer, own, ("together",), more)
 
     def remove(self, layer: Match, **more: Any) -> Space:
@@ -81,14 +89,18 @@ class Space:
     def repeat(self, layer: Match, times: Sequence[int], to: Match | None = None, **more: Any) -> Space:
         """A choice how often the block from the layer up to the next layer that matches `to` comes; without `to`, the layer
         alone. 0: it is left out."""
-        own = {"times": list(times), **({} if to is None else {"to": _plain(to)})}
+        own = {"times": _several("times", times, "[1, 2, 3]"), **({} if to is None else {"to": _plain(to)})}
         return self._with("repeat", layer, own, (), more)
 
     def connect(
         self, layer: Match, sources: Sequence[str], least: int = 1, most: int | None = None, **more: Any
     ) -> Space:
         """A choice whose outputs the layer takes: `least` to `most` (`least`) of the layers `sources`, names or patterns."""
-        own = {"from": list(sources), "least": least, "most": least if most is None else most}
+        own = {
+            "from": _several("sources", sources, '["left", "right*"]'),
+            "least": least,
+            "most": least if most is None else most,
+        }
         return self._with("inputs", layer, own, (), more)
 
     def cell(
@@ -103,8 +115,15 @@ class Space:
     ) -> Space:
         """A cell in the place of the layer: each node chooses its inputs, and an operation for each; `join` (Concatenate, Add,
         Average, Maximum, Multiply) joins the nodes that no other takes; `times`: how often the cell comes."""
-        own: dict[str, Any] = {"operations": list(operations), "nodes": nodes, "inputs": inputs}
-        own.update({} if join is None else {"join": join}, **({} if times is None else {"times": list(times)}))
+        own: dict[str, Any] = {
+            "operations": _several("operations", operations, OPTIONS),
+            "nodes": nodes,
+            "inputs": inputs,
+        }
+        own.update(
+            {} if join is None else {"join": join},
+            **({} if times is None else {"times": _several("times", times, "[1, 2]")}),
+        )
         return self._with("cell", layer, own, (), more)
 
     def _with(
@@ -115,7 +134,7 @@ class Space:
             raise TypeError(
                 f"a mutator {change!r} has no argument {unknown!r} ({', '.join(('base', 'name', *allowed))})"
             )
-        common = {key: _listed(value) if key == "base" else value for key, value in more.items() if value is not None}
+        common = {key: _bases(value) if key == "base" else value for key, value in more.items() if value is not None}
         made = _native({"change": change, "match": _plain(layer), **own, **common})
         _dumped(made, f"mutator {len(self.mutators) + 1} ({change})")
         return Space(self.base, [*self.mutators, made])
@@ -184,6 +203,24 @@ def _listed(value: Any) -> Any:
         if hasattr(value, "__iter__")
         else [value]
     )
+
+
+def _bases(given: Any) -> list[int] | None:
+    """The model_ids of base models. Raises ClientError for a text, which would be taken digit by digit."""
+    if given is None:
+        return None
+    if isinstance(given, (str, bytes)):
+        raise ClientError(f"base must be a model_id or a list of them, not the text {given!r}", hint="base=[1, 2]")
+    return [int(one) for one in _listed(given)]
+
+
+def _several(what: str, given: Any, example: str) -> list[Any]:
+    """The options of a mutator. Raises ClientError for anything but a list of them: a text is a sequence of letters, and a
+    layer one of its keys."""
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
+        kind = "text" if isinstance(given, (str, bytes)) else type(given).__name__
+        raise ClientError(f"{what} must be a list, not the {kind} {given!r}", hint=f"{what}={example}")
+    return list(given)
 
 
 def _plain(given: Match) -> Any:
