@@ -119,3 +119,37 @@ def test_a_seed_that_keeps_kernels_gives_the_random_numbers_of_keras_own(monkeyp
     assert drawn() == before and not forgotten
     keras.utils.set_random_seed(11)
     assert forgotten, "TensorFlow forgets its kernels in another way now"
+
+
+@pytest.mark.parametrize("missing", ("module", "name", "TensorFlow's"))
+def test_a_keras_without_the_private_names_sets_seeds_in_its_own_way(monkeypatch, missing):
+    import random
+    import sys
+
+    import keras
+    import numpy as np
+    from keras.src.utils import rng_utils
+
+    from mop_udf.kernels import on_tensorflow
+
+    def drawn():
+        return random.random(), np.random.random(), *map(float, keras.random.uniform((2,)))
+
+    keras.utils.set_random_seed(11)
+    before = drawn()
+    of_its_own = []
+    monkeypatch.setattr(
+        keras.utils,
+        "set_random_seed",
+        lambda number, own=keras.utils.set_random_seed: (of_its_own.append(number), own(number)),
+    )
+    if missing == "module":
+        monkeypatch.setitem(sys.modules, "keras.src.utils.rng_utils", None)  # (an import is an ImportError)
+    elif missing == "name":
+        # Keras' own function keeps the name, the module that is found lacks it
+        monkeypatch.setitem(sys.modules, "keras.src.utils.rng_utils", type(sys)("keras.src.utils.rng_utils"))
+    else:
+        monkeypatch.setitem(sys.modules, "tensorflow.python.eager.context", None)
+    tf_of_keras = rng_utils.tf
+    on_tensorflow.seed(11)
+    assert drawn() == before and of_its_own == [11] and rng_utils.tf is tf_of_keras

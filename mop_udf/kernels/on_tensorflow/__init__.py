@@ -11,14 +11,13 @@ Besides the functions below, each framework's package has these names:
 - `Group`: the kernel that trains several states of a model at once (on_jax/group.py), or None
 """
 
+import importlib
 import os
 import random
 import types
 
 import keras
 import tensorflow as tf
-from keras.src.utils import rng_utils
-from tensorflow.python.eager import context
 
 from mop_udf import child_process
 from mop_udf.kernels.on_tensorflow import traces
@@ -98,18 +97,24 @@ def seed(number):
 
     TensorFlow's own function also forgets all kernels, to begin their random numbers anew. Afterwards every function takes
     0.1 seconds longer at its first call. A model draws its random numbers from its own state, so this one keeps the kernels.
+    The names that this needs are private: a Keras or TensorFlow without them sets the seeds in its own way.
     """
-    before = rng_utils.tf
-    rng_utils.tf = types.SimpleNamespace(available=True, random=types.SimpleNamespace(set_seed=_set_seed))
+    try:
+        rng_utils = importlib.import_module("keras.src.utils.rng_utils")
+        own = importlib.import_module("tensorflow.python.eager.context").context()
+        before, _, _ = rng_utils.tf, own._seed, own._rng
+    except (ImportError, AttributeError):
+        keras.utils.set_random_seed(number)
+        return
+
+    def set_seed(number):
+        own._seed, own._rng = number, random.Random(number)
+
+    rng_utils.tf = types.SimpleNamespace(available=True, random=types.SimpleNamespace(set_seed=set_seed))
     try:
         keras.utils.set_random_seed(number)
     finally:
         rng_utils.tf = before
-
-
-def _set_seed(number):
-    own = context.context()
-    own._seed, own._rng = number, random.Random(number)
 
 
 def has_gpu():
