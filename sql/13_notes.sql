@@ -24,7 +24,9 @@ BEGIN
             DETAIL = 'A tag has 1 to 50 characters, no comma or control character, and no space at its ends.';
     END IF;
     IF given_tags IS NOT NULL THEN  -- each once, in the given order
-        kept := ARRAY(SELECT t.tag FROM unnest(given_tags) WITH ORDINALITY AS t(tag, place) GROUP BY t.tag ORDER BY min(t.place));
+        -- (on Greenplum the array of an empty query is NULL)
+        kept := coalesce(ARRAY(SELECT t.tag FROM unnest(given_tags) WITH ORDINALITY AS t(tag, place) GROUP BY t.tag
+                               ORDER BY min(t.place)), '{}');
     END IF;
     LOOP
         UPDATE @extschema@.mop_run_note n SET note = coalesce(given_note, n.note), tags = coalesce(kept, n.tags),

@@ -1211,6 +1211,140 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
     assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem)
     assert problem.diag.message_hint
     trained.run("RESET pg_mop.trainers")
+    for call in (
+        "mop_split('flowers', 'parts', id := 'id')",
+        "mop_pack('flowers', 'never', 'y')",
+        "mop_train('never', 'flowers', 'y')",
+        "mop_deploy('never', 'first', 1)",
+        "mop_use_version('never', 1)",
+        "mop_predict_row('never', '{}')",
+        "mop_evaluate('never', 'flowers')",
+    ):
+        problem = trained.error(f"SELECT madlib.{call}")
+        assert problem.pgcode == "0A000" and "is not supported on Greenplum yet" in str(problem), call
+    assert trained.run("SELECT * FROM madlib.mop_models") == []
+    assert trained.value("SELECT count(*) FROM pg_class WHERE relname ~ '^(never|parts)'") == 0
+
+
+def evolution(output):
+    """A call of mop_search by regularized-evolution in the model space `family`."""
+    return f"""SELECT madlib.mop_search('flowers_packed', '{output}', NULL, $${{'loss': ['categorical_crossentropy'],
+        'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}}], 'batch_size': [8]}}$$,
+        'regularized-evolution', 'population=2, tournament=2, trials=4, iterations=1, parallel=1, inherit=on',
+        validation_table := 'flowers_val', model_space := 'family', random_state := 3)"""
+
+
+@pytest.fixture(scope="module")
+def evolved(trained):
+    """The session of `trained` with a model space, and the number of a run that searched it."""
+    trained.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    assert (
+        trained.value("""SELECT madlib.mop_space('family', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
+            "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
+        == 3
+    )
+    trained.run(evolution("bred"))
+    return trained, trained.value("SELECT max(run_id) FROM madlib.mop_runs")
+
+
+def test_a_model_space_is_looked_at_and_searched(evolved):
+    client, run_id = evolved
+    assert client.value("SELECT madlib.mop_space_size('family')") == 3
+    assert "hidden.units: 8 | 12 | 16" in client.value("SELECT madlib.mop_space_show('family')")
+    sample = client.run("SELECT member, choices FROM madlib.mop_space_sample('family', 20)")
+    assert {row["choices"]["hidden.units"] for row in sample} <= {8, 12, 16} and sample
+    assert client.value("SELECT count(*) FROM bred_trials WHERE metric_final IS NOT NULL") == 4
+    lineage = client.run("SELECT mst_key, parent FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1", [run_id])
+    assert [row["parent"] is None for row in lineage[:2]] == [True, True]
+    assert all(row["parent"] < row["mst_key"] for row in lineage[2:]) and len(lineage) == 4
+    assert client.value("SELECT madlib.mop_family(%s)", [run_id]).startswith("mst_key  validation loss")
+    progress = (
+        "SELECT status, units_done = units_total AS whole, seconds_left FROM madlib.mop_run_progress WHERE run_id = %s"
+    )
+    assert client.run(progress, [run_id]) == [{"status": "finished", "whole": True, "seconds_left": 0}]
+    data = json.loads(client.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    assert sorted(c["mst_key"] for c in data["configurations"]) == [1, 2, 3, 4]
+
+
+def test_a_call_is_explained_and_leaves_nothing(evolved, db):
+    client, run_id = evolved
+    explain, runs = "SELECT madlib.mop_explain(%s, 'json')", "SELECT count(*) FROM madlib.mop_runs"
+    before = client.value(runs)
+    train = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'expected', 'mst', 2, FALSE)"
+    plan = json.loads(client.value(explain, [train]))
+    assert (plan["engine"], plan["source"]["segments"], plan["source"]["rows"]) == ("Greenplum", 3, 101)
+    assert "Train 2 configurations" in client.value("SELECT madlib.mop_explain(%s)", [train])
+    assert json.loads(client.value(explain, [evolution("expected")]))["function"] == "mop_search"
+    assert client.value(runs) == before
+    assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^expected'") == 0
+    bad = client.error("SELECT madlib.mop_explain(%s)", [train.replace("flowers_packed", "nowhere")])
+    assert (bad.diag.message_primary, bad.pgcode) == (
+        "pg_mop: madlib_keras_fit_multiple_model: source table 'nowhere' does not exist",
+        "42P01",
+    )
+    measured = client.error("SELECT madlib.mop_explain(%s, 'text', TRUE)", [train])
+    assert measured.pgcode == "0A000" and "measure" in measured.diag.message_primary
+    other = client.error("SELECT madlib.mop_explain(%s)", ["SELECT madlib.mop_train('churn', 'flowers', 'y')"])
+    assert other.pgcode == "0A000" and "mop_train is not supported on Greenplum yet" in str(other)
+    client.run(train)  # (nothing is explained any more)
+    trained_run = client.value("SELECT max(run_id) FROM madlib.mop_runs")
+    assert trained_run > run_id and client.value("SELECT count(*) FROM expected") == 2
+    told = json.loads(client.value("SELECT madlib.mop_explain_run(%s, 'json')", [trained_run]))
+    assert told["prediction"]["training_units"] == 12
+    client.run("DROP TABLE expected, expected_info, expected_summary")
+
+
+def test_a_role_explains_its_own_call(trained, ann, bob):
+    """In the views of its own rows of the catalog."""
+    ann.run("CREATE SCHEMA explaining; SET search_path = explaining; SET pg_mop.threads = 1")
+    make_data(ann, rows=60, buffer_size=9)
+    load(ann, "arch", dense())
+    selection(ann, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('explaining.flowers_packed', 'm', 'explaining.mst', 1, FALSE)"
+    assert "Train 1 configuration" in ann.value("SELECT madlib.mop_explain(%s)", [call])
+    assert bob.error("SELECT madlib.mop_explain(%s)", [call]).pgcode == "42501"
+    ann.run("DROP SCHEMA explaining CASCADE")
+
+
+def test_a_configuration_is_measured_on_the_rows_of_all_segments(trained):
+    run_id = fit(trained, "flowers_packed", "measured", "mst")
+    report = json.loads(trained.value("SELECT madlib.mop_configuration_report(%s, 1)", [run_id]))
+    assert report["rows"] == 101
+    (measures,) = (s for s in report["sections"] if s["name"] == "measures")
+    accuracy = next(row[1] for table in measures["tables"] for row in table["rows"] if row[0] == "accuracy")
+    trained.run(
+        "DROP TABLE IF EXISTS evaluated; "
+        "SELECT madlib.madlib_keras_evaluate('measured', 'flowers_packed', 'evaluated', NULL, 1)"
+    )
+    assert accuracy == pytest.approx(trained.value("SELECT metric FROM evaluated"), abs=1e-5)
+
+
+def test_runs_have_notes_of_their_role(ann, bob):
+    run_id = finished_run(ann)
+    ann.run("SELECT madlib.mop_note(%s, 'wider nets', ARRAY['paper', 'paper', 'wide'])", [run_id])
+    ann.run("SELECT madlib.mop_note(%s, 'the widest nets')", [run_id])
+    notes = "SELECT note, tags FROM madlib.mop_notes WHERE run_id = %s"
+    assert ann.run(notes, [run_id]) == [{"note": "the widest nets", "tags": ["paper", "wide"]}]
+    assert bob.run(notes, [run_id]) == []
+    assert bob.error("SELECT madlib.mop_note(%s, 'mine')", [run_id]).pgcode == "42501"
+    assert "neither a note nor tags" in str(ann.error("SELECT madlib.mop_note(%s)", [run_id]))
+    assert "tag" in str(ann.error("SELECT madlib.mop_note(%s, NULL, ARRAY['a, b'])", [run_id]))
+    ann.run("SELECT madlib.mop_note(%s, '', '{}')", [run_id])
+    assert ann.run(notes, [run_id]) == []
+
+
+def test_schedules_are_simulated(trained):
+    rows = trained.run(
+        "SELECT sessions, makespan, lower_bound FROM madlib.mop_simulate(unit_seconds := ARRAY[1, 2, 3], "
+        "segment_count := 3, num_iterations := 2, session_counts := ARRAY[1, 3], schedulers := ARRAY['longest-first'])"
+    )
+    assert [(row["sessions"], row["makespan"]) for row in rows] == [(1, 36), (3, 18)]
+    run_id = fit(trained, "flowers_packed", "simulated", "mst")
+    rows = trained.run("SELECT makespan, lower_bound FROM madlib.mop_simulate(%s)", [run_id])
+    assert rows and all(row["makespan"] >= row["lower_bound"] > 0 for row in rows)
+    hint = trained.error("SELECT * FROM madlib.mop_simulate()").diag.message_hint
+    assert "unit_seconds := ARRAY" in hint
+    assert trained.run(hint)
 
 
 # Keras' own, by another name and shape: it must give the very same numbers
