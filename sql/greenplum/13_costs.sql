@@ -37,9 +37,9 @@ BEGIN
             GROUP BY 1, 2, 3, 4
         LOOP
             -- (a unit that took very long was disturbed, and counts as one that took ten times the median)
-            unit := ARRAY(SELECT avg(least(t.seconds, 10 * m.median)) FROM unnest(measured.took) AS t(seconds),
+            unit := coalesce(ARRAY(SELECT avg(least(t.seconds, 10 * m.median)) FROM unnest(measured.took) AS t(seconds),
                           (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY o.seconds) AS median
-                           FROM unnest(measured.took) AS o(seconds)) AS m HAVING count(*) > 0);
+                           FROM unnest(measured.took) AS o(seconds)) AS m HAVING count(*) > 0), '{}');
             used := coalesce(array_length(measured.took, 1), 0);
             UPDATE @extschema@.mop_cost c SET noted_at = noted,
                 batch_seconds = (measured.batch || c.batch_seconds)[1:9],
