@@ -559,7 +559,7 @@ class TestConformance:
         db = engine.db
         other = db.another()
         db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
-        iterations = 4 if what == "trainer" else 2  # (a trainer may have to be killed more than once)
+        iterations = 4  # (a trainer may have to be killed more than once, and each place in turn must still work)
         call = Calling(
             other,
             "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', "
