@@ -172,7 +172,7 @@ BEGIN
             INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
             SELECT run, adopted.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
             WHERE x.run_id = adopted.of_run AND x.stage = adopted.of AND x.dataset = ANY (alike)
-            AND (NOT adopted.shared OR @extschema@.mop_sound_metrics(x.metrics))
+            AND (NOT adopted.shared OR @extschema@.mop_sound_metrics(x.loss, x.metric, x.metrics))
             AND x.dataset NOT IN (SELECT o.dataset FROM @extschema@.mop_metric o
                                   WHERE o.run_id = run AND o.stage = adopted.stage);
             -- (another role may have taken its metrics back, or written others)

@@ -30,7 +30,7 @@ BEGIN
                    'mop_count_rows', 'mop_position', 'mop_take_rights', 'mop_count', 'mop_count_whole',
                    'mop_sum_up_counts', 'mop_audit_act', 'mop_turn_order', 'mop_group_of', 'mop_may_read_all',
                    'mop_bare', 'mop_digest_of_rows', 'mop_alias', 'mop_givers', 'mop_may_give', 'mop_reveal',
-                   'mop_note_taken') AS is_internal,
+                   'mop_note_taken', 'mop_stages_from_weights', 'mop_may_want') AS is_internal,
                (SELECT pg_catalog.string_agg(DISTINCT
                            pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)), ', ')
                 FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee NOT IN (0, p.proowner)) AS others

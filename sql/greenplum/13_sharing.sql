@@ -25,7 +25,7 @@ END
 $$;
 
 -- (Nor are its metrics.)
-CREATE FUNCTION @extschema@.mop_sound_metrics(metrics json) RETURNS boolean
+CREATE FUNCTION @extschema@.mop_sound_metrics(loss double precision, metric double precision, metrics json) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT json_typeof($1) = 'object'
+    SELECT json_typeof($3) = 'object'
 $$;

@@ -161,11 +161,45 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             AND (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))))
 $$;
 
--- Returns whether metrics that another role's run has noted can be those of an evaluation.
-CREATE FUNCTION @extschema@.mop_sound_metrics(metrics json) RETURNS boolean
+-- Returns the stages of a run whose paths begin with given weights: with those of a configuration, or of a trial of another
+-- run. Such weights may be private, and that a run knows their digest is no proof that its role may read them.
+CREATE FUNCTION @extschema@.mop_stages_from_weights(run bigint) RETURNS SETOF integer
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE given AS (
+        SELECT c.mst_key FROM @extschema@.mop_configuration c WHERE c.run_id = $1
+        AND (c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL OR json_typeof(c.member -> 'inherits') = 'object')),
+    found (stage) AS (
+        SELECT w.stage FROM (
+            SELECT s.stage FROM given g JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.mst_key = g.mst_key
+            UNION SELECT q.stage FROM given g JOIN @extschema@.mop_request q ON q.run_id = $1 AND q.mst_key = g.mst_key) w
+        UNION SELECT s.stage FROM found f JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.parent = f.stage)
+    SELECT f.stage FROM found f
+$$;
+
+-- Returns those of the identities that a run may ask other roles for: not those of its own stages that begin with weights.
+CREATE FUNCTION @extschema@.mop_may_want(run bigint, identities text[]) RETURNS SETOF text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT i FROM unnest($2) i EXCEPT
+    SELECT s.identity FROM @extschema@.mop_stages_from_weights($1) w JOIN @extschema@.mop_stage s
+    ON (s.run_id, s.stage) = ($1, w)
+$$;
+
+-- Returns whether a number of JSON is a finite double precision. (Its text is looked at before it is read, since a number such
+-- as 1e999999999 cannot be read as any type. The smallest double precision is 4.9e-324.)
+CREATE FUNCTION @extschema@.mop_is_double(number text) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN octet_length($1::text) <= 10000 AND json_typeof($1) = 'object'
-        THEN NOT EXISTS (SELECT 1 FROM json_each($1) e WHERE json_typeof(e.value) <> 'number') ELSE false END
+    SELECT CASE WHEN octet_length($1) > 100 OR $1 !~ '^-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,3})?$' THEN false
+        ELSE abs($1::numeric) <= 1.7976931348623157e308 AND ($1::numeric = 0 OR abs($1::numeric) >= 4.95e-324) END
+$$;
+
+-- Returns whether the loss, the first metric, and all metrics that another role's run has noted can be those of an evaluation:
+-- finite numbers. (Escapes in names are refused, because not all of them can be read.)
+CREATE FUNCTION @extschema@.mop_sound_metrics(loss double precision, metric double precision, metrics json) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN abs($1) < 'Infinity' AND abs(coalesce($2, 0)) < 'Infinity' AND octet_length($3::text) <= 10000
+                     AND position('\' IN $3::text) = 0 AND json_typeof($3) = 'object'
+        THEN NOT EXISTS (SELECT 1 FROM json_each($3) e
+                         WHERE json_typeof(e.value) <> 'number' OR NOT @extschema@.mop_is_double(e.value::text)) ELSE false END
 $$;
 
 -- Sets the group with whose members the caller's runs share from now on, for mop_share_training; NULL: none.
@@ -248,12 +282,13 @@ BEGIN
     PERFORM @extschema@.mop_own(run, token);
     RETURN QUERY
         WITH givers AS (SELECT g.giver, g.alias FROM @extschema@.mop_givers(run, caller) g),
+        given AS (SELECT g.giver, w.stage FROM givers g, @extschema@.mop_stages_from_weights(g.giver) AS w(stage)),
         alike AS (
             SELECT g.giver, d.dataset FROM givers g, unnest(ARRAY['training', 'validation']) AS d(dataset)
             WHERE @extschema@.mop_same_segments(run, g.giver, d.dataset)),
         scored AS (
             SELECT x.run_id, x.stage, count(*) AS scores FROM alike a JOIN @extschema@.mop_metric x
-            ON (x.run_id, x.dataset) = (a.giver, a.dataset) WHERE @extschema@.mop_sound_metrics(x.metrics) GROUP BY 1, 2)
+            ON (x.run_id, x.dataset) = (a.giver, a.dataset) WHERE @extschema@.mop_sound_metrics(x.loss, x.metric, x.metrics) GROUP BY 1, 2)
         SELECT s.identity, g.alias, s.stage,
                m.state_table IS NOT NULL AND (c.stage IS NOT NULL
                    OR (r.status = 'running' OR g.alias = ANY (beside)) AND m.made_on IS NOT NULL),
@@ -267,7 +302,8 @@ BEGIN
         LEFT JOIN @extschema@.mop_checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)
         JOIN @extschema@.mop_configuration q ON (q.run_id, q.mst_key) = (s.run_id, s.mst_key)
         LEFT JOIN scored n ON (n.run_id, n.stage) = (s.run_id, s.stage)
-        WHERE s.identity = ANY (identities) AND r.function <> 'remote_run'
+        WHERE s.identity IN (SELECT @extschema@.mop_may_want(run, identities)) AND r.function <> 'remote_run'
+        AND (s.run_id, s.stage) NOT IN (SELECT n.giver, n.stage FROM given n)
         AND m.version = s.iteration * (r.segments - coalesce(array_length(q.held_out, 1), 0))
         AND @extschema@.mop_may_give(s.run_id, s.stage);
 END
@@ -308,7 +344,9 @@ BEGIN
         JOIN @extschema@.mop_request q ON (q.run_id, q.stage) = (s.run_id, s.stage)
         JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
         JOIN @extschema@.mop_stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
-        WHERE g.alias = ANY (runs) AND s.identity = ANY (identities) AND c.error IS NULL AND s.source_run IS NULL;
+        WHERE g.alias = ANY (runs) AND s.identity IN (SELECT @extschema@.mop_may_want(run, identities))
+        AND s.stage NOT IN (SELECT @extschema@.mop_stages_from_weights(g.giver))
+        AND c.error IS NULL AND s.source_run IS NULL;
 END
 $$;
 
@@ -336,7 +374,9 @@ BEGIN
             SELECT a.stage, g.giver, a.of, a.state, a.scored, true
             FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean, scored boolean)
             JOIN @extschema@.mop_givers(of_run, caller) g ON g.alias = a.run
-            WHERE same AND @extschema@.mop_may_give(g.giver, a.of)) f);
+            WHERE same AND @extschema@.mop_may_give(g.giver, a.of)
+            AND a.of NOT IN (SELECT @extschema@.mop_stages_from_weights(g.giver))
+            AND a.stage NOT IN (SELECT @extschema@.mop_stages_from_weights(of_run))) f);
 END
 $$;
 

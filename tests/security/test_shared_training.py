@@ -316,7 +316,7 @@ def test_a_member_reaches_no_run_by_its_number(db, clients):
         assert bob.value("SELECT madlib.mop_adopt(%s, 1, %s)", [forged, json.dumps(stage)]) is False
     for function in (
         "mop_givers(1, 10)", "mop_alias(1, 10)", "mop_reveal(1, '[]', 10)", "mop_may_give(1, 1)", "mop_group_of(10)",
-        "mop_digest_of_rows(10, 1)", "mop_bare('{1}')", "mop_may_read_all(10, 1)", "mop_note_taken(1, 1, 1, 1, 10)",
+        "mop_digest_of_rows(10, 1)", "mop_bare('{1}')", "mop_stages_from_weights(1)", "mop_may_want(1, '{}')", "mop_may_read_all(10, 1)", "mop_note_taken(1, 1, 1, 1, 10)",
     ):  # fmt: skip
         assert "permission denied for function" in str(bob.error(f"SELECT madlib.{function}")), function
     for table in ("mop_sharing", "mop_shared_run", "mop_taken_stage"):
@@ -437,15 +437,16 @@ def test_a_table_is_locked_before_it_is_looked_at_and_then_given_back(db, client
     other = db.another()
     table, bob = (db.value(f"SELECT {name}::oid::bigint") for name in ("'rows.packed'::regclass", "'bob'::regrole"))
     digest = "SELECT madlib.mop_digest_of_rows(%s::oid, %s::oid)"
-    other.run(f"BEGIN; {change}")
-    assert db.value(digest, [bob, table]) is None
-    other.run("ROLLBACK; BEGIN")
-    assert other.value(digest, [bob, table]) is not None
-    locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid = %s"
-    assert db.value(locks, [table, other.connection.info.backend_pid]) == 0
-    db.run(f"SET lock_timeout = '5s'; {change}; RESET lock_timeout; DROP {change.split()[1]} rows.i")
-    other.run("ROLLBACK")
-    other.close()
+    try:
+        other.run(f"BEGIN; {change}")
+        assert db.value(digest, [bob, table]) is None
+        other.run("ROLLBACK; BEGIN")
+        assert other.value(digest, [bob, table]) is not None
+        locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid = %s"
+        assert db.value(locks, [table, other.connection.info.backend_pid]) == 0
+        db.run(f"SET lock_timeout = '5s'; {change}; RESET lock_timeout; DROP {change.split()[1]} rows.i")
+    finally:
+        other.close()
 
 
 CHANGED = {
@@ -569,14 +570,37 @@ def test_the_state_of_another_net_is_not_taken_over(db, clients):
     assert "the model has 67" in "\n".join(bob.connection.notices)
 
 
-@pytest.mark.parametrize("metrics_json", ['{"accuracy": "high"}', "[]", '{"accuracy": {"a": 1}}'])
-def test_forged_metrics_are_measured_again(db, clients, metrics_json):
+FORGED = [
+    ("metrics", value)
+    for value in (
+        '{"accuracy": "high"}', "[]", '{"accuracy": {"a": 1}}', '{"accuracy": 1e999}', '{"accuracy": -1e309}',
+        '{"accuracy": 1e999999999}', '{"accuracy": 1e-400}', '{"accuracy": 1' + 400 * "0" + "}", '{"a\\u0000": 1}',
+        '{"a\\ud800": 1}', '{"accuracy": 1, "accuracy": 2e308}',
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column, value", [*FORGED, ("loss", "NaN"), ("loss", "-Infinity"), ("metric", "Infinity")])
+def test_forged_metrics_are_measured_again(db, clients, column, value):
     ann, bob = clients["ann"], clients["bob"]
     one = train(ann)
     kept = metrics(ann, one)
-    db.run("UPDATE madlib.mop_metric SET metrics = %s WHERE run_id = %s", [metrics_json, one])
+    db.run(f"UPDATE madlib.mop_metric SET {column} = %s WHERE run_id = %s", [value, one])
     two = train(bob)
     assert metrics(bob, two) == kept and units(db, two, "evaluate") > 0
+
+
+@pytest.mark.parametrize(
+    "number, is_one",
+    [
+        *((number, True) for number in ("0", "-0.0", "1", "-2.5", "1e3", "1E+30", "1.7976931348623157e308", "5e-324", "0e999")),
+        *((number, False) for number in ("1.7976931348623159e308", "4e-324", "1e1000", "NaN", "", "1e", "0x1", "1e-999", "9" * 101)),
+    ],
+)  # fmt: skip
+def test_numbers_that_fit(db, number, is_one):
+    assert db.value("SELECT madlib.mop_is_double(%s)", [number]) is is_one
+    if is_one:
+        assert db.value("SELECT %s::double precision", [number]) == float(number)
 
 
 @pytest.mark.parametrize("of", ["ann", "bob"])
@@ -608,6 +632,67 @@ def test_initial_weights_are_not_shared(db, clients):
     done = [train(client, "warm", iterations=1) for client in (ann, bob)]
     assert [units(db, run) for run in done] == [2, 2]
     assert db.value("SELECT count(*) FROM madlib.mop_shared_run WHERE run_id = ANY (%s)", [done]) == 0
+
+
+def with_weights(ann):
+    """ann.own: an architecture table of two models, the first one with weights; bob may read it."""
+    train(ann, iterations=1)
+    ann.run(
+        "DROP TABLE IF EXISTS own; CREATE TABLE own AS SELECT n AS model_id, a.model_arch, CASE WHEN n = 1 THEN m.model_weights END AS model_weights, "
+        "a.name, a.description, a.__internal_madlib_id__ FROM rows.arch a, m, generate_series(1, 2) n WHERE mst_key = 1; "
+        "GRANT USAGE ON SCHEMA ann TO bob; GRANT SELECT ON own TO bob; DROP TABLE m, m_info, m_summary"
+    )
+
+
+SEARCH = (
+    "SELECT madlib.mop_search('packed', 'm', 'ann.own', $s${\"model_id\": [1, 2], \"loss\": [\"categorical_crossentropy\"], "
+    "\"metrics\": [[\"accuracy\"]], \"batch_size\": [8], \"optimizer_params_list\": [{\"optimizer\": [\"Adam\"], "
+    "\"lr\": [0.001, 0.1, \"log\"]}]}$s$, 'random', 'trials=6, iterations=2', 'loss')"
+)
+
+
+def test_initial_weights_of_a_search_are_not_shared(db, clients):
+    """A search makes its configurations as it goes on: those without weights are shared, the others are not."""
+    ann, bob = clients["ann"], clients["bob"]
+    with_weights(ann)
+    runs = []
+    for client in (ann, bob):
+        client.run(SEARCH)
+        runs.append(client.value("SELECT max(run_id) FROM madlib.mop_runs"))
+    one, two = runs
+    trained = (
+        "SELECT count(*) FILTER (WHERE c.weights_md5 IS NOT NULL) AS weights, count(*) FILTER (WHERE c.weights_md5 IS NULL) "
+        "AS seed FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) JOIN madlib.mop_configuration c "
+        "USING (run_id, mst_key) WHERE u.run_id = %s AND u.kind = 'train' AND u.status = 'finished'"
+    )
+    (first,), (second,) = (db.run(trained, [run]) for run in (one, two))
+    assert first["weights"] > 0 and first["seed"] > 0
+    assert second == {"weights": first["weights"], "seed": 0}
+    ann.run("DROP TABLE own")
+
+
+@pytest.mark.parametrize("whose", ["giver", "taker"])
+def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose):
+    """Neither if the weights are at the beginning of another trial, from which the path goes on; and whoever has them."""
+    ann, bob = clients["ann"], clients["bob"]
+    one = train(ann)
+    forged, _ = forged_run(bob, db, one, ["packed"])
+    known = asked(bob, db, forged, one)[0]
+    assert len(known) == 2 * ITERATIONS
+    run = one if whose == "giver" else forged
+    # (the second trial goes on from the first one, whose beginning has weights)
+    of = "(SELECT stage FROM madlib.mop_stage WHERE run_id = {0} AND mst_key = {1} AND iteration = 1)"
+    db.run(
+        f"UPDATE madlib.mop_configuration SET weights_md5 = md5('w') WHERE run_id = {run} AND mst_key = 1; "
+        f"UPDATE madlib.mop_stage SET parent = {of.format(run, 1)} WHERE run_id = {run} AND stage = {of.format(run, 2)}"
+    )
+    assert asked(bob, db, forged, one)[0] == []
+    taken = [
+        {"stage": row["stage"], "run": row["run_id"], "of": row["stage"], "state": row["state"], "scored": True}
+        for row in known
+    ]
+    for one_alone in taken:
+        assert bob.value("SELECT madlib.mop_adopt(%s, 1, %s)", [forged, json.dumps([one_alone])]) is False
 
 
 def test_what_was_taken_over_is_not_given_on(db, clients):
