@@ -101,6 +101,8 @@ def _unpack(data):
         for name in GROUPS:
             groups[name] = []
             for kind, shape in header[name]:
+                if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+                    raise StateError(f"damaged model state: an array of the shape {shape}")
                 kind, count = dtype(kind), math.prod(shape)
                 if kind.hasobject:
                     raise StateError("model state with Python objects")

@@ -1,5 +1,8 @@
 """States that come from another role's run: what is refused before it is used."""
 
+import struct
+import sys
+
 import numpy as np
 import pytest
 
@@ -30,6 +33,38 @@ def test_numbers_that_are_not_finite_are_refused(value, kind, group):
     bad[7] = value
     data = packed([bad]) if group == "weights" else packed(GOOD, [bad])
     assert problem_of(data, 15) == f"its state has {group} that are not finite"
+
+
+@pytest.mark.parametrize("group", state.GROUPS)
+@pytest.mark.parametrize("kind", ("S4", "U1", "V4", "i4,f4", "M8[s]", "m8[s]", "c8", "c16", ">f4", "f16"))
+def test_what_are_no_numbers_is_refused(kind, group):
+    groups = {"weights": [*GOOD], "optimizer": [], "seeds": []}
+    groups[group] = [*groups[group], np.zeros(4, kind)]
+    problem = problem_of(packed(**groups), None)
+    assert problem.startswith((f"its state has {group} of the type ", "its state is damaged: "))
+
+
+@pytest.mark.parametrize("kind", ("?", "i1", "u1", "i8", "u4", "f2", "f4", "f8", *state.SHORT_FLOATS))
+def test_all_kinds_of_numbers_are_used(kind):
+    assert problem_of(packed([np.zeros(15, state.dtype(kind))]), 15) is None
+
+
+def test_short_floats_that_are_not_finite_are_refused():
+    bad = np.full(15, np.nan, state.dtype("bfloat16"))
+    assert problem_of(packed([bad]), 15) == "its state has weights that are not finite"
+
+
+def test_a_state_that_cannot_be_read_here_is_refused(monkeypatch):
+    data = packed([np.zeros(15, state.dtype("bfloat16"))])
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert problem_of(data, 15).startswith("its state cannot be read here: ")
+
+
+@pytest.mark.parametrize("shape", ("[-1]", "[-4, -3]", "[12.0]", "12", '""', '{"12": 1}', "[[12]]", "[null]"))
+def test_arrays_of_impossible_shapes_are_refused(shape):
+    text = b'{"weights": [["<f4", SHAPE]], "seeds": [], "optimizer": []}'.replace(b"SHAPE", shape.encode())
+    data = state.MAGIC + bytes([state.VERSION]) + struct.pack("<I", len(text)) + text + bytes(48)
+    assert problem_of(data, None).startswith("its state is damaged: ")
 
 
 def test_another_number_of_weights_is_refused():

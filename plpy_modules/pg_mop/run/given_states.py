@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+# numpy's names of the numbers that states consist of, besides the short floats
+NUMBERS = frozenset(
+    ("|b1", "|i1", "|u1", *(f"<{kind}" for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8")))
+)
 
 
 def problem_of(data: Any, elements: int | None) -> str | None:
-    """What is wrong with the bytes of a model state, or None: they must be one, of `elements` weights (None: any number), all
-    of whose numbers are finite.
+    """What is wrong with the bytes of a model state, or None: they must be one, of `elements` weights (None: any number), whose
+    arrays are of numbers that a trainer can use, all of them finite.
 
     >>> problem_of(b"x", None)
     'its state is damaged: not a model state'
@@ -18,6 +24,13 @@ def problem_of(data: Any, elements: int | None) -> str | None:
         groups = state.unpack(data)
     except state.StateError as error:
         return f"its state is damaged: {error}"
+    except ImportError as error:  # (the package that reads a kind of numbers, which only a member's state has)
+        return f"its state cannot be read here: {error}"
+    short = [state.dtype(name) for name in state.SHORT_FLOATS] if sys.modules.get("ml_dtypes") else []
+    for name, arrays in groups.items():
+        for array in arrays:
+            if array.dtype not in short and array.dtype.str not in NUMBERS:
+                return f"its state has {name} of the type {array.dtype.str}"
     count = sum(array.size for array in groups["weights"])
     if elements is not None and count != elements:
         return f"its state has {count} weights, the model has {elements}"
