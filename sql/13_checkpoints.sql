@@ -129,11 +129,14 @@ BEGIN
     stages := @extschema@.mop_reveal(run, stages, @extschema@.mop_caller(token));
     target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
     -- Locks keep the checkpoints: first the runs, then the checkpoints, in the order of mop_drop and
-    -- mop_forget_checkpoints, and before any table is read.
+    -- mop_forget_checkpoints, and before any table is read. Nothing of another role is locked, since it could see that, and
+    -- would wait: mop_note_taken looks whether its run was still there.
     PERFORM @extschema@.mop_lock_run_shared(l.run) FROM (
-        SELECT DISTINCT a.run FROM json_to_recordset(stages) AS a(run bigint) ORDER BY 1) AS l;
+        SELECT DISTINCT a.run FROM json_to_recordset(stages) AS a(run bigint, shared boolean)
+        WHERE NOT a.shared ORDER BY 1) AS l;
     PERFORM @extschema@.mop_lock_checkpoints_exclusive(array_agg(a.run), array_agg(a.of))
-    FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean) WHERE a.state;
+    FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean, shared boolean)
+    WHERE a.state AND NOT a.shared;
     FOR adopted IN
         SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, a.shared, m.version, m.state_table, m.bytes, m.made_on,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage

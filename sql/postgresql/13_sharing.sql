@@ -288,7 +288,8 @@ BEGIN
             WHERE @extschema@.mop_same_segments(run, g.giver, d.dataset)),
         scored AS (
             SELECT x.run_id, x.stage, count(*) AS scores FROM alike a JOIN @extschema@.mop_metric x
-            ON (x.run_id, x.dataset) = (a.giver, a.dataset) WHERE @extschema@.mop_sound_metrics(x.loss, x.metric, x.metrics) GROUP BY 1, 2)
+            ON (x.run_id, x.dataset) = (a.giver, a.dataset)
+            WHERE @extschema@.mop_sound_metrics(x.loss, x.metric, x.metrics) GROUP BY 1, 2)
         SELECT s.identity, g.alias, s.stage,
                m.state_table IS NOT NULL AND (c.stage IS NOT NULL
                    OR (r.status = 'running' OR g.alias = ANY (beside)) AND m.made_on IS NOT NULL),
@@ -381,7 +382,8 @@ END
 $$;
 
 -- Notes a stage that mop_adopt has taken over from another role's run: the run keeps the log of its units, and is its own
--- source, so that nothing names the other run. (Who gave what, only superusers see, in mop_taken_stage.)
+-- source, so that nothing names the other run. (Who gave what, only superusers see, in mop_taken_stage.) The other run is not
+-- locked: if it has been dropped meanwhile, what was copied may be incomplete, and an error undoes the takeover.
 CREATE FUNCTION @extschema@.mop_note_taken(of_run bigint, of_stage integer, giver bigint, given integer, caller oid)
 RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -395,5 +397,8 @@ BEGIN
     FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u
     ON (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))
     WHERE s.run_id = giver AND s.stage = given AND u.kind = 'train' AND u.status = 'finished' ON CONFLICT DO NOTHING;
+    IF NOT @extschema@.mop_may_give(giver, given) THEN
+        RAISE EXCEPTION 'a run has just been dropped' USING ERRCODE = 'P0002';
+    END IF;
 END
 $$;
