@@ -93,7 +93,7 @@ def fixed_costs(
         FROM {catalog.prefix}run r JOIN (
             SELECT u.run_id, min(u.started_at) AS first, max(u.finished_at) AS last FROM {catalog.prefix}unit u
             WHERE u.run_id = ANY (%s::bigint[]) AND u.status = 'finished' GROUP BY u.run_id) u USING (run_id)
-        WHERE r.function <> 'remote_run'
+        WHERE r.function <> 'remote_run' AND u.first IS NOT NULL  -- (0.1.0 noted no times of units)
         ORDER BY r.run_id DESC
         """,
         (digests, last),
