@@ -165,13 +165,16 @@ $$;
 -- run. Such weights may be private, and that a run knows their digest is no proof that its role may read them.
 CREATE FUNCTION @extschema@.mop_stages_from_weights(run bigint) RETURNS SETOF integer
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH RECURSIVE given AS (
-        SELECT c.mst_key FROM @extschema@.mop_configuration c WHERE c.run_id = $1
-        AND (c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL OR json_typeof(c.member -> 'inherits') = 'object')),
+    WITH RECURSIVE begun AS (
+        SELECT c.mst_key, c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL AS given FROM @extschema@.mop_configuration c
+        WHERE c.run_id = $1 AND (c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL
+                                 OR json_typeof(c.member -> 'inherits') = 'object')),
     found (stage) AS (
         SELECT w.stage FROM (
-            SELECT s.stage FROM given g JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.mst_key = g.mst_key
-            UNION SELECT q.stage FROM given g JOIN @extschema@.mop_request q ON q.run_id = $1 AND q.mst_key = g.mst_key) w
+            SELECT s.stage FROM begun b JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.mst_key = b.mst_key
+            WHERE b.given OR s.parent IS NULL
+            UNION SELECT s.stage FROM begun b JOIN @extschema@.mop_request q ON q.run_id = $1 AND q.mst_key = b.mst_key
+            JOIN @extschema@.mop_stage s ON (s.run_id, s.stage) = ($1, q.stage) WHERE b.given OR s.parent IS NULL) w
         UNION SELECT s.stage FROM found f JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.parent = f.stage)
     SELECT f.stage FROM found f
 $$;

@@ -721,8 +721,9 @@ def test_initial_weights_of_a_search_are_not_shared(db, clients):
     ann.run("DROP TABLE own")
 
 
+@pytest.mark.parametrize("how", ["weights", "a trial of another run"])
 @pytest.mark.parametrize("whose", ["giver", "taker"])
-def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose):
+def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose, how):
     """Neither if the weights are at the beginning of another trial, from which the path goes on; and whoever has them."""
     ann, bob = clients["ann"], clients["bob"]
     one = train(ann)
@@ -732,8 +733,9 @@ def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose):
     run = one if whose == "giver" else forged
     # (the second trial goes on from the first one, whose beginning has weights)
     of = "(SELECT stage FROM madlib.mop_stage WHERE run_id = {0} AND mst_key = {1} AND iteration = 1)"
+    begins = "weights_md5 = md5('w')" if how == "weights" else """member = '{"inherits": {"trial": 7}}'"""
     db.run(
-        f"UPDATE madlib.mop_configuration SET weights_md5 = md5('w') WHERE run_id = {run} AND mst_key = 1; "
+        f"UPDATE madlib.mop_configuration SET {begins} WHERE run_id = {run} AND mst_key = 1; "
         f"UPDATE madlib.mop_stage SET parent = {of.format(run, 1)} WHERE run_id = {run} AND stage = {of.format(run, 2)}"
     )
     assert asked(bob, db, forged, one)[0] == []
@@ -743,6 +745,17 @@ def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose):
     ]
     for one_alone in taken:
         assert bob.value("SELECT madlib.mop_adopt(%s, 1, %s)", [forged, json.dumps([one_alone])]) is False
+
+
+def test_what_inherits_from_a_trial_of_the_run_is_shared(db, clients):
+    one = train(clients["ann"])
+    forged, _ = forged_run(clients["bob"], db, one, ["packed"])
+    of = f"(SELECT stage FROM madlib.mop_stage WHERE run_id = {one} AND mst_key = %s AND iteration = 1)"
+    db.run(
+        f"""UPDATE madlib.mop_configuration SET member = '{{"inherits": {{"trial": 1}}}}' WHERE run_id = {one} AND mst_key = 2;
+        UPDATE madlib.mop_stage SET parent = {of % 1} WHERE run_id = {one} AND stage = {of % 2}"""
+    )
+    assert len(asked(clients["bob"], db, forged, one)[0]) == 2 * ITERATIONS
 
 
 def test_what_was_taken_over_is_not_given_on(db, clients):
