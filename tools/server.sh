@@ -17,6 +17,25 @@ socket=$local/socket
 client() { echo "$(tools/postgres.sh bin)/psql"; }
 running() { [ -f "$data/postmaster.pid" ] && $run "$(cat "$local/bindir")/pg_ctl" -D "$data" status > /dev/null 2>&1; }
 
+# The port of the last start or, from 54320, the first one that is free and none of those tried: $1
+free_port() {
+    /usr/bin/python3 -c '
+import socket
+import sys
+tried, last = map(str.split, sys.argv[1:])
+for port in [*map(int, last), *range(54320, 54420)]:
+    if str(port) in tried:
+        continue
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break' "$1" "$(cat "$local/port" 2> /dev/null)"
+}
+
 start() {
     bin=$(cat "$local/bindir")
     now=$("$bin/postgres" -V | sed 's/[^0-9]*\([0-9]*\).*/\1/') was=$(cat "$data/PG_VERSION" 2> /dev/null || true)
@@ -35,24 +54,25 @@ start() {
             --auth-host=scram-sha-256 --pwfile="$local/password" > "$local/initdb.log"
     fi
     if ! running; then
-        # the port of the last start, if it is still free
-        port=$(/usr/bin/python3 -c '
-import socket
-import sys
-for port in [*map(int, sys.argv[1:]), *range(54320, 54420)]:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-    print(port)
-    break' $(cat "$local/port" 2> /dev/null))
-        echo "$port" > "$local/port"
         install -d -m 700 -o "$($run id -un)" -g "$($run id -gn)" "$socket"
-        $run "$bin/pg_ctl" -D "$data" -l "$data/server.log" -w -t 60 start > /dev/null \
-            -o "-p $(cat "$local/port") -c listen_addresses=127.0.0.1 -k '$socket'" \
-            || { tail -n 20 "$data/server.log" >&2; exit 1; }
+        # the port of the last start, if it is still free; the next free one where another server takes it meanwhile
+        tried='' begun=false
+        while ! $begun; do
+            port=$(free_port "$tried")
+            [ -n "$port" ] || { echo 'no port from 54320 to 54419 is free' >&2; exit 1; }
+            echo "$port" > "$local/port"
+            at=$(($({ wc -c < "$data/server.log"; } 2> /dev/null || echo 0) + 1))
+            if said=$($run "$bin/pg_ctl" -D "$data" -l "$data/server.log" -w -t 60 start 2>&1 > /dev/null \
+                -o "-p $port -c listen_addresses=127.0.0.1 -k '$socket'"); then
+                begun=true
+            elif tail -c "+$at" "$data/server.log" | grep -q 'could not bind .*127\.0\.0\.1'; then
+                tried="$tried $port"
+            else
+                echo "$said" >&2
+                tail -n 20 "$data/server.log" >&2
+                exit 1
+            fi
+        done
     fi
     query() { $run "$(client)" -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
     [ -n "$(query -d postgres -c "SELECT 1 FROM pg_database WHERE datname = '$database'")" ] \
