@@ -192,7 +192,7 @@ CREATE FUNCTION @extschema@.mop_feature_info(model text, version double precisio
     lowest double precision,
     highest double precision,
     top_values jsonb
-) LANGUAGE plpython3u STABLE AS $$
+) LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import reports
 return reports.mop_feature_info(plpy, *args)

@@ -218,3 +218,72 @@ def test_a_transform_that_does_not_suit_its_net_is_an_error(honest, forger, chan
         error = str(honest.error(ask))
         assert "cannot be used" in error or "there is no" in error, error
     assert honest.value("SELECT 1") == 1
+
+
+@pytest.fixture
+def packed_by_forger(honest, forger):
+    """A packed table of the forger, with its summary, that all may read."""
+    forger.run(
+        "CREATE TABLE lure AS SELECT * FROM beans; SELECT mop_pack('lure', 'lure_packed', 'y', id => 'id'); "
+        "GRANT SELECT ON lure_packed, lure_packed_summary TO public"
+    )
+    honest.run("TRUNCATE trap")
+    yield forger
+    forger.run("DROP TABLE lure, lure_packed CASCADE")
+
+
+SNARES = {
+    "view of the summary": "ALTER TABLE lure_packed_summary RENAME TO lure_rows; CREATE VIEW lure_packed_summary AS "
+    "SELECT *, snap() AS more FROM lure_rows; GRANT SELECT ON lure_packed_summary TO public",
+    "view of the rows": "ALTER TABLE lure_packed RENAME TO lure_kept; CREATE VIEW lure_packed AS SELECT *, snap() AS more "
+    "FROM lure_kept; GRANT SELECT ON lure_packed TO public",
+    "policy": "ALTER TABLE lure_packed_summary ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON lure_packed_summary "
+    "USING (spring() = 'x')",
+}
+CLEARED = {
+    "view of the summary": "DROP VIEW lure_packed_summary; DROP TABLE lure_rows",
+    "view of the rows": "DROP VIEW lure_packed; ALTER TABLE lure_kept RENAME TO lure_packed; DROP TABLE lure_packed_summary",
+    "policy": "DROP TABLE lure_packed_summary CASCADE",
+}
+
+
+@pytest.mark.parametrize("snare", list(SNARES))
+def test_columns_of_a_packed_table_of_another_role_are_not_read(honest, packed_by_forger, snare):
+    packed_by_forger.run(SNARES[snare])
+    try:
+        for call in ("mop_drift('lure_packed', 'SELECT * FROM beans')", "mop_feature_info('lure_packed')"):
+            error = honest.error(f"SELECT * FROM madlib.{call}")
+            assert error.pgcode == "42501" and "is no table of your role's or a superuser's" in str(error)
+            assert honest.run("SELECT * FROM trap") == [], call
+    finally:
+        packed_by_forger.run(CLEARED[snare])
+
+
+def test_a_summary_that_another_role_made_for_a_packed_table_is_not_read(honest, forger):
+    """The caller names the packed table alone. Whoever may create tables in its schema can make a lost summary anew."""
+    honest.run(
+        "CREATE TABLE bare AS SELECT * FROM beans; SELECT madlib.mop_pack('bare', 'bare_packed', 'y', id => 'id'); "
+        "ALTER TABLE bare_packed_summary RENAME TO bare_rows; GRANT SELECT ON bare_packed, bare_rows TO public"
+    )
+    forger.run(
+        "CREATE VIEW bare_packed_summary AS SELECT *, snap() AS more FROM bare_rows; "
+        "GRANT SELECT ON bare_packed_summary TO public"
+    )
+    honest.run("TRUNCATE trap")
+    try:
+        for call in (
+            "mop_drift('bare_packed', 'SELECT * FROM beans')",
+            "mop_feature_info('bare_packed')",
+            "mop_pack('beans', 'bare_again', fitted_on => 'bare_packed')",
+            "mop_architecture('bare_nets', 'bare_packed', 'linear')",
+            "validation_preprocessor_dl('beans', 'bare_again', 'y', 'size', 'bare_packed')",
+            "madlib_keras_fit('bare_packed', 'bare_fitted', 'beans_nets', 1, "
+            "$$loss='categorical_crossentropy', optimizer='Adam()'$$, 'batch_size=8', 1)",
+            "madlib_keras_evaluate('beans_fitted', 'bare_packed', 'bare_measures')",
+        ):
+            error = honest.error(f"SELECT madlib.{call}")
+            assert error.pgcode == "42501", (call, str(error))
+            assert honest.run("SELECT * FROM trap") == [], call
+    finally:
+        forger.run("DROP VIEW bare_packed_summary")
+        honest.run("DROP TABLE bare, bare_packed, bare_rows")

@@ -24,7 +24,6 @@ from pg_mop.columns.features_column import Features
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, RowReader
 from pg_mop.inference.row_inputs import PackedInputs, RowInputs
-from pg_mop.packing.training import Training
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
@@ -291,9 +290,8 @@ def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
 @sql_function
 def mop_feature_info(db, model, version):
     """What became of each column: of a named model, or of a packed table."""
-    inputs = (
-        Training(db, model).transform.inputs if _is_packed(db, model) else NamedModel.find(db, model, version).inputs
-    )
+    packed = PackedInputs.find(db, model)
+    inputs = NamedModel.find(db, model, version).inputs if packed is None else packed.all_inputs
     rows: list[Any] = []
     for column in inputs:
         if isinstance(column, Features):
@@ -331,9 +329,9 @@ def _described(feature: Feature) -> tuple[Any, ...]:
 def mop_drift(db, model, source, version):
     """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]. `model`: a named
     model, or a packed table."""
-    if not _is_packed(db, model):
+    packed = PackedInputs.find(db, model)
+    if packed is None:
         return drift(db, NamedModel.find(db, model, version), source)
-    packed = PackedInputs(db, model)
     if not packed.inputs:
         raise MopError(
             f'"{model}" has no columns that rows can be compared with',
@@ -342,11 +340,6 @@ def mop_drift(db, model, source, version):
             sqlstate="55000",
         )
     return drift(db, packed, source)
-
-
-def _is_packed(db: Database, name: str | None) -> bool:
-    table = db.find_table(name) if name and name.strip() else None
-    return table is not None and "buffer_id" in db.columns(table)
 
 
 def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.trusted import PARTITIONED, locked
 from pg_mop.columns import Column
 from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
@@ -59,12 +61,43 @@ class RowInputs:
 
 
 class PackedInputs(RowInputs):
-    """The columns of a packed table: other rows can be compared with those that it was packed from."""
+    """The columns of a packed table: other rows can be compared with those that it was packed from.
 
-    def __init__(self, db: Database, packed: str) -> None:
-        """Read the summary of the table that the caller calls `packed`. Raises MopError."""
-        self.name = packed
-        self.inputs = [column for column in Training(db, packed).transform.inputs if isinstance(column, Features)]
+    `all_inputs`: also those whose values cannot be compared, such as images.
+    """
+
+    def __init__(self, name: str, all_inputs: Sequence[Column]) -> None:
+        """`name`: as the caller calls the table."""
+        self.name, self.all_inputs = name, all_inputs
+        self.inputs = [column for column in all_inputs if isinstance(column, Features)]
+
+    @classmethod
+    def find(cls, db: Database, name: str | None) -> PackedInputs | None:
+        """The columns of the packed table that the caller calls `name`; None where the name is no packed table's.
+
+        Raises MopError where the table or its summary is not the caller's or a superuser's, or is a view, or has row security:
+        to read it would run functions of its owner with the caller's rights. Raises SPIError where another session is about
+        to change one of the two.
+        """
+        table = db.find_table(name) if name and name.strip() else None
+        if table is None or "buffer_id" not in db.columns(table):
+            return None
+        with db.undone():  # (it gives the locks back, and the settings)
+            tables = [locked(db, own, PARTITIONED) for own in (str(table), db.suffixed(str(table), "_summary"))]
+            if tables[0] is None or tables[1] is None:
+                raise MopError(
+                    f"\"{name}\" or its summary is no table of your role's or a superuser's, or has row security",
+                    detail="Reading a view, or a table of another role, can run functions of its owner with your rights.",
+                    hint=f"SELECT {db.extension}.mop_pack(...); packs a table of your own; or name a model.",
+                    sqlstate="42501",
+                )
+            if db.has_foreign_rows(tables[0]) and not db.lacking_settings(("restrict_nonsystem_relation_kind",)):
+                db.execute("SELECT set_config('restrict_nonsystem_relation_kind', 'view', true)")
+            found = Training(db, str(tables[0]))
+            # (a schema may have been renamed since: then these would be other relations)
+            if [found.packed.oid, found.summary.oid] != [own.oid for own in tables if own]:
+                raise MopError(f'"{name}" has been renamed at this moment', hint="Call again.", sqlstate="55000")
+            return cls(str(name), found.transform.inputs)
 
     @property
     def wanted(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.trusted import check_summary
 from pg_mop.columns import madlib
 from pg_mop.packing.summary import Copy, copies_in, reachable
 
@@ -50,8 +51,12 @@ class PackedTable:
                 sqlstate="42809",
             )
         db.check_readable(self.table, db.columns(self.table))
-        self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {role}", hint=hint)
+        what = f"summary of the {role}"
+        self.summary_table = db.input_table(db.suffixed(text, "_summary"), what, hint=hint, rows=False)
+        check_summary(db, self.table, self.summary_table)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
+        if self.summary is None:
+            raise MopError(f'{what} "{db.suffixed(text, "_summary")}" is empty', hint=hint)
         self._check_names(role)
         self.transform = madlib.read(db, self.summary_table, self.summary)
         self.inputs = [column.name for column in self.transform.inputs]

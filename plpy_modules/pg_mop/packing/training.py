@@ -5,6 +5,7 @@ from __future__ import annotations
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.trusted import check_summary
 from pg_mop.columns import Column, Request, SourceColumn, Transform, madlib
 
 
@@ -17,8 +18,11 @@ class Training:
         self.db = db
         self.packed = db.input_table(text, "training preprocessor table", hint)
         full = f"{quote_identifier(self.packed.schema)}.{quote_identifier(self.packed.name + '_summary')}"
-        self.summary = db.input_table(full, "training preprocessor summary table", hint)
+        self.summary = db.input_table(full, "training preprocessor summary table", hint, rows=False)
+        check_summary(db, self.packed, self.summary)
         row = db.one(f"SELECT * FROM {self.summary} LIMIT 1")
+        if row is None:
+            raise MopError(f"training preprocessor summary table {self.summary} is empty", hint=hint)
         for name in (*madlib.REQUIRED, "num_classes"):
             if name not in row:
                 raise MopError(
