@@ -235,6 +235,67 @@ def test_no_options_of_a_session_go_beyond_the_limit_of_its_role(db, limited, as
         second.close()
 
 
+@pytest.mark.parametrize("asked", [{"device_beside": 2}, {"device_part": 500_000, "device_most": 1_000_000}])
+def test_the_trainers_of_a_run_divide_the_share_of_a_smaller_server(db, limited, asked):
+    """A run divides each device by the share of its own server. Another one may have a smaller share for the role, or alone."""
+    db.run("UPDATE madlib.mop_limit SET sessions = 10")
+    first, second = db.another(), db.another()
+    try:
+        for count, client in enumerate((first, second), 1):
+            client.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, **asked})])
+            assert db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state = 'leased'") == count
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_run_that_waits_for_a_part_gives_the_parts_of_its_idle_workers_back(db):
+    """Another run, here a session, holds a part: it could wait for the other part, which an idle worker of this run holds."""
+    share = 2 * SHARE
+    measured(db, 400)
+    part = {"device_part": round(share * 500_000), "device_most": round(share * 1_000_000)}
+    other, caller = db.another(), db.another()
+    db.run(
+        "INSERT INTO madlib.mop_limit (role, sessions) VALUES (NULL, 10)"
+    )  # (then sessions wait for their trainers at once)
+    leased = "SELECT count(*) FROM madlib.mop_trainers WHERE state = 'leased'"
+    done = (
+        "SELECT count(*) FROM madlib.mop_units WHERE run_id = (SELECT max(run_id) FROM madlib.mop_runs) AND status = "
+    )
+    try:
+        other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, **part})])
+        caller.run(f"{SETTINGS}; SET pg_mop.gpu_memory_share = {share:.6f}")
+        db.run("DROP TABLE IF EXISTS n, n_info, n_summary")
+        before = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+        call = Calling(caller, CALL)
+        assert eventually(lambda: db.value("SELECT max(run_id) FROM madlib.mop_runs") != before, 60)
+        assert eventually(lambda: db.value(f"{done} 'finished'") >= 2, 60), "the first worker has its part"
+        assert eventually(lambda: db.value(leased) == 1, 60), "it waits, and its idle worker keeps a part"
+        assert call.thread.is_alive() and db.value(f"{done} 'failed'") > 0
+        other.close()
+        assert call.end() is None
+        assert db.value("SELECT count(*) FROM n") == 2
+    finally:
+        other.close()
+        caller.close()
+        db.run("DROP TABLE IF EXISTS n, n_info, n_summary; DELETE FROM madlib.mop_limit")
+
+
+def test_a_prediction_waits_for_the_trainer_that_another_session_keeps(db, limited):
+    """A session keeps its trainer for some seconds: for the next row of a query, or here."""
+    db.run("UPDATE madlib.mop_limit SET sessions = 10")
+    other = db.another()
+    try:
+        other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, "idle_ms": 5000})])
+        assert db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state = 'leased'") == 1
+        db.run(
+            "SELECT madlib.madlib_keras_predict('m', 'flowers', 'id', 'x', 'guesses', 'response', FALSE, 1); "
+            "DROP TABLE guesses"
+        )
+    finally:
+        other.close()
+
+
 def test_a_prediction_that_finds_no_room_names_the_trainers_that_hold_it(db, limited):
     db.run("UPDATE madlib.mop_limit SET sessions = 10")
     other = db.another()

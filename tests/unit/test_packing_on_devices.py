@@ -61,8 +61,50 @@ def test_a_large_command_has_the_next_free_parts():
     assert packing.begin(1, unit(board, 2), []) == [3, 2, 0], "idle trainers give their parts back"
     assert not packing.may_begin(2, unit(board, 1, 1), [1])
     assert packing.begin(1, unit(board, 2, 1), []) == [], "they have none any more"
-    packing.full()
+    packing.full(1)
     assert packing.begin(1, unit(board, 2, 2), []) == [3, 2, 0], "a session may have been opened anew"
+
+
+@pytest.mark.parametrize("budget", [8 * GIB, None], ids=["a budget", "no budget"])
+def test_a_run_that_waits_for_a_device_holds_no_idle_part(budget):
+    """Another run may wait for the parts of the idle workers, and hold what this one waits for."""
+    board, packing = board_of([2 * GIB])
+    packing.budget_of = lambda device: budget
+    packing.begin(0, unit(board, 1), [])
+    packing.begin(1, unit(board, 1, 1), [0])
+    assert packing.begin(2, unit(board, 1, 2), [1]) == [], "by its own parts alone, the run leaves room"
+    packing.full(2)
+    assert packing.begin(3, unit(board, 1, 3), [1]) == [], "another worker's part was not refused"
+    assert sorted(packing.begin(2, unit(board, 1, 2), [1])) == [0, 3]
+    assert packing.begin(2, unit(board, 1, 2), [1]) == [], "it has its part now"
+
+
+@pytest.mark.parametrize("size", [7, 9, 10])
+def test_two_runs_that_hold_what_the_other_waits_for_both_end(size):
+    """Each run has two workers on a device of ten units. A command takes `size` of them, and a trainer keeps them when idle."""
+    held = {
+        "a": {0: size // 2, 1: 0},
+        "b": {0: size // 2, 1: 0},
+    }  # (the first workers have idled since their last command)
+    runs, left, waits = {}, {"a": 3, "b": 3}, 0
+    for name in held:
+        board, packing = board_of([2 * GIB], workers=2)
+        runs[name] = board, packing
+        packing.begin(0, unit(board, 1), [])
+        packing.full(1)
+    while any(left.values()) and waits < 10:
+        for name, (board, packing) in runs.items():
+            if not left[name]:
+                held[name] = {}
+                continue
+            for other in packing.begin(1, unit(board, 1, 1), []):
+                held[name][other] = 0
+            if sum(sum(own.values()) for own in held.values()) - held[name][1] + size > 10:
+                packing.full(1)
+                waits += 1
+                continue
+            held[name][1], left[name] = size, left[name] - 1
+    assert not any(left.values()), f"each waits for the other: {held}"
 
 
 def test_a_worker_that_has_no_unit_any_more_keeps_no_other_waiting():

@@ -1,6 +1,7 @@
 """SQL functions that use the trainer of the calling session."""
 
 import functools
+import time
 
 from mop_udf import aggregate
 from mop_udf.aggregate import DEVICE_FULL
@@ -15,6 +16,8 @@ from pg_mop.backend.quoting import quote_identifier
 # Milliseconds that a session keeps an idle trainer. Calls give theirs back at their end; the functions that a query may
 # call for each row keep it for the next row.
 IDLE_MS = 10_000
+# Seconds that a call waits for the memory of its device: the trainer that another session keeps for a next row is back by then.
+WAIT_SECONDS, LOOK_SECONDS = 12.0, 0.2
 
 _depth = 0  # calls under way: a query that a call runs may call another
 
@@ -50,11 +53,18 @@ class trainer_of:
         self.session, self.options = session, options
 
     def __enter__(self):
-        plpy = self.session.plpy
-        try:
-            return self.session.start_trainer(self.options, Limits(plpy, quote_identifier(extension_schema(plpy))))
-        except (TrainerError, TrainerLost) as error:  # (a role with a number of trainers waits for its trainer here)
-            raise self._as_mop_error(error) from None
+        plpy, until = self.session.plpy, time.monotonic() + WAIT_SECONDS
+        limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
+        while True:
+            try:
+                return self.session.start_trainer(self.options, limits)
+            except (
+                TrainerError,
+                TrainerLost,
+            ) as error:  # (a role with a number of trainers waits for its trainer here)
+                if not isinstance(error, DeviceFull) or time.monotonic() > until:
+                    raise self._as_mop_error(error) from None
+            plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # (a cancel ends it)
 
     def __exit__(self, kind, error, trace):
         if kind is None:

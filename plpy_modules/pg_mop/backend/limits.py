@@ -48,6 +48,7 @@ class Limits:
             ("gpu", 0),
             ("device_part", 1),
             ("device_most", 1),
+            ("device_beside", 1),
             ("devices", 1),
         ):
             value = options.get(name)
@@ -60,6 +61,7 @@ class Limits:
                 "gpu",
                 "device_part",
                 "device_most",
+                "device_beside",
                 "devices",
             ):
                 continue
@@ -82,8 +84,9 @@ class Limits:
             within[name] = min(values, default=None)
         if options.get("devices") is not None:
             within["devices"] = min(options["devices"], within["threads"])
+        beside = within.pop("device_beside", None) or 1
         if limits["device_share"] is not None and options.get("trainers") is None and "host_segment" not in options:
-            self._limit_part(within, round(WHOLE * limits["device_share"]))
+            self._limit_part(within, round(WHOLE * limits["device_share"]), beside)
         if within.get("device_part") is not None:
             if not within["device_part"] <= (within.get("device_most") or 0) <= WHOLE:
                 raise MopError(f"invalid option of a trainer: device_part = {within['device_part']!r}")
@@ -92,16 +95,23 @@ class Limits:
         return within
 
     @staticmethod
-    def _limit_part(within, most):
+    def _limit_part(within, most, beside):
         """Give a trainer's options a part of its device, of the `most` millionths that the role's trainers take together.
 
-        A trainer that asks for no part, as that of a session's own prediction, has the whole. It is always one of the pool,
-        which counts the parts.
+        A part of a larger share becomes the same part of this one: a run divides a device by the share that it has on its own
+        server. A trainer that asks for no part has one of `beside` equal ones, the trainers that its run has on the device. It
+        is always one of the pool, which counts the parts.
+
+        >>> options = {"device_part": 500_000, "device_most": 1_000_000}
+        >>> Limits._limit_part(options, 300_000, 2)
+        >>> options["device_part"], options["device_most"]
+        (150000, 300000)
         """
-        if within.get("device_part") is None:
-            within["device_part"] = within["device_most"] = most
-        elif within.get("device_most") is not None and within["device_most"] > most:
-            within["device_part"], within["device_most"] = min(within["device_part"], most), most
+        part, of = within.get("device_part"), within.get("device_most")
+        if part is None:
+            within["device_part"], within["device_most"] = max(1, most // beside), most
+        elif of is not None and of > most:
+            within["device_part"], within["device_most"] = min(most, max(1, part * most // of)), most
         within["fork_server_ms"] = within.get("fork_server_ms") or LEAST_FORK_SERVER_MS
 
     def admit(self, trainer):

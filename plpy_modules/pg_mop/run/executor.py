@@ -559,7 +559,7 @@ class Executor:
     def _failed(self, session: WorkerSession, work: list[Attempt], error: Exception) -> list[Stage]:
         """A session's command has failed: the stages that have ended after all."""
         if getattr(error, "pgcode", None) == DEVICE_FULL:  # no unit is to blame
-            self.packing.full()
+            self.packing.full(session.worker)
         elif len(work) > 1:  # one unit may be to blame: from now on each is done alone
             self.unit_batches.single |= {attempt.unit for attempt in work}
         return self.recovery.failed(session.worker, work, error)

@@ -77,12 +77,13 @@ class UnitSpecs:
         }
 
     def _part_of_device(self, worker: int, parts: int | None) -> dict[str, Any]:
-        """The part of its device's memory that a worker's trainer has, and that all trainers have together: millionths."""
+        """The part of its device's memory that a worker's trainer has, and that all trainers have together: millionths. Where
+        the run has no share, how many trainers it has on the device: the worker's server may have a share for the role."""
         if self.packing is None:
             return {}
         share, usual = self.options["gpu_memory_share"], self.packing.usual(worker)
         if share is None and (parts or usual) == usual:
-            return {}
+            return {"device_beside": usual}
         most = round(1_000_000 * (share or 1.0))
         return {"device_part": max(1, most // (parts or usual)), "device_most": most}
 

@@ -71,6 +71,7 @@ class Packing:
         ] = {}  # of the command that a worker has, or has had: its trainer still holds the part
         self._left: set[Worker] = set()  # those whose trainers have been given back since
         self._waiting: dict[Device, Worker] = {}  # the worker whose command needs a larger part than is free
+        self._refused: set[Worker] = set()  # those whose last command found its device full
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def parts(self, worker: Worker, stage: StageNumber) -> int:
@@ -129,27 +130,37 @@ class Packing:
 
     def begin(self, worker: Worker, unit: Unit, working: Collection[Worker]) -> list[Worker]:
         """A worker's command begins. Returns the idle workers that must give their trainers back first: each still holds a
-        part that the command needs."""
+        part that the command needs.
+
+        Where the worker's last command found the device full, all idle ones give theirs back: another run may wait for these
+        parts, while it holds those that this run waits for. Two such runs cannot wait for each other for ever: whoever
+        tries holds nothing but what works, so of the parts of all runs that wait, none is held once each has tried again, and
+        the next that tries has its part.
+        """
         device = self.device_of(worker)
         if device is None:
             return []
+        self._left.discard(worker)
+        refused = worker in self._refused
+        self._refused.discard(worker)
         if not self._most and self.budget_of(device) is None:
-            return []
+            return [other for other in self._beside(device) if other != worker and other not in working] * refused
         if self._waiting.get(device) == worker:
             del self._waiting[device]
         self._parts[worker] = self.parts(worker, unit.stage)
-        self._left.discard(worker)
         held = [other for other in self._beside(device) if other != worker and other not in self._left]
         idle, leave = [other for other in held if other not in working], []
-        while idle and self._taken(held) + Fraction(1, self._parts[worker]) > 1:
+        while idle and (refused or self._taken(held) + Fraction(1, self._parts[worker]) > 1):
             held.remove(idle[-1])
             leave.append(idle.pop())
         self._left.update(leave)
         return leave
 
-    def full(self) -> None:
-        """A trainer could not have its part: sessions that have been opened since may hold parts, too."""
+    def full(self, worker: Worker) -> None:
+        """The trainer of a worker's command could not have its part. Sessions that have been opened since, or other runs, hold
+        parts, too; the worker's next command takes no part while idle workers of this run hold any, see `begin`."""
         self._left.clear()
+        self._refused.add(worker)
 
     def fewer(self, stage: StageNumber, had: int) -> None:
         """A net has run out of memory in one of `had` parts of a device: from now on it gets one of half as many."""
