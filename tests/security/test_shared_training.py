@@ -54,7 +54,7 @@ def clients(db, packed):
     found = {role: db.another(role) for role in ROLES}
     for role, client in found.items():
         client.run(f"SET search_path = {role}, rows; {SETTINGS}")
-        client.run("DROP TABLE IF EXISTS m, m_info, m_summary, again, again_info, again_summary")
+        client.run("DROP TABLE IF EXISTS m, m_info, m_summary, m_trials, again, again_info, again_summary")
     for role in MEMBERS:
         found[role].run("SELECT madlib.mop_share_training('team')")
     yield found
@@ -84,6 +84,11 @@ def units(db, run_id, kind="train"):
 
 
 WHOLE = 2 * 2 * ITERATIONS  # training units of `mst`
+SEARCH = (
+    "SELECT madlib.mop_search('packed', 'm', 'ann.own', $s${\"model_id\": [1, 2], \"loss\": [\"categorical_crossentropy\"], "
+    '"metrics": [["accuracy"]], "batch_size": [8], "optimizer_params_list": [{"optimizer": ["Adam"], '
+    "\"lr\": [0.001, 0.1, \"log\"]}]}$s$, 'random', 'trials=6, iterations=2', 'loss')"
+)
 
 
 def weights(db, role, table="m"):
@@ -639,6 +644,18 @@ def test_forged_metrics_are_measured_again(db, clients, column, value):
     assert metrics(bob, two) == kept and units(db, two, "evaluate") > 0
 
 
+@pytest.mark.parametrize("metrics_json", ["{}", '{"other": 0.5}'])
+def test_metrics_that_a_search_lacks_are_measured_again(db, clients, metrics_json):
+    ann, bob = clients["ann"], clients["bob"]
+    search = SEARCH.replace("ann.own", "rows.arch").replace("[1, 2]", "[1]").replace("'loss')", "'accuracy')")
+    ann.run(search)
+    db.run("UPDATE madlib.mop_metric SET metric = NULL, metrics = %s", [metrics_json])
+    bob.run(search)
+    said = "\n".join(bob.connection.notices)
+    assert 'a stage that a member of your group has trained is trained again: its metrics lack "accuracy"' in said
+    assert bob.value("SELECT count(DISTINCT mst_key) FROM madlib.mop_metrics WHERE name = 'accuracy'") == 6
+
+
 @pytest.mark.parametrize(
     "number, is_one",
     [
@@ -692,13 +709,6 @@ def with_weights(ann):
         "a.name, a.description, a.__internal_madlib_id__ FROM rows.arch a, m, generate_series(1, 2) n WHERE mst_key = 1; "
         "GRANT USAGE ON SCHEMA ann TO bob; GRANT SELECT ON own TO bob; DROP TABLE m, m_info, m_summary"
     )
-
-
-SEARCH = (
-    "SELECT madlib.mop_search('packed', 'm', 'ann.own', $s${\"model_id\": [1, 2], \"loss\": [\"categorical_crossentropy\"], "
-    '"metrics": [["accuracy"]], "batch_size": [8], "optimizer_params_list": [{"optimizer": ["Adam"], '
-    "\"lr\": [0.001, 0.1, \"log\"]}]}$s$, 'random', 'trials=6, iterations=2', 'loss')"
-)
 
 
 def test_initial_weights_of_a_search_are_not_shared(db, clients):

@@ -66,15 +66,30 @@ class SharedStages(CatalogSession):
             yield row["identity"], Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"])
 
     def _adopt_checked(
-        self, cursor: Any, run_id: int, stages: str, wanted: Sequence[int], check: Callable[[int, Any], None]
+        self,
+        cursor: Any,
+        run_id: int,
+        stages: str,
+        wanted: Sequence[int],
+        check: Callable[[int, Any], None],
+        scored: Sequence[int],
+        check_metrics: Callable[[int, str, Collection[str]], None],
     ) -> bool:
-        """Take over stages (JSON, as mop_adopt takes them) and look at the states of those that are `wanted` (numbers):
-        `check(number, state)` raises an error, which undoes the takeover, for a state that cannot be that of the stage."""
+        """Take over stages (JSON, as mop_adopt takes them) and look at the states of those that are `wanted`, and at the
+        metrics of those that are `scored` (numbers): `check(number, state)` and `check_metrics(number, dataset, names)` raise
+        an error, which undoes the takeover, for a state or metrics that cannot be those of the stage."""
         cursor.execute(f"SELECT {self.schema}.mop_adopt(%s, %s, %s) AS done", (run_id, self.fencing_token, stages))
         if not cursor.fetchone()["done"]:
             return False
         for number in wanted:
             check(number, self._state_of(cursor, run_id, number))
+        if scored:
+            cursor.execute(
+                f"SELECT stage, dataset, metrics FROM {self.prefix}metric WHERE run_id = %s AND stage = ANY (%s)",
+                (run_id, list(scored)),
+            )
+            for row in cursor.fetchall():
+                check_metrics(row["stage"], row["dataset"], row["metrics"])
         return True
 
     def _state_of(self, cursor: Any, run_id: int, stage: int) -> bytes:

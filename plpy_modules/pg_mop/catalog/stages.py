@@ -334,10 +334,15 @@ class Stages(SharedStages):
         return found
 
     def adopt(
-        self, run_id: int, stages: Sequence[tuple[Stage, Known, bool]], check: Callable[[int, Any], None]
+        self,
+        run_id: int,
+        stages: Sequence[tuple[Stage, Known, bool]],
+        check: Callable[[int, Any], None],
+        check_metrics: Callable[[int, str, Collection[str]], None],
     ) -> bool:
         """Take over stages that earlier runs have trained; `stages`: as plan.reuse.adoptable returns them. `check(number,
-        state)` raises an error for a state of another role's run that cannot be that of the stage.
+        state)` raises an error for a state of another role's run that cannot be that of the stage, and so does
+        `check_metrics(number, dataset, names)` for its metrics.
 
         Returns False, and takes over none, if one of them has been dropped, or is not shared any more.
         """
@@ -348,8 +353,10 @@ class Stages(SharedStages):
         if all(not is_alias(known.run) for _, known, _ in stages):
             return self.call("mop_adopt", run_id, self.fencing_token, json.dumps(adopted))
         wanted = [stage.number for stage, known, state in stages if state and is_alias(known.run)]
+        scored = [stage.number for stage, known, _ in stages if known.scored and is_alias(known.run)]
+        checks = (wanted, check, scored, check_metrics)
         with self._without_statement_timeout():
-            return self._retrying(self._in_transaction, self._adopt_checked, run_id, json.dumps(adopted), wanted, check)
+            return self._retrying(self._in_transaction, self._adopt_checked, run_id, json.dumps(adopted), *checks)
 
     def keep_checkpoints(self, run_id: int) -> None:
         """Keep a run's states for later runs."""

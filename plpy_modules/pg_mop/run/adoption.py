@@ -4,7 +4,7 @@ and metrics."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
@@ -93,8 +93,14 @@ class Adoption:
                 self._refused.add(run)
                 raise _Unusable(problem)
 
+        def check_metrics(number: int, dataset: str, names: Collection[str]) -> None:
+            stage, run = stages[number]
+            if missing := sorted(self._judges(stage, dataset) - {"loss"} - set(names)):
+                self._refused.add(run)
+                raise _Unusable(f'its metrics lack "{missing[0]}"')
+
         try:
-            return self.catalog.adopt(self.run_id, found, check)
+            return self.catalog.adopt(self.run_id, found, check, check_metrics)
         except _Unusable as error:
             self.spec.inputs.db.warning(
                 f"a stage that a member of your group has trained is trained again: {error.message}",
@@ -102,6 +108,13 @@ class Adoption:
                 hint="SELECT mop_share_training(NULL); ends the sharing.",
             )
             return False
+
+    def _judges(self, stage: Stage, dataset: str) -> set[str]:
+        """The metrics of a dataset by which the run judges a stage: of the configurations' rules, and of the search."""
+        wanted = [c["rule"] for key in stage.trials if (c := self.spec.configurations.get(key)) and "rule" in c]
+        if self.spec.search is not None and stage.evaluated:
+            wanted.append((self.spec.search.metric, self.spec.search.dataset, self.spec.search.goal))
+        return {metric for metric, of, _ in wanted if of == dataset}
 
     def find(self, stages: Sequence[Stage]) -> list[tuple[Stage, Known, bool]]:
         """Those of the stages that can be taken over, as plan.reuse.adoptable gives them. Changes nothing."""
