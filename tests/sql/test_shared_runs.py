@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, NAN, dense, load, make_data, selection
+from workload import ADAM, NAN, dense, holding, load, make_data, selection
 
 SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
 ITERATIONS = 6
@@ -150,12 +150,23 @@ def test_fewer_iterations_do_not_wait_for_a_state_that_moves_on(db, clients):
 
 
 def test_metrics_that_the_first_run_does_not_measure(db, clients):
-    first = Calling(clients[0], call("a", "two", every="NULL"))
-    run_of(db, "a")
-    second = Calling(clients[1], call("b", "two", every=2))
+    """So it trains everything itself. (No unit begins until it is planned: the first run has ended no iteration by then.)"""
+    for client in clients:
+        client.run("SET pg_mop.chain_seconds = 0; SET pg_mop.lock_timeout = '120s'")
+    with holding(db.another()) as let_some_begin:
+        first = Calling(clients[0], call("a", "two", every="NULL"))
+        assert eventually(lambda: trained(db, last(db, "a") or 0) or let_some_begin(), 60)
+        one = last(db, "a")
+        assert set(trained(db, one).values()) == {1}
+        second = Calling(clients[1], call("b", "two", every=2))
+        planned = "SELECT prediction FROM madlib.mop_run WHERE run_id = %s"
+        assert eventually(lambda: (last(db, "b") or 0) > one and db.value(planned, [last(db, "b")]), 60)
+        assert set(trained(db, one).values()) == {1}, "a unit has begun meanwhile"
     assert first.end() is None and second.end() is None
-    assert sum(trained(db, last(db, "b")).values()) >= 4 * ITERATIONS - 4  # (an iteration may have just ended)
-    assert {row["iteration"] for row in metrics(db, last(db, "b"))} == {2, 4, 6}
+    two = last(db, "b")
+    assert trained(db, one) == trained(db, two) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
+    assert db.value(planned, [two])["training_units"] == 4 * ITERATIONS, "it counts on the first run"
+    assert {row["iteration"] for row in metrics(db, two)} == {2, 4, 6}
 
 
 @pytest.mark.parametrize("end", ("pg_cancel_backend", "pg_terminate_backend"))
