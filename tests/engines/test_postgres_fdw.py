@@ -563,3 +563,27 @@ def test_servers_without_pg_mop_are_read_through_postgres_fdw(db, worker, traine
         assert ("pg_mop is not installed" in "".join(db.connection.notices)) == (table == "raw_of_two")
     db.run("DROP TABLE raw, raw_of_two")
     bare.close()
+
+
+def test_the_scores_of_a_one_shot_search_leave_the_transaction_without_other_servers(db, worker):
+    """Else it would depend on them until its end: a server that is lost after the scoring would undo the search."""
+    db.run("""DROP TABLE IF EXISTS widths; SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match":
+        {"class": "Dense", "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
+    found = []
+    for servers in ("w1, local", "local"):
+        db.run(
+            f"DROP TABLE IF EXISTS packed, packed_summary CASCADE; SET pg_mop.servers = '{servers}'; SET pg_mop.segments = 2"
+        )
+        db.run(PACK)
+        db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials, found_one_shot")
+        client = db.another()
+        client.run("""SET pg_mop.kernel = plain; SET pg_mop.seed = 3; SELECT madlib.mop_search('packed', 'found', NULL, $${
+            'loss': ['categorical_crossentropy'], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}],
+            'batch_size': [8]}$$, 'one-shot', 'iterations=1, retrain=0', 'loss', model_space := 'widths')""")
+        assert client.value("SELECT count(*) FROM postgres_fdw_get_connections()") == 0
+        found.append(db.run("SELECT member, one_shot_score FROM found_one_shot ORDER BY member"))
+        client.close()
+    scores = [{row["member"]: row["one_shot_score"] for row in rows} for rows in found]
+    assert len(scores[0]) == 3 and scores[0] == pytest.approx(scores[1], rel=1e-4), (
+        "the scores are not those of all rows"
+    )

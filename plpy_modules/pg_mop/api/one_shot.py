@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,7 @@ from pg_mop.api.output import insert
 from pg_mop.api.session import options_of_trainer, trainer_of
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.engines.base import Segment
 from pg_mop.run.configurations import is_super_net
 from pg_mop.search.base import Procedure
 from pg_mop.search.one_shot import OneShot
@@ -29,13 +30,14 @@ def scores(
     procedure: Procedure,
     c: dict[str, Any],
     state: Any,
+    segments: Sequence[Segment],
 ) -> list[list[Any]]:
     """[[model_id, score or None, {member, base, choices}], ...] of the candidates of a super-net: what each reaches with its
     weights, by the search's metric.
 
     A trainer of the calling session evaluates them. `functions`: the object table; `judged_by`: (metric, dataset, goal);
-    `outputs`: see PackedTable.wanted_outputs; `c`: the configuration of the super-net; `state`: the bytes of its state. Raises
-    MopError.
+    `outputs`: see PackedTable.wanted_outputs; `c`: the configuration of the super-net; `state`: the bytes of its state;
+    `segments`: of the dataset, by key. Raises MopError.
     """
     assert isinstance(procedure, OneShot)
     metric, dataset, _ = judged_by
@@ -44,11 +46,9 @@ def scores(
         f"{len(ids)} members of base model {net.model_id} are scored with the weights of super-net mst_key={c['mst_key']}"
     )
     packed = inputs.validation if dataset == "validation" else inputs.source
-    names = db.columns(packed.table)
-    columns = ", ".join(
-        f"{quote_identifier(name)} AS c{i}, {quote_identifier(name + '_shape')}::text AS s{i}"
-        for i, name in enumerate(packed.columns)
-    )
+    columns = [
+        sql for name in packed.columns for sql in (quote_identifier(name), f"{quote_identifier(name + '_shape')}::text")
+    ]
     objects = object_table.read(db, functions, c["compile"], c["functions"])
     unit = {
         "kind": "evaluate",
@@ -72,7 +72,6 @@ def scores(
         "compile_params": c["compile_params"],
         "fit_params": None,
     }
-    order = ", ".join(name for name in ("__dist_key__", "buffer_id") if name in names)
     session = aggregate.session(db.plpy)
     options = options_of_trainer(inputs.options, settings.cores(), None)
     found: list[list[Any]] = []
@@ -83,11 +82,8 @@ def scores(
             with trainer_of(session, options):
                 models = [{**model, "path": net.path(member.chosen)} for member in members]
                 session.begin(unit, models, [(0, state)], [objects] * len(models))
-                cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY {order}")
-                for number, row in enumerate(_rows(cursor)):
-                    _, *values = row.values()
+                for number, values in enumerate(inputs.engine.buffers(packed, segments, columns)):
                     session.rows(1, number, values[::2], values[1::2])
-                cursor.close()
                 reports = session.end()["models"]
             found += [
                 [model_id, _value(report, metric), _told(procedure, model_id)]
@@ -96,11 +92,6 @@ def scores(
     finally:
         session.give_back()
     return found
-
-
-def _rows(cursor: Any) -> Iterable[Any]:
-    while rows := list(cursor.fetch(1)):  # (a buffer may be large)
-        yield rows[0]
 
 
 def _told(procedure: OneShot, model_id: int) -> dict[str, Any]:

@@ -463,10 +463,12 @@ class SearchCall:
     def _scores(self, procedure, seed):
         return zero_costs.scores(self.db, procedure, self.inputs, seed)
 
-    def _score_members(self, procedure, c, state):
+    def _score_members(self, procedure, c, state, segments):
         judged_by = self.metric, self.dataset, self.goal
         outputs = self.configurations.outputs
-        return one_shot.scores(self.db, self.inputs, self.object_table, judged_by, outputs, procedure, c, state)
+        return one_shot.scores(
+            self.db, self.inputs, self.object_table, judged_by, outputs, procedure, c, state, segments
+        )
 
     def _tell_filter(self, procedure):
         """Send a NOTICE where the filter of a procedure was dropped."""

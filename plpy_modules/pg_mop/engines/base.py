@@ -125,6 +125,19 @@ class Engine(ABC):
     def first_row(self, table, columns):
         """The values of some SQL columns in any row of a packed or raw table; None if it is empty."""
 
+    def buffers(self, packed, segments, columns):
+        """The buffers of a packed table one after the other, ordered by segment and buffer: the values of these columns (SQL).
+
+        `segments`: of the table, with their copies, ordered by key. Raises MopError.
+        """
+        names = self.db.columns(packed.table)
+        order = ", ".join(name for name in ("__dist_key__", "buffer_id") if name in names)
+        wanted = ", ".join(f"{column} AS c{number}" for number, column in enumerate(columns))
+        cursor = self.db.plpy.cursor(f"SELECT {wanted} FROM {packed.table} ORDER BY {order}")
+        while rows := cursor.fetch(1):  # (a buffer may be large)
+            yield [rows[0][f"c{number}"] for number in range(len(columns))]
+        cursor.close()
+
     @abstractmethod
     def target(self, server):
         """The :class:`~pg_mop.connections.targets.Target` for a server (name; None: the coordinator's own)."""

@@ -97,6 +97,49 @@ class PostgresFdw(PostgreSQL):
                     return list(row)
         return None
 
+    def buffers(self, packed, segments, columns):
+        # Not through postgres_fdw: see first_row.
+        if not self.foreign.get(packed.table.oid):
+            yield from super().buffers(packed, segments, columns)
+            return
+        for segment in segments:
+            yield from self._buffers_of(packed, segment, columns)
+
+    def _buffers_of(self, packed, segment, columns):
+        """As `buffers`, of one segment. Where its server is lost, the copies have the rest."""
+        places = [segment, *(segment.copies if self.copied else ())]
+        last, left = None, [place for place in places if place.server not in self.away]
+        if not left:
+            raise self.away[segment.server]
+        while left:
+            place = left.pop(0)
+            try:
+                if place.server is not None:
+                    with self._reading(packed, place.server, place.table):
+                        self._check_table(packed, place.server, place.table)
+                while (row := self._buffer_after(packed, place, columns, last)) is not None:
+                    last, *values = row
+                    yield [bytes(value) if isinstance(value, memoryview) else value for value in values]
+                return
+            except MopError as error:
+                if error.unreachable is None or not left:
+                    raise
+
+    def _buffer_after(self, packed, place, columns, last):
+        """[buffer_id, values of the columns ...] of the first buffer after `last` (None: of all) at one place of a segment;
+        None at the end."""
+        wanted = ", ".join(f"{column} AS c{number}" for number, column in enumerate(columns))
+        after = "" if last is None else f"AND buffer_id > {int(last)} "
+        sql = (
+            f"SELECT buffer_id, {wanted} FROM {place.table} WHERE {packed.of_segment(place.key)} {after}"
+            "ORDER BY buffer_id LIMIT 1"
+        )
+        if place.server is None:
+            row = self.db.one(sql)
+            return row and [row["buffer_id"], *(row[f"c{number}"] for number in range(len(columns)))]
+        with self._reading(packed, place.server, place.table):
+            return next(iter(self.links[place.server].run(sql)), None)
+
     def parts(self, raw):
         found = super().parts(raw)
         for server, table in self.foreign.get(raw.table.oid, ()):

@@ -333,6 +333,7 @@ class Coordinator(PlannedRun):
             late_requests=lambda: catalog.control_requests(run_id, last=True),
             stopped_before=self.earlier.stopped if self.earlier is not None else (),
             seed=self.seed,
+            segments=[one for (dataset, _), one in sorted(self.segments.items()) if dataset == search.dataset],
         )
 
     def _executor(self, sessions: Sessions) -> Executor:

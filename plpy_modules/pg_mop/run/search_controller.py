@@ -42,14 +42,17 @@ class SearchController(RunController):
         late_requests: Callable[[], Sequence[dict[str, Any]]],
         stopped_before: Collection[int] = (),
         seed: int = 0,
+        segments: Sequence[Any] = (),
     ) -> None:
         """`began`: when the call began (time.monotonic); `events`: the log of an earlier coordinator; `log(number,
         events)`: writes events to the log; `late_requests()`: the last control requests, after which the run takes no
-        more; `stopped_before`: mst_keys that were stopped in the run that this call resumes; `seed`: of the run."""
+        more; `stopped_before`: mst_keys that were stopped in the run that this call resumes; `seed`: of the run; `segments`: of
+        the search's dataset, by key."""
         super().__init__(*arguments)
         self.procedure, self.search, self.began, self.num_iterations = procedure, search, began, num_iterations
         self.events, self.logged, self.log = list(events), len(events), log
         self.late_requests, self.stopped_before, self.seed = late_requests, stopped_before, seed
+        self.segments = segments
         self.heard: dict[int, int] = {}  # mst_key -> the last iteration that the procedure knows
         self.halts: dict[int, int | None] = {}  # mst_key -> the iteration after which a rule stops it; None: a person
         self.over = False  # the time is up
@@ -299,7 +302,7 @@ class SearchController(RunController):
         state = yield Fetch(path[trial.budget - 1].number)
         if state is None or self.search.score_members is None:
             raise MopError(f"the state of super-net {key} of run {self.messages.run_id} is missing", sqlstate="XX001")
-        rows = self.search.score_members(self.procedure, self.configurations[key], state)
+        rows = self.search.score_members(self.procedure, self.configurations[key], state, self.segments)
         self._note(["members", key, rows])
         self.heard[key] = trial.budget
         self.procedure.take_scores_of_members(key, {row[0]: row[1] for row in rows})
