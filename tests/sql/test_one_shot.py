@@ -1,6 +1,7 @@
 """One-shot searches: super-nets, the scores of members by shared weights, and the members that are trained from scratch."""
 
 import json
+import re
 
 import pytest
 
@@ -190,7 +191,23 @@ def test_explain_counts_the_super_net_and_the_best_members(db):
         ],
     )
     assert "3 trials by one-shot" in text and "iterations=8 units=16" in text, text
+    assert re.search(r"-> expected: .* scored members=20 in [\d.]+ m?s", text), text
     assert "-> a super-net: its weights are those of all 258 members of base model 1" in text, text
+
+
+def test_explain_tells_that_many_scores_take_long(db):
+    def explained(candidates):
+        parameters = PARAMETERS.replace("candidates=20", f"candidates={candidates}")
+        call = f"""SELECT madlib.mop_search('flowers_packed', 'explained', NULL, $s${SPACE}$s$, 'one-shot', '{parameters}',
+            metric => 'accuracy', model_space => 'nets')"""
+        return json.loads(db.value("SELECT madlib.mop_explain(%s, 'json')", [call]))["search"]["expected"]
+
+    few, all_of = explained(2), explained(10000)
+    assert (few["members"], all_of["members"]) == (2, 258), "the space has 258 members"
+    assert (
+        all_of["scoring_seconds"] == pytest.approx(129 * few["scoring_seconds"], rel=0.5) and few["scoring_seconds"] > 0
+    )
+    assert all_of["seconds"] > few["seconds"]
 
 
 def test_a_super_net_is_not_trained_on(db):

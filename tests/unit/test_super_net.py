@@ -7,6 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
+from pg_mop.plan.estimates import FixedCosts
+from pg_mop.run import search_outlook
 from pg_mop.search import SearchError, create, outlook
 from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
@@ -432,6 +434,21 @@ def test_the_outlook_counts_super_nets_and_retrained_members():
     with procedure.models.drafts():
         found = outlook.drive(procedure, "random")
     assert [trial.iterations for trial in found.trials] == [4, 4, 2, 2, 2] and found.whole
+    assert sum(trial.members for trial in found.trials[:2]) == 10 and not any(t.members for t in found.trials[2:])
+
+
+def test_the_time_of_a_search_contains_the_scores_of_members():
+    fixed = FixedCosts()
+    costs = search_outlook.Costs(1, 2, 2, 0.1, 0.01, 0.0, None, fixed, scoring=0.5)
+
+    def took(members):
+        trials = [outlook.TrialOutlook((1,), 4, 0, members), outlook.TrialOutlook((2,), 2, 1)]
+        return search_outlook.case(trials, 1.0, costs)
+
+    without, found = took(0), took(1000)
+    assert found["members"] == 1000 and found["scoring_seconds"] == pytest.approx(500)
+    for name in ("seconds", "session_seconds"):
+        assert found[name] - without[name] == pytest.approx(500)
 
 
 @pytest.mark.parametrize(

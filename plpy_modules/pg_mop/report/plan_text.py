@@ -174,11 +174,17 @@ def _search(search: Mapping[str, Any]) -> Iterator[str]:
         case = search[name]
         yield (
             f"{INDENT}-> {name}: {seconds(case['seconds'])}  (trials={case['trials']} iterations={case['iterations']} "
-            f"units={case['training_units']} longest trial={case['longest']} iterations)"
+            f"units={case['training_units']} longest trial={case['longest']} iterations{_scored(case)})"
             f"{' ends by the time limit' if case['ends_by_limit'] else ''}"
         )
     if not search.get("whole", True):
         yield f"{INDENT}-> its proposals take long to make: these are the first of them, and the search trains more"
+
+
+def _scored(case: Mapping[str, Any]) -> str:
+    """What the members' scores by the weights of super-nets take, in a search that has them."""
+    members = case.get("members")
+    return f" scored members={members} in {seconds(case['scoring_seconds'])}" if members else ""
 
 
 def _nets(plan: Mapping[str, Any]) -> Iterator[str]:

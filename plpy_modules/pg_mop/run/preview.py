@@ -382,6 +382,9 @@ class Preview(PlannedRun):
             ready,
             search.seconds,
             self.fixed,
+            scoring=search_outlook.scoring(
+                search, planner, estimates, [(sample[number - 1], stage) for number, stage in zip(keys, first)]
+            ),
         )
         cases = looked.cases(costs)
         by_work = sorted(cases.values(), key=lambda case: case["seconds"])

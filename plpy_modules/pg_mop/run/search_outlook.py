@@ -11,6 +11,7 @@ from typing import Any
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.estimates import Estimates, FixedCosts, in_commands
 from pg_mop.plan.planner import Planner
+from pg_mop.plan.stages import Stage
 from pg_mop.run.spec import RunSpec, Search
 from pg_mop.search import outlook
 from pg_mop.search.outlook import Outlook, TrialOutlook
@@ -26,7 +27,8 @@ CASES = dict(zip(("least", "expected", "most"), outlook.ORDERS))
 
 @dataclass(frozen=True)
 class Costs:
-    """Session seconds of a search: `iteration` of a trial, and `evaluation`, on all segments; `ready`: of all nets.
+    """Session seconds of a search: `iteration` of a trial, and `evaluation`, on all segments; `ready`: of all nets; `scoring`:
+    of a member by the weights of a super-net, on all rows of the search's dataset.
 
     `times`: paths of a trial; `visits`: training units of an iteration; `limit`: seconds after which nothing is begun; `size`:
     bytes of a state.
@@ -41,6 +43,7 @@ class Costs:
     limit: float | None
     fixed: FixedCosts
     size: float = 1 << 16
+    scoring: float = 0.0
 
 
 @dataclass
@@ -93,6 +96,16 @@ def drive(
     return Driven(procedure.name, found, wanted / fewer if wanted is not None and fewer is not None else 1.0)
 
 
+def scoring(
+    search: Search, planner: Planner, estimates: Estimates, sampled: Sequence[tuple[TrialOutlook, Stage]]
+) -> float:
+    """Session seconds of a member's score by the weights of a super-net, as Costs has them. `sampled`: trials, each with a
+    stage of it."""
+    stages = [stage for one, stage in sampled if one.members]
+    rows = sum(s.rows for (dataset, _), s in planner.workload.segments.items() if dataset == search.dataset)
+    return sum(estimates.evaluation(stage, rows) for stage in stages) / len(stages) if stages else 0.0
+
+
 def sample(trials: Sequence[TrialOutlook], count: int) -> Sequence[TrialOutlook]:
     """About so many of the trials, at equal distances."""
     return trials[:: max(1, len(trials) // count)] or trials
@@ -103,19 +116,23 @@ def case(trials: Sequence[TrialOutlook], scale: float, costs: Costs) -> dict[str
     fixed, times = costs.fixed, costs.times
     total, longest = scale * sum(t.iterations for t in trials), max((t.iterations for t in trials), default=0)
     evaluations = scale * sum(t.evaluations for t in trials)
+    members = round(scale * sum(t.members for t in trials))
+    scoring = members * costs.scoring  # by the calling session, while no unit is trained
     work = times * (total * costs.iteration + evaluations * costs.evaluation) + costs.ready
     # about a command for each iteration
     around = sum(
         in_commands(fixed, total * times * costs.visits, evaluations * times, costs.visits, costs.size).values()
     )
     makespan = max((work + around) / max(1, costs.sessions), longest * costs.iteration)
-    seconds, limit = fixed.start + makespan + fixed.end, costs.limit
+    seconds, limit = fixed.start + makespan + scoring + fixed.end, costs.limit
     return {
         "trials": round(scale * len(trials)),
         "iterations": round(total),
         "longest": longest,
         "training_units": round(total * times * costs.visits),
-        "session_seconds": work + around,
+        "members": members,
+        "scoring_seconds": scoring,
+        "session_seconds": work + around + scoring,
         "seconds": seconds if limit is None else min(seconds, limit + max(costs.iteration, fixed.end)),
         "ends_by_limit": limit is not None and seconds > limit,
     }
@@ -138,7 +155,8 @@ def outline(
     looked = drive(search, seed, len(planner.workload.keys("training")), check, STORED_TRIALS, STORED_SECONDS)
     own = Planner(planner.workload, [], planner.history)
     found: dict[int, Any] = {}
-    for number, one in enumerate(sample(looked.driven["random"].trials, STORED_LOOKED_AT), 1):
+    sampled = sample(looked.driven["random"].trials, STORED_LOOKED_AT)
+    for number, one in enumerate(sampled, 1):
         c = spec.configurations.make(number, one.configuration)
         if spec.configurations.problem(c, max(1, one.iterations)) or spec.configurations.misfit(c):
             continue
@@ -157,7 +175,10 @@ def outline(
     ready = sum(map(estimates.ready, models.values()))
     times = 1 + len(search.held_out)
     visits = len(planner.workload.keys("training"))
-    cases = looked.cases(Costs(times, visits, sessions, iteration, evaluation, ready, search.seconds, fixed))
+    score = scoring(search, planner, estimates, [(sampled[n - 1], stage) for n, stage in zip(found, stages)])
+    cases = looked.cases(
+        Costs(times, visits, sessions, iteration, evaluation, ready, search.seconds, fixed, scoring=score)
+    )
     low, high = estimates.spread(stages)
     span = {name: max(0.0, one["seconds"] - fixed.start - fixed.end) for name, one in cases.items()}
     expected = cases["expected"]

@@ -18,11 +18,13 @@ ORDERS = ("worse", "random", "better")
 
 @dataclass
 class TrialOutlook:
-    """A trial with the iterations that it is trained for, and the number of its evaluations."""
+    """A trial with the iterations that it is trained for, the number of its evaluations, and of a super-net the number of
+    members that have scores by its weights."""
 
     configuration: Configuration
     iterations: int
     evaluations: int
+    members: int = 0
 
 
 @dataclass
@@ -72,7 +74,7 @@ def drive(
         trial, own = procedure.trials[key], found[key]
         wanted = procedure.evaluates(key)
         if (members := procedure.candidates(key)) is not None:
-            own.iterations = budget
+            own.iterations, own.members = budget, len(members)
             procedure.take_scores_of_members(key, {model_id: random.random() for model_id in members})
             told += 1
             continue
