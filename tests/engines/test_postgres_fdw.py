@@ -587,3 +587,17 @@ def test_the_scores_of_a_one_shot_search_leave_the_transaction_without_other_ser
     assert len(scores[0]) == 3 and scores[0] == pytest.approx(scores[1], rel=1e-4), (
         "the scores are not those of all rows"
     )
+
+
+def test_members_have_scores_by_a_validation_table_on_the_coordinator_alone(db):
+    db.run("SET pg_mop.servers = 'w1'; SET pg_mop.segments = 2")
+    db.run(PACK)
+    db.run("SET pg_mop.servers = 'local'; DROP TABLE IF EXISTS val, val_summary")
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'val', 'y', 'x', 'packed')")
+    db.run("""DROP TABLE IF EXISTS widths, found, found_info, found_summary, found_trials, found_one_shot;
+        SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match":
+        {"class": "Dense", "position": 1}, "argument": "units", "choices": [8, 12]}]'::text)""")
+    db.run("""SELECT madlib.mop_search('packed', 'found', NULL, $${'loss': ['categorical_crossentropy'],
+        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}], 'batch_size': [8]}$$, 'one-shot',
+        'iterations=1, retrain=0', 'loss', validation_table := 'val', model_space := 'widths')""")
+    assert db.value("SELECT count(*) FROM found_one_shot WHERE metric = 'validation_loss' AND one_shot_score > 0") == 2
