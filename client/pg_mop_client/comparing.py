@@ -127,7 +127,7 @@ def differences(runs: list[Data]) -> list[list[Any]]:
             ["predicted seconds of training", *expected],
             [
                 "longer (+) or shorter (-) than predicted",
-                *(off(run["makespan"], seconds, run["run"]["status"]) for run, seconds in zip(runs, expected)),
+                *(off(_alive(run), seconds, run["run"]["status"]) for run, seconds in zip(runs, expected)),
             ],
         ]
     sources: list[tuple[str, Callable[[Data], Mapping[str, Any]]]] = [
@@ -141,6 +141,13 @@ def differences(runs: list[Data]) -> list[list[Any]]:
             if len({repr(value) for value in values}) > 1 and f"{prefix}{name}" not in {row[0] for row in found}:
                 found.append([f"{prefix}{name}", *(_text(value) for value in values)])
     return found
+
+
+def _alive(run: Data) -> float | None:
+    """The seconds of a run's units without the pauses before its resumes, in which nothing was trained; None: unknown. (A
+    server of an older version tells no pauses.)"""
+    paused = run.get("paused_seconds", 0.0)
+    return None if paused is None else run["makespan"] - paused
 
 
 def off(actual: float | None, expected: float | None, status: str) -> str | None:

@@ -11,10 +11,11 @@ from sqlalchemy import text
 
 from pg_mop_client import viewing
 from pg_mop_client.database import driver_errors, exists, plain, suffixed
-from pg_mop_client.errors import ClientError, LostError, needed
+from pg_mop_client.errors import ClientError, LostError, ServerError, needed
 from pg_mop_client.run import Run
 from pg_mop_client.trusted import locked, row_of, transaction
 
+LOCKED = "55P03"  # SQLSTATE: another session has locked the table
 MOST_TEXT = 200  # characters of a name in a message
 MOST_FACT = 1000  # characters of a fact about a packed table
 HIDDEN = ("__transform__",)  # columns of a summary that the page shows in another form
@@ -87,12 +88,23 @@ def drift(connection: sqlalchemy.Connection, schema: str, packed: str) -> dict[s
     name = _locked_packed(connection, packed)
     if name is None:
         raise ClientError(f"{packed} is no table of your role's any more")
-    summary = text(f"SELECT CAST(source_table AS text) FROM {plain(suffixed(name, '_summary'))}")
-    source = str(connection.execute(summary).scalar_one())
+    summary = text(f"SELECT CAST(source_table AS text) AS source_table FROM {plain(suffixed(name, '_summary'))}")
+    with driver_errors():
+        row = connection.execute(summary).first()
+    if row is None or row.source_table is None:
+        raise ClientError(
+            f"the summary of {packed} does not tell which table it was made from",
+            hint=f"{call}'{packed}', 'a table, view or query');",
+        )
+    source = str(row.source_table)
     try:
         table = locked(connection, source)
-    except LostError:
-        raise
+    except ServerError as error:
+        if error.sqlstate != LOCKED:
+            raise
+        raise ClientError(
+            f"{source[:MOST_TEXT]} is locked at this moment: another session is about to change it", hint="Try again."
+        ) from None
     except ClientError:  # (a query is no name)
         table = None
     if table is None:
@@ -174,7 +186,7 @@ def configuration(
         "parameters": own["parameters"],
         "strings": {name: own[name] for name in ("compile_params", "fit_params")},
         "shares": shared,
-        "made_from": made_from(data["family"], key),
+        "made_from": made_from(data["family"], key) or _left_out(connection, schema, run_id, key, data),
         "curves": curves,
         "units": [dict(row) for row in units.mappings()],
         "sql": statements(schema.replace("\\:", ":"), run_id, own, data),
@@ -188,6 +200,27 @@ def made_from(family: list[Mapping[str, Any]], key: int) -> dict[str, Any] | Non
     if own is None or own["parent"] is None:
         return None
     return {"mst_key": family[own["parent"]]["mst_key"], "changed": own["changed"], "inherited": own["inherited"]}
+
+
+def _left_out(
+    connection: sqlalchemy.Connection, schema: str, run_id: int, key: int, data: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """As made_from, of a trial that a shortened family does not have, or whose parent it does not have."""
+    if "family" not in data["sampled"]:
+        return None
+    row = connection.execute(
+        text(
+            "SELECT parent, left(changed, :most) AS changed, left(value_before, :most) AS was, "
+            "left(value_after, :most) AS now, left(inherited, :most) AS inherited "
+            f"FROM {schema}.mop_lineage WHERE run_id = :run AND mst_key = :key"
+        ),
+        {"run": run_id, "key": key, "most": MOST_TEXT},
+    ).one_or_none()
+    if row is None or row.parent is None:
+        return None
+    values = "" if row.was is None and row.now is None else f": {row.was or 'none'} -> {row.now or 'none'}"
+    changed = None if row.changed is None else f"{row.changed}{values}"
+    return {"mst_key": row.parent, "changed": changed, "inherited": row.inherited}
 
 
 def statements(schema: str, run_id: int, own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:

@@ -95,6 +95,25 @@ def test_a_view_in_the_place_of_the_source_is_not_read(db, page, made):
         db.run("DROP VIEW goods; ALTER TABLE goods_hidden RENAME TO goods; DROP TABLE fallen; DROP FUNCTION trap()")
 
 
+def test_a_source_that_another_session_changes_is_no_view(db, page, made):
+    other = db.another()
+    try:
+        other.run("BEGIN; LOCK TABLE goods IN ACCESS EXCLUSIVE MODE")
+        status, found = page.post(f"/api/run/{made}/drift")
+        assert status == 409 and "goods is locked at this moment" in found["error"], found
+    finally:
+        other.close()
+
+
+def test_an_empty_summary_tells_no_source(db, page, made):
+    db.run("CREATE TABLE kept AS SELECT * FROM goods_packed_summary; TRUNCATE goods_packed_summary")
+    try:
+        status, found = page.post(f"/api/run/{made}/drift")
+        assert status == 409 and "does not tell which table it was made from" in found["error"], found
+    finally:
+        db.run("INSERT INTO goods_packed_summary SELECT * FROM kept; DROP TABLE kept")
+
+
 def test_tables_that_are_gone_and_runs_of_others_tell_nothing(db, page, made):
     db.run("ALTER TABLE goods_packed_summary RENAME TO elsewhere")
     try:

@@ -3,13 +3,16 @@
 import json
 import pathlib
 
+import psycopg2
 import pytest
+import sqlalchemy
 from test_dashboard import ATTACK, Served
 from test_dashboard_page import opened
 from test_dashboard_pictures import FAINT, focus, readout, shown
 
 from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
 from conftest import eventually
+from pg_mop_client import details
 from workload import dense, last_run, load, make_data
 
 SPACE = (
@@ -135,6 +138,28 @@ def test_the_report_has_the_tree_and_names_are_text(db, browser, made, screen, t
     press(browser, "HOME")
     press(browser, "ARROW_LEFT")
     assert not value(browser, "'attacked' in window") and problems(browser) == []
+
+
+def test_the_drawer_tells_the_lineage_of_a_trial_that_a_shortened_family_leaves_out(db, page, made):
+    nodes = family(db, made)
+    child = next(n for n in nodes if n["parent"] is not None)
+    parent = nodes[child["parent"]]["mst_key"]
+    engine = sqlalchemy.create_engine("postgresql+psycopg2://", creator=lambda: psycopg2.connect(db.uri()))
+    whole = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [made]))
+    with engine.connect() as connection:
+
+        def told(**changed):
+            return details.configuration(connection, "madlib", made, child["mst_key"], {**whole, **changed})[
+                "made_from"
+            ]
+
+        known = told()
+        assert known["mst_key"] == parent and known["changed"]
+        sampled = {"sampled": {**whole["sampled"], "family": "some of them"}}
+        assert told(family=[], **sampled) == known
+        alone = [{**child, "parent": None}]  # (the first of a line whose beginning is left out)
+        assert told(family=alone, **sampled) == known
+    engine.dispose()
 
 
 def test_the_drawer_tells_whom_a_trial_was_made_from(db, browser, page, made, screen):

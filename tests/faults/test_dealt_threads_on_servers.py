@@ -97,6 +97,24 @@ def test_the_configuration_that_is_left_has_all_cores_of_each_server_and_a_repla
     )
 
 
+@pytest.mark.parametrize("limited", ["local", "w1"])
+def test_the_threads_of_a_server_are_limited_by_its_own_limit(servers, history, limited):
+    """A limit on the coordinator's server alone leaves the other servers all cores; one on another server counts there."""
+    db = servers.db
+    there = Client(servers.workers[0], "postgres") if limited == "w1" else db
+    schema = "mop" if limited == "w1" else "madlib"
+    there.run(f"INSERT INTO {schema}.mop_limit (role, threads) VALUES (NULL, %s)", [FEW])
+    try:
+        run_id = fit(db)
+    finally:
+        there.run(f"DELETE FROM {schema}.mop_limit")
+        if there is not db:
+            there.close()
+    large = threads(db, run_id, BIG)
+    assert large[limited] == {FEW}, large
+    assert all(CORES in found for server, found in large.items() if server != limited), large
+
+
 def test_cores_that_other_programs_use_are_left_to_them_on_every_server(servers, history):
     db = servers.db
     db.run("SET pg_mop.deal_threads = auto")

@@ -71,8 +71,8 @@ def test_what_differs_between_runs_comes_once():
 
 
 def test_a_comparison_tells_how_far_the_predictions_were_off():
-    def told(status, makespan, prediction):
-        return {**compared(0.5, status=status, predicted_seconds=prediction), "makespan": makespan}
+    def told(status, makespan, prediction, **more):
+        return {**compared(0.5, status=status, predicted_seconds=prediction), "makespan": makespan, **more}
 
     runs = [
         told("finished", 12.0, 10.0),
@@ -80,11 +80,13 @@ def test_a_comparison_tells_how_far_the_predictions_were_off():
         told("running", 7.5, 10.0),
         told("finished", 7.5, None),
         told("finished", 0.0, 10.0),
+        told("finished", 3612.0, 10.0, paused_seconds=3600.0),
+        told("finished", 3612.0, 10.0, paused_seconds=None),
     ]
     rows = {row[0]: row[1:] for row in comparing.differences(runs)}
     assert list(rows)[:4] == ["best", "seconds", "failed", "predicted seconds of training"]
-    assert rows["predicted seconds of training"] == [10.0, 10.0, 10.0, None, 10.0]
-    assert rows["longer (+) or shorter (-) than predicted"] == ["+20 %", "-25 %", None, None, None]
+    assert rows["predicted seconds of training"] == [10.0, 10.0, 10.0, None, 10.0, 10.0, 10.0]
+    assert rows["longer (+) or shorter (-) than predicted"] == ["+20 %", "-25 %", None, None, None, "+20 %", None]
 
 
 def test_a_comparison_has_the_distribution_of_each_run():

@@ -38,6 +38,7 @@ WITHOUT_PICTURES: dict[str, Any] = {
     "family": [],
     "time": [],
     "makespan": 0.0,
+    "paused_seconds": 0.0,
     "failed_units": [],
 }
 

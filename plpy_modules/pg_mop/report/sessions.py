@@ -4,6 +4,7 @@ from typing import Any
 
 from pg_mop.backend.database import Database
 from pg_mop.report.numbers import rounded
+from pg_mop.report.run_account import pauses
 
 MOST_BARS, LANE_BARS = 3000, 250  # with more bars than the first, a session gets about as many as the second
 MOST_EVALUATED = 50  # evaluations of one unit batch whose configurations are listed
@@ -63,8 +64,10 @@ def add_sessions(
 
     `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units], in seconds since the run's
     start, one for each unit or unit batch (mst_keys is empty for batches of many evaluations); `time`: seconds by activity;
-    `makespan`: seconds. `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars` is true: a
-    bar is a slice of the time of a session, `units` how many began in it, and an eighth number the part with such units.
+    `makespan`: seconds; `paused_seconds`: those of them in which the run was not alive, before a resume (of slices, about;
+    null where units are left out). `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars`
+    is true: a bar is a slice of the time of a session, `units` how many began in it, and an eighth number the part with such
+    units.
     """
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
     given = [run["run_id"], run["started_at"], mst_keys]
@@ -113,4 +116,6 @@ def add_sessions(
                     "cpu": rounded(sum(row["cpu"] or 0.0 for row in chosen)),
                 }
             )
+    gone = pauses([{"session": row["lane"], "began": row["begins"], "ended": row["ends"]} for row in rows])
+    data["paused_seconds"] = None if mst_keys is not None else rounded(sum(end - begin for begin, end in gone))
     data["makespan"] = rounded(max(r["last"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0

@@ -184,7 +184,8 @@ class Coordinator(PlannedRun):
 
     def _dealer_at(self, name: str | None) -> Dealer:
         """Deals the threads of the trainers on one of several servers."""
-        board, cores, most = self.board, self.servers[name].info["cores"], self.limits["threads"]
+        board, server = self.board, self.servers[name]
+        cores, most = server.info["cores"], self._most_threads_at(server)
 
         def among() -> list[int]:
             return [worker for worker in board.workers if board.server(worker) == name]
@@ -204,6 +205,16 @@ class Coordinator(PlannedRun):
             among=among,
             part=part,
         )
+
+    def _most_threads_at(self, server: Server) -> int | None:
+        """The limit of a trainer's threads on a server, by its own table mop_limit; None: no limit."""
+        own: int | None = self.limits["threads"]
+        if not server.home:
+            try:
+                own = server.catalog.execute(f"SELECT threads FROM {server.schema}.mop_my_limits")[0]["threads"]
+            except (psycopg2.Error, MopError):  # it is away: the command will tell
+                pass
+        return own
 
     def _begin_run(self) -> None:
         """Open a new run in the catalog, take over the stages that earlier runs have trained, and write the initial
