@@ -182,7 +182,6 @@ CREATE TABLE @extschema@.mop_run_count (
     sent_bytes bigint NOT NULL DEFAULT 0, -- of model states that went from one server to another
     units_done bigint,
     units_left bigint,
-    units_running bigint,
     PRIMARY KEY (run_id, fencing_token)
 ) WITH (fillfactor = 50);
 -- The same, summed up, of runs that were dropped; and the core-seconds of ended runs.

@@ -205,7 +205,6 @@ CREATE TABLE @extschema@.mop_run_count (
     -- of the run, as its coordinator has counted while it goes on: so that a look needs no count. NULL: it has not told them
     units_done bigint,                  -- with those of earlier coordinators
     units_left bigint,                  -- also those that run
-    units_running bigint,
     PRIMARY KEY (run_id, fencing_token)
 ) WITH (fillfactor = 50);
 -- The same, summed up, of runs that were dropped; and the core-seconds of ended runs.

@@ -2,9 +2,9 @@
 -- its runs, so that no session waits for another one.
 
 -- A coordinator records what it has counted since it took the run, and never lowers these numbers; and how many units of the
--- run are done, left and running now, for mop_run_progress.
+-- run are done and left now, for mop_run_progress.
 CREATE FUNCTION @extschema@.mop_note_counts(run bigint, run_fencing_token integer, finished bigint, failed bigint,
-    retried bigint, sent bigint, done bigint DEFAULT NULL, remaining bigint DEFAULT NULL, under_way bigint DEFAULT NULL,
+    retried bigint, sent bigint, done bigint DEFAULT NULL, remaining bigint DEFAULT NULL,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -12,33 +12,31 @@ BEGIN
     -- (sums of many such numbers stay within bigint)
     IF (finished BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15 AND retried BETWEEN 0 AND 1e15
             AND sent BETWEEN 0 AND 1e15) IS NOT TRUE
-            OR NOT coalesce(done BETWEEN 0 AND 1e15 AND remaining BETWEEN 0 AND 1e15 AND under_way BETWEEN 0 AND 1e15,
-                coalesce(done, remaining, under_way) IS NULL) THEN
+            OR NOT coalesce(done BETWEEN 0 AND 1e15 AND remaining BETWEEN 0 AND 1e15,
+                coalesce(done, remaining) IS NULL) THEN
         RAISE EXCEPTION 'a count is a number from 0 to 1e15' USING ERRCODE = '22023';
     END IF;
     -- nothing depends on these rows after a crash
     PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM @extschema@.mop_count(run, run_fencing_token, finished, failed, retried, sent, NULL, done, remaining,
-        under_way);
+    PERFORM @extschema@.mop_count(run, run_fencing_token, finished, failed, retried, sent, NULL, done, remaining);
 END
 $$;
 
 -- Raises the numbers of a coordinator to these, and records the first outcome of its run: a finished run whose output cannot
 -- be written counts as finished, since a counter that falls would be taken for one that began anew.
 CREATE FUNCTION @extschema@.mop_count(run bigint, run_fencing_token integer, finished bigint, failed bigint,
-    retried bigint, sent bigint, ended text, done bigint DEFAULT NULL, remaining bigint DEFAULT NULL,
-    under_way bigint DEFAULT NULL) RETURNS void
+    retried bigint, sent bigint, ended text, done bigint DEFAULT NULL, remaining bigint DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE @extschema@.mop_run_count c SET units_finished = greatest(c.units_finished, finished),
         units_failed = greatest(c.units_failed, failed), units_retried = greatest(c.units_retried, retried),
         sent_bytes = greatest(c.sent_bytes, sent), outcome = coalesce(c.outcome, ended), units_done = done,
-        units_left = remaining, units_running = under_way
+        units_left = remaining
     WHERE c.run_id = run AND c.fencing_token = run_fencing_token;
     IF NOT FOUND THEN
         INSERT INTO @extschema@.mop_run_count (run_id, fencing_token, owner, outcome, units_finished, units_failed,
-            units_retried, sent_bytes, units_done, units_left, units_running)
-        SELECT run, run_fencing_token, r.owner, ended, finished, failed, retried, sent, done, remaining, under_way
+            units_retried, sent_bytes, units_done, units_left)
+        SELECT run, run_fencing_token, r.owner, ended, finished, failed, retried, sent, done, remaining
         FROM @extschema@.mop_run r WHERE r.run_id = run;
     END IF;
 END

@@ -235,11 +235,11 @@ class Runs(Stages):
         return rows[0]["prediction"] if rows else None
 
     def note_counts(
-        self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int, done: int, left: int, running: int
+        self, run_id: int, finished: int, failed: int, retried: int, sent_bytes: int, done: int, left: int
     ) -> None:
         """Note what this coordinator has counted: units, failed attempts, retries, and bytes of states that went from one
-        server to another, for mop_monitoring; and for those who watch the run, its units that are done, left and running."""
-        counts = (finished, failed, retried, sent_bytes, done, left, running)
+        server to another, for mop_monitoring; and for those who watch the run, its units that are done and left."""
+        counts = (finished, failed, retried, sent_bytes, done, left)
         self.call("mop_note_counts", run_id, self.fencing_token, *counts)
 
     def note_growth(self, run_id: int) -> None:

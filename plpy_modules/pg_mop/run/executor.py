@@ -615,8 +615,7 @@ class Executor:
         if now >= self.recounts_at + (0.0 if self.left.uncertain else RECOUNT_SECONDS):
             self.left.recount()
             self.recounts_at = time.monotonic() + (time.monotonic() - now) / RECOUNT_SHARE
-        running = len(run.attempts_in(State.RUNNING))
-        told = replace(run.counts), self.left.count, running
+        told = replace(run.counts), self.left.count
         if told != self.noted:
             self.counted, self.noted = now, told
             run.catalog.note_counts(
@@ -627,7 +626,6 @@ class Executor:
                 run.counts.sent_bytes,
                 self.done_before + self.done,
                 max(0, self.left.count),
-                running,
             )
 
     def _leave(self, name: str, why: str) -> None:
