@@ -287,3 +287,32 @@ def test_a_summary_that_another_role_made_for_a_packed_table_is_not_read(honest,
     finally:
         forger.run("DROP VIEW bare_packed_summary")
         honest.run("DROP TABLE bare, bare_packed, bare_rows")
+
+
+@pytest.mark.parametrize("table", ["beans_fitted", "beans_runs", "beans_choice"])
+def test_a_summary_that_another_role_made_for_models_or_a_selection_is_not_read(honest, forger, table):
+    honest.run(
+        "SELECT madlib.load_model_selection_table('beans_nets', 'beans_choice', ARRAY[1], "
+        "ARRAY[$$loss='categorical_crossentropy', optimizer='Adam()'$$], ARRAY['batch_size=8'])"
+    )
+    fit = "madlib_keras_fit_multiple_model('beans_packed', '{}', 'beans_choice', 1, FALSE)"
+    honest.run("SELECT madlib." + fit.format("beans_runs"))
+    honest.run(f"ALTER TABLE {table}_summary RENAME TO beans_rows; GRANT SELECT ON beans_rows TO public")
+    forger.run(
+        f"CREATE VIEW {table}_summary AS SELECT *, snap() AS more FROM beans_rows; GRANT SELECT ON {table}_summary TO public"
+    )
+    honest.run("TRUNCATE trap")
+    calls = {
+        "beans_choice": [fit.format("beans_again")],
+        "beans_fitted": ["mop_deploy('beans_model', 'beans_fitted')", "mop_export_model('beans_fitted', NULL)"],
+        "beans_runs": ["mop_deploy('beans_model', 'beans_runs')", "mop_export_model('beans_runs', 1)"],
+    }
+    try:
+        for call in calls[table]:
+            error = honest.error(f"SELECT madlib.{call}")
+            assert error.pgcode == "42501" and "is another role's" in str(error), (call, str(error))
+            assert honest.run("SELECT * FROM trap") == [], call
+    finally:
+        forger.run(f"DROP VIEW {table}_summary")
+        honest.run(f"ALTER TABLE beans_rows RENAME TO {table}_summary")
+        honest.run("DROP TABLE beans_runs, beans_runs_info, beans_runs_summary, beans_choice, beans_choice_summary")

@@ -9,6 +9,7 @@ from pg_mop.api.winner import winner
 from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function, sql_procedure
+from pg_mop.backend.trusted import check_summary
 from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
 from pg_mop.run.inputs import Inputs
@@ -146,7 +147,11 @@ class SelectionTable:
         """The selection table that the caller calls `text`. Raises MopError."""
         hint = f"SELECT {db.extension}.generate_model_configs(...) (or load_model_selection_table) makes it."
         table = db.input_table(text, "model selection table", hint=hint)
-        summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model selection table", hint=hint)
+        what = "summary of the model selection table"
+        summary = db.input_table(db.suffixed(text, "_summary"), what, hint=hint, rows=False)
+        check_summary(db, table, summary)
+        if db.one(f"SELECT 1 AS x FROM {summary} LIMIT 1") is None:
+            raise MopError(f'{what} "{db.suffixed(text, "_summary")}" is empty', hint=hint)
         for relation, wanted in (
             (table, ("mst_key", "model_id", "compile_params", "fit_params")),
             (summary, ("model_arch_table", "object_table")),

@@ -4,6 +4,7 @@ from mop_udf import architecture, architecture_shapes, params
 from pg_mop.api.winner import winner
 from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.trusted import check_summary
 from pg_mop.columns import madlib
 from pg_mop.inference.model import Model, check_given
 
@@ -33,8 +34,11 @@ class StoredModel(TableModel):
         for column in ("model_weights", "model_arch"):
             if column not in columns:
                 raise MopError(f'model table "{text}" has no column "{column}"')
-        summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model table")
+        summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model table", rows=False)
+        check_summary(db, table, summary)
         self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
+        if self.summary is None:
+            raise MopError(f'summary of the model table "{db.suffixed(text, "_summary")}" is empty')
         if "mst_key" in columns:
             if mst_key is None:
                 mst_key = self._best(db, text, table)

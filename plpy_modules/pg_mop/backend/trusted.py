@@ -59,20 +59,21 @@ def locked(db: Database, name: str, kinds: tuple[str, ...] = PLAIN) -> Table | N
     return table
 
 
-def check_summary(db: Database, packed: Table, summary: Table) -> None:
-    """Raises MopError where the summary of a packed table is not the caller's, a superuser's, or a plain table of the packed
-    table's owner: the caller names the packed table alone, and a view of another role would run with the caller's rights."""
+def check_summary(db: Database, of: Table, summary: Table) -> None:
+    """Raises MopError where the summary of a packed table, of a model table or of a selection table is not the caller's, a
+    superuser's, or a plain table of that table's owner: the caller names that table alone, and another role's view would run
+    with the caller's rights."""
     if not db.value(
         "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles o ON o.oid = c.relowner "
         "WHERE c.oid = $1 AND (o.rolname = current_user OR o.rolsuper OR c.relkind::text = 'r' AND c.relowner = "
         "(SELECT p.relowner FROM pg_catalog.pg_class p WHERE p.oid = $2)))",
         ["oid", "oid"],
-        [summary.oid, packed.oid],
+        [summary.oid, of.oid],
     ):
         raise MopError(
-            f"the summary {summary} is another role's, and no plain table of the owner of {packed}",
+            f"the summary {summary} is another role's, and no plain table of the owner of {of}",
             detail="Reading a view, or a table of another role, can run functions of its owner with your rights.",
-            hint=f"SELECT {db.extension}.mop_pack(...); packs the rows anew.",
+            hint=f"DROP TABLE {of}; and make it again, with its summary.",
             sqlstate="42501",
         )
 
