@@ -323,7 +323,8 @@ BEGIN
     RETURN QUERY SELECT g.alias FROM @extschema@.mop_givers(run, @extschema@.mop_caller(token)) g
         JOIN @extschema@.mop_run r ON r.run_id = g.giver
         WHERE r.run_id < run AND r.parameters -> 'settings' ->> 'reuse' = 'true'
-        AND (r.parameters -> 'settings' ->> 'priority')::integer >= priority
+        AND CASE WHEN r.parameters -> 'settings' ->> 'priority' ~ '^-?[0-9]{1,3}$'  -- (a member may have written anything)
+                 THEN (r.parameters -> 'settings' ->> 'priority')::integer >= priority ELSE false END
         AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running' ORDER BY 1;
 END
 $$;

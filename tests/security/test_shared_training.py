@@ -360,6 +360,19 @@ def test_rows_that_are_gone_are_not_readable(db, clients):
     assert shares is True and asked(bob, db, forged, one) == [[], [], []]
 
 
+def test_a_priority_that_is_no_number_stops_no_other_run(db, clients):
+    """A session opens runs with parameters of its own."""
+    ann, bob = clients["ann"], clients["bob"]
+    one = train(ann)
+    hers, _ = forged_run(ann, db, one, ["packed"])
+    his, _ = forged_run(bob, db, one, ["packed"])
+    settings = json.dumps({"settings": {"reuse": True, "priority": 0}})
+    db.run("UPDATE madlib.mop_run SET parameters = %s WHERE run_id = %s", [settings, hers])
+    assert len(asked(bob, db, his, one)[1]) == 1
+    db.run("UPDATE madlib.mop_run SET parameters = %s WHERE run_id = %s", [settings.replace("0", '"x"'), hers])
+    assert asked(bob, db, his, one)[1] == []
+
+
 def test_a_member_reaches_no_run_by_its_number(db, clients):
     ann, bob = clients["ann"], clients["bob"]
     one = train(ann)

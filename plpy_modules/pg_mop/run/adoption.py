@@ -105,7 +105,7 @@ class Adoption:
             self.spec.inputs.db.warning(
                 f"a stage that a member of your group has trained is trained again: {error.message}",
                 detail="The run takes over nothing more of that member's run.",
-                hint="SELECT mop_share_training(NULL); ends the sharing.",
+                hint=f"SELECT {self.spec.inputs.db.extension}.mop_share_training(NULL); ends the sharing.",
             )
             return False
 
