@@ -361,8 +361,9 @@ def test_rows_that_are_gone_are_not_readable(db, clients):
 
 
 def test_a_priority_that_is_no_number_stops_no_other_run(db, clients):
-    """A session opens runs with parameters of its own."""
+    """A session opens runs with parameters of its own, and gives itself a name under which its runs go on."""
     ann, bob = clients["ann"], clients["bob"]
+    ann.run("SET application_name = 'pg_mop'")
     one = train(ann)
     hers, _ = forged_run(ann, db, one, ["packed"])
     his, _ = forged_run(bob, db, one, ["packed"])
