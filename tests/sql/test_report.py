@@ -55,6 +55,29 @@ def run_id(db):
     return fit(db, "flowers_packed", "models", "mst", 3, "flowers_packed", 1)
 
 
+def test_the_report_tells_in_which_seconds_a_resumed_run_was_not_alive(db, run_id):
+    """As if another coordinator, with sessions of its own, had done the later iterations an hour later."""
+
+    def told():
+        data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+        return data["paused_seconds"], data["makespan"]
+
+    paused, makespan = told()
+    assert paused == 0 and makespan > 0
+    ended = f"(SELECT max(finished_at) FROM madlib.mop_unit WHERE run_id = {run_id} AND iteration < 3)"
+    db.run("BEGIN")
+    try:
+        db.run(
+            "UPDATE madlib.mop_unit SET started_at = started_at + interval '1 hour', finished_at = finished_at "
+            f"+ interval '1 hour', backend_pid = backend_pid + 1000000 WHERE run_id = %s AND started_at >= {ended}",
+            [run_id],
+        )
+        paused, later = told()
+        assert paused == pytest.approx(3600, abs=5) and later - paused == pytest.approx(makespan, abs=5)
+    finally:
+        db.run("ROLLBACK")
+
+
 @pytest.mark.slice
 def test_the_report_tells_what_the_tables_tell(db, run_id):
     data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
