@@ -462,6 +462,18 @@ def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(serve
     assert eventually(lambda: not servers.db.value("SELECT to_regclass('silent')"), 5)
 
 
+def test_members_have_scores_without_a_server_that_was_killed(servers):
+    """A one-shot search reads the rows of the lost server from their copies."""
+    servers.db.run("""SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
+        "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
+    sql = """SELECT madlib.mop_search('flowers_packed', 'scored', NULL, $${'loss': ['categorical_crossentropy'],
+        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}], 'batch_size': [2]}$$, 'one-shot',
+        'iterations=20, retrain=1, retrain_iterations=1', 'loss', model_space := 'widths')"""
+    without(servers, begin(servers, sql, "SET pg_mop.chain_seconds = 0"))
+    assert servers.db.value("SELECT count(*) FROM scored_one_shot WHERE one_shot_score > 0") == 3
+    assert servers.db.value("SELECT count(*) FROM scored") == 1
+
+
 def test_an_evaluation_does_without_copies_that_are_not_there(servers):
     """Nor is one used that has other rows."""
     evaluate = "SELECT madlib.madlib_keras_evaluate('model', '{}', '{}', FALSE)"
@@ -480,15 +492,3 @@ def test_an_evaluation_does_without_copies_that_are_not_there(servers):
     servers.db.run(evaluate.format("flowers_packed", "second"))
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM first a, second b")
     assert not [notice for notice in servers.db.connection.notices if "works alone" in notice]
-
-
-def test_members_have_scores_without_a_server_that_was_killed(servers):
-    """A one-shot search reads the rows of the lost server from their copies."""
-    servers.db.run("""SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
-        "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
-    sql = """SELECT madlib.mop_search('flowers_packed', 'scored', NULL, $${'loss': ['categorical_crossentropy'],
-        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}], 'batch_size': [2]}$$, 'one-shot',
-        'iterations=20, retrain=1, retrain_iterations=1', 'loss', model_space := 'widths')"""
-    without(servers, begin(servers, sql, "SET pg_mop.chain_seconds = 0"))
-    assert servers.db.value("SELECT count(*) FROM scored_one_shot WHERE one_shot_score > 0") == 3
-    assert servers.db.value("SELECT count(*) FROM scored") == 1
