@@ -7,9 +7,10 @@ Two kinds of studies, after TreeML (thesis 2021, section 6.2). `pool`: each stud
 rates only begin alike. All sessions call at once: first with pg_mop.reuse off, so that each study shares within itself alone,
 then with reuse on. The trainers are warm: a run that is not counted goes before.
 
-Columns. Apart, together: stages that all runs train. Merge rate: apart / different stages, what there is to share. Reached:
-apart / together. Work: seconds of all training units, apart / together. Seconds: from the first call to the end of the last
-one, with the load of the machine before it in parentheses. Saved: seconds apart / together.
+Columns. Apart, together: the number of stages that all runs train, without reuse and with it. Merge rate: apart / number of
+different stages, the most that can be reached. Reached: apart / together. Work: seconds of all training units, apart /
+together. Seconds: from the first call to the end of the last one, with the load of the machine before it in
+parentheses. Saved: seconds apart / together.
 """
 
 import dataclasses

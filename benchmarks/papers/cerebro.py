@@ -248,7 +248,7 @@ class Costs:
 
 
 def dealt_seconds(configurations, places, factor):
-    """Seconds of an iteration, where the places are dealt among the configurations by what is left of each."""
+    """Seconds of an iteration. Each configuration gets places in proportion to its remaining work."""
     plan, iterations, hour = plan_of(configurations, 4), 4, 3600.0  # (a change of places takes a part of a second)
     board = Board(plan, range(places))
     board.anywhere = True

@@ -151,7 +151,8 @@ def _alive(run: Data) -> float | None:
 
 
 def off(actual: float | None, expected: float | None, status: str) -> str | None:
-    """By which share of the predicted seconds the actual ones differ, as text; None of a run that has not finished."""
+    """The difference of actual and predicted seconds, in percent of the predicted ones, as text; None if the run has not
+    finished."""
     if not actual or not expected or status != "finished":
         return None
     return f"{100 * (actual / expected - 1):+.0f} %"

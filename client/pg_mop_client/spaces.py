@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from pg_mop_client.selection import Selection
 
-Match = str | Mapping[str, Any]  # a layer's name or pattern, or what `match` gives
+Match = str | Mapping[str, Any]  # a layer's name, a pattern of names, or what `match` returns
 Layers = (
     Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None
-)  # what `layer` gives, several of them, "keep", or none
+)  # a layer as `layer` returns it, a list of layers, "keep", or None
 
 OPTIONS = '["keep", layer("Dropout", rate=0.2)]'  # as a hint shows options that are layers
 
