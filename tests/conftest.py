@@ -27,6 +27,22 @@ __all__ = [
     "trainers",
 ]  # the names that tests use
 
+LINES_OF_AN_ERROR = 12  # in the summary
+
+
+# where CI is set, pytest prints every difference whole: thousands of lines of rows hide which tests have failed
+os.environ.pop("CI", None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    """The last lines of a suite name each failed test and its error, because a log is often kept by its end."""
+    for report in [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]:
+        errors = [line for line in report.longreprtext.splitlines() if line.startswith(("E ", ">"))]
+        terminalreporter.write_line(f"failed: {report.nodeid} ({report.when})")
+        for line in errors[:LINES_OF_AN_ERROR]:
+            terminalreporter.write_line(f"    {line[:200]}")
+
 
 def pytest_collection_modifyitems(items):
     """`make check` also runs the tests in tests/unit, except those that train many models."""

@@ -53,7 +53,8 @@ def weights(db, output):
 
 def check_copies(db, run_id):
     """{mst_key: its row of mop_lineage} of a run's copies, once they are looked at."""
-    trials = {row["mst_key"]: row for row in db.run("SELECT * FROM madlib.mop_lineage WHERE run_id = %s", [run_id])}
+    rows = db.run("SELECT * FROM madlib.mop_lineage WHERE run_id = %s ORDER BY mst_key", [run_id])
+    trials = {row["mst_key"]: row for row in rows}
     copies = {key: row for key, row in trials.items() if row["parent"] is not None}
     heirs = {key: row for key, row in copies.items() if "copied" in row["inherited"]}
     plain = {key: row for key, row in copies.items() if row["inherited"].startswith("iterations 1 to")}
@@ -83,10 +84,22 @@ def check_copies(db, run_id):
 
 @pytest.mark.slice
 def test_mutated_copies_begin_with_what_they_inherit(db):
-    found = [row for rate in ("0.5", "0.9") for row in check_copies(db, search(db, rate=rate)).values()]
-    assert any(row.get("mutated") for row in found)
-    assert any(row.get("again") for row in found), "heirs of heirs"
-    assert any(row.get("shares") for row in found), "the beginnings of other copies are trained once"
+    """The visit order of two segments has a part in which members are copied: further seeds are tried until all is seen."""
+    wanted = {
+        "mutated",
+        "again",
+        "shares",
+    }  # (again: heirs of heirs; shares: what other copies begin with is trained once)
+    try:
+        for seed in range(3, 13):
+            db.run(f"SET pg_mop.seed = {seed}")
+            found = check_copies(db, search(db, rate="0.5" if seed % 2 else "0.9")).values()
+            wanted -= {name for name in wanted if any(row.get(name) for row in found)}
+            if not wanted:
+                break
+    finally:
+        db.run("SET pg_mop.seed = 3")
+    assert not wanted
 
 
 def test_a_replay_gives_the_same_bytes_and_lineage(db):
