@@ -222,7 +222,7 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
         other.close()
     reader.run("CREATE ROLE team")
     try:
-        assert re.search(r"^ *team \|", shown(psql, sharing), re.M)
+        assert re.search(r"^ *team +\|.*\| t$", shown(psql, sharing), re.M)
     finally:
         reader.run("DROP ROLE team")
 
