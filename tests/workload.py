@@ -13,6 +13,8 @@ import dill
 import numpy as np
 import pytest
 
+from conftest import Calling, eventually
+
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="not run: PyTorch is not installed here (make test-torch)"
@@ -180,6 +182,17 @@ def is_under_way(db, more_than=0):
         )
         > more_than
     )
+
+
+def ended_early(db, client, call, more_than, by="pg_cancel_backend"):
+    """The error of a call in the session `client` that is cancelled (or terminated, `by`) when its run has finished more than
+    `more_than` units. No machine is too fast, and no test too late: meanwhile each unit waits until it is let begin."""
+    client.run("SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()) as let_some_begin:
+        calling = Calling(client, call)
+        assert eventually(lambda: is_under_way(db, more_than) or let_some_begin(), 90)
+        db.run(f"SELECT {by}(%s)", [client.connection.info.backend_pid])
+    return calling.end()
 
 
 def assert_invariants(db, run_id):

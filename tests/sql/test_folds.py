@@ -9,7 +9,19 @@ import psycopg2
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, buffers, dense, fit, is_under_way, last_run, load, make_data, replayed, selection
+from workload import (
+    ADAM,
+    buffers,
+    dense,
+    ended_early,
+    fit,
+    is_under_way,
+    last_run,
+    load,
+    make_data,
+    replayed,
+    selection,
+)
 
 SEED = 11
 SIZE = 8
@@ -197,11 +209,8 @@ def test_a_run_of_folds_goes_on_where_it_was(db, run_id, killed):
     call = (
         f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{output}', 'mst_slow', 2, FALSE, folds => 3)"
     )
-    running = Calling(client, call)
-    assert eventually(lambda: last_run(db) > run_id and is_under_way(db, 12), 60)
     end = "pg_terminate_backend" if killed else "pg_cancel_backend"
-    db.run(f"SELECT {end}(%s)", [client.connection.info.backend_pid])
-    assert isinstance(running.end(), psycopg2.Error)
+    assert isinstance(ended_early(db, client, call, 12, end), psycopg2.Error)
     stopped = last_run(db)
     assert eventually(
         lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) != "running", 60
@@ -420,10 +429,7 @@ def test_a_search_with_folds_goes_on_where_it_was(db, data):
         f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', {SPACE}, 'successive-halving', '{parameters}', "
         "random_state => 3, folds => 2)"
     )
-    running = Calling(client, call)
-    assert eventually(lambda: is_under_way(db, 20), 60)
-    db.run("SELECT pg_terminate_backend(%s)", [client.connection.info.backend_pid])
-    assert isinstance(running.end(), psycopg2.Error)
+    assert isinstance(ended_early(db, client, call, 20, "pg_terminate_backend"), psycopg2.Error)
     stopped = last_run(db)
     assert eventually(
         lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) != "running", 60
