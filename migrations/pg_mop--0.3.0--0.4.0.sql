@@ -140,7 +140,8 @@ ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_unit ADD COLUMN cpu_seconds double precision, ADD COLUMN server name;
 UPDATE @extschema@.mop_unit u SET server = g.server FROM @extschema@.mop_segment g
 WHERE (g.run_id, g.dataset, g.segment) = (u.run_id, u.dataset, u.segment) AND g.server IS NOT NULL AND u.status = 'finished';
-ALTER TABLE @extschema@.mop_unit ADD COLUMN threads integer CHECK (threads > 0);
+ALTER TABLE @extschema@.mop_unit ADD COLUMN threads integer CHECK (threads > 0),
+    ADD COLUMN gpu_utilization double precision, ADD COLUMN gpu_memory_bytes bigint;
 ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
 ALTER TABLE @extschema@.mop_limit ADD COLUMN max_seconds double precision CHECK (max_seconds > 0 AND max_seconds < 'Infinity'),

@@ -78,4 +78,5 @@ def environment(keras_backend: str) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONHASHSEED": "0",
         "KERAS_TORCH_DEVICE": "cpu",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers of nvidia-smi and NVML; CUDA's own begin with the fastest GPU
     }

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from mop_udf import data, models, prefixes
+from mop_udf import data, models, prefixes, work_meter
 from mop_udf.callbacks import TensorBoard
 from mop_udf.kernels import vmap_batch
 from mop_udf.kernels.batch_size import Memory
@@ -101,16 +101,22 @@ class UnitTraining:
         `holds`: of each unit, whether its state is a Held state instead, for the next step of a chain; `stays`: see Held.
         `alone`: no other model of the request is trained after these.
         """
+        with work_meter.meter():
+            return self._run(holds, stays, alone)
+
+    def _run(self, holds, stays, alone):
         holds = dict(zip(map(id, self.works), holds or [False] * len(self.works), strict=True))
+        meter = work_meter.meter()
         parts, done = self._parts(), {}
         parts[-1][-1].last = True
         for part in parts:
-            began, busy, self.rows.wait_seconds = time.monotonic(), time.process_time(), 0.0
+            meter.take()
+            began, busy, self.rows.wait_seconds = time.monotonic(), work_meter.processor_seconds(), 0.0
             compiled, batch = self._train_batch(part)
             share = (time.monotonic() - began - self.rows.wait_seconds) / len(part)
-            cpu_share = (time.process_time() - busy) / len(part)
+            cpu_share, readings = (work_meter.processor_seconds() - busy) / len(part), meter.take()
             for number, work in enumerate(part):
-                began, busy, self.rows.wait_seconds = time.monotonic(), time.process_time(), 0.0
+                began, busy, self.rows.wait_seconds = time.monotonic(), work_meter.processor_seconds(), 0.0
                 self.memory.begin()
                 if batch is None:
                     compiled = self._prepare(work)
@@ -133,7 +139,8 @@ class UnitTraining:
                     {
                         **report,
                         "seconds": share + time.monotonic() - began - self.rows.wait_seconds,
-                        "cpu_seconds": cpu_share + time.process_time() - busy,
+                        "cpu_seconds": cpu_share + work_meter.processor_seconds() - busy,
+                        **meter.report(readings + meter.take()),
                     },
                     state,
                 )

@@ -284,6 +284,8 @@ CREATE TABLE @extschema@.mop_unit (
     cpu_seconds double precision,       -- processor time of the trainer, of all its threads, within train_seconds
     server name,                        -- the foreign server that does it; NULL: this server
     threads integer CHECK (threads > 0), -- of the trainer; a replay gives the unit as many
+    gpu_utilization double precision,   -- part of the time in which the trainer's GPU worked, for any process (NVML)
+    gpu_memory_bytes bigint,            -- most memory in use on this GPU, by all processes
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );

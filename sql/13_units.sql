@@ -50,14 +50,16 @@ BEGIN
         array_agg(r.rows) AS rows, array_agg(r.loss) AS loss, array_agg(r.metric) AS metric,
         array_agg(r.read_seconds) AS read_seconds, array_agg(r.train_seconds) AS train_seconds,
         array_agg(r.write_seconds) AS write_seconds, array_agg(r.cpu_seconds) AS cpu_seconds,
-        array_agg(r.threads) AS threads,
+        array_agg(r.threads) AS threads, array_agg(r.gpu_utilization) AS gpu_utilization,
+        array_agg(r.gpu_memory_bytes) AS gpu_memory_bytes,
         array_agg(r.compilations) AS compilations,
         array_agg(r.choice) AS choice, array_agg(now_ended - r.began * interval '1 second') AS began,
         array_agg(now_ended - coalesce(r.ended, 0) * interval '1 second') AS ended INTO done
     FROM json_to_recordset(results) AS r(stage integer, segment integer, attempt integer, version integer, kernel text,
         rows bigint, loss double precision, metric double precision, read_seconds double precision,
         train_seconds double precision, write_seconds double precision, cpu_seconds double precision,
-        threads integer, compilations integer, choice json, began double precision, ended double precision);
+        threads integer, gpu_utilization double precision, gpu_memory_bytes bigint,
+        compilations integer, choice json, began double precision, ended double precision);
     IF of_kind = 'train' THEN
         SELECT array_agg(g.stage) AS stage, array_agg(g.before) AS before, array_agg(g.version) AS version,
             array_agg(g.segment) AS segment, array_agg(g.state_table) AS state_table, array_agg(g.bytes) AS bytes INTO moved
@@ -99,6 +101,8 @@ BEGIN
         write_seconds = done.write_seconds[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
         cpu_seconds = done.cpu_seconds[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
         threads = done.threads[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
+        gpu_utilization = done.gpu_utilization[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
+        gpu_memory_bytes = done.gpu_memory_bytes[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
         compilations = done.compilations[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)],
         choice = done.choice[@extschema@.mop_position(u.stage::bigint << 32 | u.segment, done.unit)]
     WHERE (u.run_id, u.kind, u.dataset) = (run, of_kind, of_dataset) AND u.stage = ANY (done.stage)

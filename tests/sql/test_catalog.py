@@ -122,7 +122,12 @@ def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):
         "stage) WHERE run_id = %s AND stage = 1",
         [pair],
     ) == [{"version": 0, "status": "running"}]
-    db.run(finish(pair, (1, {"loss": "nan", "metric": "-Infinity", "choice": {"kernel": "a"}})))
+    measured = {"cpu_seconds": 0.5, "gpu_utilization": 0.25, "gpu_memory_bytes": 5 << 30}
+    db.run(finish(pair, (1, {"loss": "nan", "metric": "-Infinity", "choice": {"kernel": "a"}, **measured})))
+    assert [measured] == db.run(
+        "SELECT cpu_seconds, gpu_utilization, gpu_memory_bytes FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1",
+        [pair],
+    )
     assert (
         db.run(
             "SELECT u.version, u.status, u.loss, u.metric, u.choice, u.train_seconds, m.version AS reached FROM "

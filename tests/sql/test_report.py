@@ -55,6 +55,37 @@ def run_id(db):
     return fit(db, "flowers_packed", "models", "mst", 3, "flowers_packed", 1)
 
 
+def test_the_report_tells_how_much_the_gpus_worked(db, run_id):
+    """As if the trainers had measured it, which they do on a GPU alone."""
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    assert {part["gpu"] for part in data["time"]} == {None} and all(part["cpu"] > 0 for part in data["time"])
+    assert "its GPU" not in db.value("SELECT madlib.mop_report(%s)", [run_id])
+    assert "GPU" not in db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    db.run("BEGIN")
+    db.run(
+        "UPDATE madlib.mop_unit SET train_seconds = segment + 1, gpu_utilization = (segment + 1) / 4.0, "
+        "gpu_memory_bytes = (segment + 1) * 1073741824::bigint WHERE run_id = %s AND kind = 'train' AND status = 'finished'",
+        [run_id],
+    )
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    page = Page(db.value("SELECT madlib.mop_report(%s)", [run_id]))
+    text = db.value("SELECT madlib.mop_explain_run(%s)", [run_id])
+    units = db.run(
+        "SELECT DISTINCT gpu_utilization, gpu_memory_bytes FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
+        "AND status = 'finished' ORDER BY 1",
+        [run_id],
+    )
+    db.run("ROLLBACK")
+    mean = (1 * 0.25 + 2 * 0.5) / 3  # weighted by the seconds of the units
+    assert {part["what"]: part["gpu"] for part in data["time"]} == {
+        "training units": pytest.approx(mean, rel=1e-3),
+        "evaluations": None,
+    }
+    assert {"its processors", "utilization of its GPU"} <= set(page.text)
+    assert "GPUs: 42% utilized on average" in text and "at most 2.0 GB of one in use" in text
+    assert [tuple(row.values()) for row in units] == [(0.25, 1 << 30), (0.5, 2 << 30)]
+
+
 def test_the_report_tells_in_which_seconds_a_resumed_run_was_not_alive(db, run_id):
     """As if another coordinator, with sessions of its own, had done the later iterations an hour later."""
 

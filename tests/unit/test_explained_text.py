@@ -278,6 +278,26 @@ def test_the_processors_of_units_that_tell_them():
     assert run_account.account(units[1:], 2.0, 2)["processors"] is None
 
 
+def test_the_gpus_of_units_that_tell_them():
+    units = [
+        unit(1, 7, 0.0, 2.0, train=3.0, gpu=0.9, gpu_bytes=5 << 30),
+        unit(2, 8, 0.0, 1.0, train=1.0, gpu=0.5, gpu_bytes=None),
+        unit(3, 8, 1.0, 2.0, train=1.0, gpu=None, gpu_bytes=None),
+    ]
+    assert run_account.account(units, 2.0, 2)["gpus"] == {"utilization": pytest.approx(0.8), "bytes": 5 << 30}
+    assert run_account.account(units[1:], 2.0, 2)["gpus"] == {"utilization": 0.5, "bytes": None}
+    assert run_account.account(units[2:], 2.0, 2)["gpus"] is None
+
+    def line(units):
+        found = run_account.render({**ACCOUNT, "actual": {**run_account.account(units, 2.0, 2), "seconds": 2.0}})
+        return [line for line in found.splitlines() if "GPU" in line]
+
+    said = " utilized on average while a trainer trains or evaluates"
+    assert line(units) == [f"  GPUs: 80%{said}, at most 5.0 GB of one in use (work and memory of all processes)"]
+    assert line(units[1:]) == [f"  GPUs: 50%{said} (work and memory of all processes)"]
+    assert line(units[2:]) == []
+
+
 def test_the_threads_of_units_that_tell_them():
     units = [unit(1, 7, 1.0, 2.0, threads=1), unit(2, 8, 1.0, 2.0, threads=1), unit(2, 9, 2.5, 3.0, threads=2)]
     found = run_account.account(units, 3.0, 2)

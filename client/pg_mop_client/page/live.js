@@ -243,9 +243,10 @@
         }
         failures($("causes"), view, view.failed);
         next($("steps"), view, submitting.buttons);
+        const gpus = view.time.some(t => (t.gpu ?? null) !== null);
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
-            ["activity", "units", "seconds", "trainer at work", "its processors", "reading", "writing"],
-            time.map(t => [t.what, t.units, t.seconds, t.compute, t.cpu, t.read, t.write]), "Where the sessions' time went")] : []);
+            ["activity", "units", "seconds", "trainer at work", "its processors", ...gpus ? ["utilization of its GPU"] : [], "reading", "writing"],
+            time.map(t => [t.what, t.units, t.seconds, t.compute, t.cpu, ...gpus ? [t.gpu] : [], t.read, t.write]), "Where the sessions' time went")] : []);
         fill("failed-units", view.failed_units, units => units.length ? [el("details", {}, el("summary", {}, `${units.length} failed units`),
             plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
                 units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Failed units (units of a lost session or trainer are tried again)"))] : []);

@@ -366,14 +366,28 @@ def _merged(run: Data) -> str:
 def _time(data: Data) -> str:
     if not data["time"]:
         return ""
-    rows = []
+    rows: list[tuple[str, list[Any]]] = []
+    gpus = any(part["gpu"] is not None for part in data["time"])
     for part in data["time"]:
         rest = max(0.0, part["seconds"] - part["read"] - part["compute"] - part["write"])
+        own = [part["cpu"], *([part["gpu"]] if gpus else [])]
         rows.append(
-            ("", [part["what"], part["units"], part["seconds"], part["compute"], part["read"], part["write"], rest])
+            (
+                "",
+                [
+                    part["what"],
+                    part["units"],
+                    part["seconds"],
+                    part["compute"],
+                    *own,
+                    part["read"],
+                    part["write"],
+                    rest,
+                ],
+            )
         )
     busy, whole = sum(part["seconds"] for part in data["time"]), len(data["lanes"]) * data["makespan"]
-    rows.append(("", ["sessions without a unit", None, max(0.0, whole - busy), None, None, None, None]))
+    rows.append(("", ["sessions without a unit", None, max(0.0, whole - busy), *[None] * (5 + gpus)]))
     return section(
         "time",
         "Where the time went",
@@ -383,6 +397,8 @@ def _time(data: Data) -> str:
                 "units": True,
                 "seconds": True,
                 "trainer at work": True,
+                "its processors": True,
+                **({"utilization of its GPU": True} if gpus else {}),
                 "reading": True,
                 "writing": True,
                 "other": True,

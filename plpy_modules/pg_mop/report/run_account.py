@@ -19,7 +19,8 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
 
     `units`: rows of the log, one for each attempt, with stage, iteration, mst_key, kind, segment, session (any key), status,
     began and ended (seconds from the run's start, None: it runs), train, cpu, read, write and compile (seconds; None:
-    unknown), and threads (of the trainer); `until`: the run's end, or now; `sessions`: that it asked for.
+    unknown), threads (of the trainer), gpu and gpu_bytes (utilization of its GPU, 0 to 1, and bytes in use there; None:
+    unknown); `until`: the run's end, or now; `sessions`: that it asked for.
 
     The units of a unit batch have the times of their step and a part of its seconds each.
     """
@@ -35,6 +36,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
             "sessions": [],
             "critical_path": None,
             "processors": None,
+            "gpus": None,
             "threads": [],
             "units": 0,
         }
@@ -67,6 +69,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
         ],
         "critical_path": _critical_path(begun, first, until),
         "processors": _processors(begun),
+        "gpus": _gpus(begun),
         "threads": _threads(begun, first),
     }
 
@@ -79,6 +82,18 @@ def _processors(units: Sequence[Row]) -> dict[str, float] | None:
         return None
     cpu = sum(unit["cpu"] for unit in known)
     return {"seconds": cpu, "busy": cpu / max(1e-9, sum(unit["train"] for unit in known))}
+
+
+def _gpus(units: Sequence[Row]) -> dict[str, Any] | None:
+    """The mean utilization (0 to 1) of the trainers' GPUs while they trained and evaluated, weighted by the seconds of units,
+    and the most bytes in use on one of them (None: unknown); None where no unit tells them."""
+    known = [unit for unit in units if unit.get("gpu") is not None and unit["train"]]
+    if not known:
+        return None
+    return {
+        "utilization": sum(unit["gpu"] * unit["train"] for unit in known) / sum(unit["train"] for unit in known),
+        "bytes": max((unit["gpu_bytes"] for unit in known if unit.get("gpu_bytes") is not None), default=None),
+    }
 
 
 def _threads(units: Sequence[Row], first: float) -> list[dict[str, Any]]:
@@ -234,6 +249,13 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"  Processors: {seconds(processors['seconds'])} of the trainers, {processors['busy']:.2f} busy on average while "
             "one of them trains or evaluates"
+        )
+    gpus = actual["gpus"]
+    if gpus is not None:
+        yield (
+            f"  GPUs: {gpus['utilization']:.0%} utilized on average while a trainer trains or evaluates"
+            + (f", at most {size(gpus['bytes'])} of one in use" if gpus["bytes"] is not None else "")
+            + " (work and memory of all processes)"
         )
     yield from _dealt(actual["threads"], expected)
     path = actual["critical_path"]

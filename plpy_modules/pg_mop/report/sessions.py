@@ -23,14 +23,16 @@ WITH unit AS (
            date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
            sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
-           sum(write_seconds) FILTER (WHERE counted) AS write, sum(cpu_seconds) FILTER (WHERE counted) AS cpu
+           sum(write_seconds) FILTER (WHERE counted) AS write, sum(cpu_seconds) FILTER (WHERE counted) AS cpu,
+           sum(gpu_utilization * train_seconds) FILTER (WHERE counted) AS gpu,
+           sum(train_seconds) FILTER (WHERE counted AND gpu_utilization IS NOT NULL) AS on_gpu
     FROM ({units}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY server, backend_pid, started_at
 )"""
 BARS = f"""{UNIT}
 SELECT server, coalesce(pid, 0) AS pid, trains, segment, mst_keys, units::integer AS units, begins, ends,
        greatest(ends - begins, 0) AS busy, ends - begins AS seconds, coalesce(read, 0) AS read,
-       coalesce(compute, 0) AS compute, coalesce(write, 0) AS write, cpu, ends AS last
+       coalesce(compute, 0) AS compute, coalesce(write, 0) AS write, cpu, gpu, on_gpu, ends AS last
 FROM unit ORDER BY begins"""
 # Of many units: for each session, kind and slice of the time, the busy seconds within the slice. A unit's other numbers count
 # in the slice in which it begins.
@@ -53,7 +55,8 @@ SELECT server, coalesce(pid, 0) AS pid, trains, min(segment) AS segment, NULL::i
        coalesce(sum(read) FILTER (WHERE place = number), 0) AS read,
        coalesce(sum(compute) FILTER (WHERE place = number), 0) AS compute,
        coalesce(sum(write) FILTER (WHERE place = number), 0) AS write,
-       sum(cpu) FILTER (WHERE place = number) AS cpu, max(last) AS last, max(bars) AS bars
+       sum(cpu) FILTER (WHERE place = number) AS cpu, sum(gpu) FILTER (WHERE place = number) AS gpu,
+       sum(on_gpu) FILTER (WHERE place = number) AS on_gpu, max(last) AS last, max(bars) AS bars
 FROM part GROUP BY server, pid, trains, place, origin, wide ORDER BY place, pid, trains DESC"""
 
 
@@ -63,11 +66,11 @@ def add_sessions(
     """Add the Gantt chart to a report's data. `most_bars`: it has at most so many bars, one for each unit.
 
     `lanes`: the worker sessions; `bars`: [lane, begin, end, kind, mst_keys, segment, units], in seconds since the run's
-    start, one for each unit or unit batch (mst_keys is empty for batches of many evaluations); `time`: seconds by activity;
-    `makespan`: seconds; `paused_seconds`: those of them in which the run was not alive, before a resume (of slices, about;
-    null where units are left out). `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars`
-    is true: a bar is a slice of the time of a session, `units` how many began in it, and an eighth number the part with such
-    units.
+    start, one for each unit or unit batch (mst_keys is empty for batches of many evaluations); `time`: seconds by activity,
+    and `gpu`, the part of the trainers' time in which their GPUs worked (null: unknown); `makespan`: seconds;
+    `paused_seconds`: those of them in which the run was not alive, before a resume (of slices, about; null where units are
+    left out). `mst_keys` limits the units to some configurations. Beyond MOST_BARS units, `merged_bars` is true: a bar is a
+    slice of the time of a session, `units` how many began in it, and an eighth number the part with such units.
     """
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
     given = [run["run_id"], run["started_at"], mst_keys]
@@ -114,8 +117,15 @@ def add_sessions(
                         for name in ("units", "seconds", "compute", "read", "write")
                     },
                     "cpu": rounded(sum(row["cpu"] or 0.0 for row in chosen)),
+                    "gpu": _gpu(chosen),
                 }
             )
     gone = pauses([{"session": row["lane"], "began": row["begins"], "ended": row["ends"]} for row in rows])
     data["paused_seconds"] = None if mst_keys is not None else rounded(sum(end - begin for begin, end in gone))
     data["makespan"] = rounded(max(r["last"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0
+
+
+def _gpu(rows: list[dict[str, Any]]) -> float | None:
+    """The mean utilization of the GPUs while trainers worked, weighted by their seconds; None where no unit tells it."""
+    on_gpu = sum(row["on_gpu"] or 0.0 for row in rows)
+    return rounded(sum(row["gpu"] or 0.0 for row in rows) / on_gpu) if on_gpu else None

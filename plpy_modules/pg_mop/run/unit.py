@@ -494,6 +494,8 @@ class _Work:
                 "read_seconds": read_seconds,
                 "train_seconds": report["seconds"],
                 "cpu_seconds": report.get("cpu_seconds"),
+                "gpu_utilization": report.get("gpu_utilization"),
+                "gpu_memory_bytes": report.get("gpu_memory_bytes"),
                 "threads": threads,
                 "write_seconds": write_seconds,
                 "compilations": report.get("compilations"),
