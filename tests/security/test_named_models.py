@@ -239,24 +239,69 @@ SNARES = {
     "FROM lure_kept; GRANT SELECT ON lure_packed TO public",
     "policy": "ALTER TABLE lure_packed_summary ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON lure_packed_summary "
     "USING (spring() = 'x')",
+    "policy of the rows": "ALTER TABLE lure_packed ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON lure_packed "
+    "USING (spring() = 'x')",
+    "index of the summary": "CREATE INDEX ON lure_packed_summary ((spring() || source_table))",
+    "index predicate of the rows": "CREATE INDEX ON lure_packed (buffer_id) WHERE spring() = 'x'",
+    "index of a partition": "DO $do$ BEGIN EXECUTE format('CREATE INDEX ON %s (buffer_id) WHERE spring() IS NOT NULL', (SELECT "
+    "min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'lure_packed'::regclass)); END $do$",
+    "statistics of the summary": "CREATE STATISTICS sprung ON (spring() || output_table) FROM lure_packed_summary",
+    "constraint of the rows": "ALTER TABLE lure_packed ADD CHECK (buffer_id >= 0 OR spring() = 'y')",
+    "default of the summary": "ALTER TABLE lure_packed_summary ALTER source_table SET DEFAULT snap()",
+    "type of a column": "CREATE TYPE sprung AS (a text); ALTER TABLE lure_packed_summary ADD more sprung",
+    "trigger": "CREATE FUNCTION sprung() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; CREATE TRIGGER t "
+    "BEFORE INSERT ON lure_packed_summary FOR EACH ROW EXECUTE FUNCTION sprung()",
 }
 CLEARED = {
     "view of the summary": "DROP VIEW lure_packed_summary; DROP TABLE lure_rows",
     "view of the rows": "DROP VIEW lure_packed; ALTER TABLE lure_kept RENAME TO lure_packed; DROP TABLE lure_packed_summary",
-    "policy": "DROP TABLE lure_packed_summary CASCADE",
+    "type of a column": "DROP TABLE lure_packed_summary; DROP TYPE sprung",
+    "trigger": "DROP TABLE lure_packed_summary; DROP FUNCTION sprung()",
 }
+
+
+OF_PACKED = (
+    "SELECT * FROM madlib.mop_drift('lure_packed', 'SELECT * FROM beans WHERE id < 40')",
+    "SELECT * FROM madlib.mop_feature_info('lure_packed')",
+)
+
+
+def test_columns_of_a_packed_table_that_another_role_shares_are_read(honest, packed_by_forger):
+    """It has nothing that would run code of its owner. A role without rights on it reads nothing."""
+    expected = [packed_by_forger.run(ask) for ask in OF_PACKED]
+    assert all(expected)
+    packed_by_forger.run(
+        "ALTER TABLE lure_packed_summary ADD PRIMARY KEY (source_table); CREATE INDEX ON lure_packed (buffer_id); "
+        "ALTER TABLE lure_packed_summary ALTER output_table SET NOT NULL"
+    )
+    honest.run(
+        "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user TO reader; GRANT USAGE ON SCHEMA public TO reader"
+    )
+    reader = honest.another("reader")
+    try:
+        for client in (honest, reader):
+            client.run("SET search_path = public, madlib")
+            assert [client.run(ask) for ask in OF_PACKED] == expected
+        packed_by_forger.run("REVOKE SELECT ON lure_packed_summary FROM public")
+        for ask in OF_PACKED:
+            assert reader.error(ask).pgcode == "42501"
+    finally:
+        reader.close()
+        packed_by_forger.run("DROP TABLE lure_packed_summary")
+        honest.run("DROP OWNED BY reader; DROP ROLE reader")
 
 
 @pytest.mark.parametrize("snare", list(SNARES))
 def test_columns_of_a_packed_table_of_another_role_are_not_read(honest, packed_by_forger, snare):
     packed_by_forger.run(SNARES[snare])
+    honest.run("TRUNCATE trap")  # (CREATE INDEX and ADD CHECK ran it as its owner)
     try:
-        for call in ("mop_drift('lure_packed', 'SELECT * FROM beans')", "mop_feature_info('lure_packed')"):
-            error = honest.error(f"SELECT * FROM madlib.{call}")
-            assert error.pgcode == "42501" and "is no table of your role's or a superuser's" in str(error)
-            assert honest.run("SELECT * FROM trap") == [], call
+        for ask in OF_PACKED:
+            error = honest.error(ask)
+            assert error.pgcode == "42501" and "of role forger is not read: public.lure_packed" in str(error)
+            assert honest.run("SELECT * FROM trap") == [], ask
     finally:
-        packed_by_forger.run(CLEARED[snare])
+        packed_by_forger.run(CLEARED.get(snare, "DROP TABLE lure_packed_summary CASCADE"))
 
 
 def test_a_summary_that_another_role_made_for_a_packed_table_is_not_read(honest, forger):
@@ -289,6 +334,37 @@ def test_a_summary_that_another_role_made_for_a_packed_table_is_not_read(honest,
         honest.run("DROP TABLE bare, bare_packed, bare_rows")
 
 
+RUN = "(SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'beans_runs' AND status = 'finished')"
+
+
+@pytest.mark.parametrize("suffix", ["", "_info"])
+def test_tables_of_a_run_whose_names_another_role_has_taken_are_not_read(honest, forger, suffix):
+    """The caller names the run, or the model table of a warm start."""
+    honest.run(
+        "SELECT madlib.load_model_selection_table('beans_nets', 'beans_choice', ARRAY[1], "
+        "ARRAY[$$loss='categorical_crossentropy', optimizer='Adam()'$$], ARRAY['batch_size=8'])"
+    )
+    fit = "SELECT madlib.madlib_keras_fit_multiple_model('beans_packed', 'beans_runs', 'beans_choice', 1, FALSE{})"
+    honest.run(fit.format(""))
+    honest.run(f"ALTER TABLE beans_runs{suffix} RENAME TO beans_kept; GRANT SELECT ON beans_kept TO public")
+    calls = [f"SELECT madlib.mop_more({RUN}, 1, 1)"]
+    if suffix:
+        calls.append(fit.format(", warm_start => TRUE"))
+    forger.run(
+        f"CREATE VIEW beans_runs{suffix} AS SELECT *, snap() AS more FROM beans_kept; GRANT ALL ON beans_runs{suffix} TO public"
+    )
+    honest.run("TRUNCATE trap")
+    try:
+        for call in calls:
+            error = honest.error(call)
+            assert error.pgcode == "42501", (call, str(error))
+            assert honest.run("SELECT * FROM trap") == [], call
+    finally:
+        forger.run(f"DROP VIEW beans_runs{suffix}")
+        honest.run(f"ALTER TABLE beans_kept RENAME TO beans_runs{suffix}")
+        honest.run("DROP TABLE beans_runs, beans_runs_info, beans_runs_summary, beans_choice, beans_choice_summary")
+
+
 @pytest.mark.parametrize("table", ["beans_fitted", "beans_runs", "beans_choice"])
 def test_a_summary_that_another_role_made_for_models_or_a_selection_is_not_read(honest, forger, table):
     honest.run(
@@ -304,8 +380,18 @@ def test_a_summary_that_another_role_made_for_models_or_a_selection_is_not_read(
     honest.run("TRUNCATE trap")
     calls = {
         "beans_choice": [fit.format("beans_again")],
-        "beans_fitted": ["mop_deploy('beans_model', 'beans_fitted')", "mop_export_model('beans_fitted', NULL)"],
-        "beans_runs": ["mop_deploy('beans_model', 'beans_runs')", "mop_export_model('beans_runs', 1)"],
+        "beans_fitted": [
+            "mop_deploy('beans_model', 'beans_fitted')",
+            "mop_export_model('beans_fitted', NULL)",
+            "madlib_keras_fit('beans_packed', 'beans_fitted', 'beans_nets', 1, $$loss='categorical_crossentropy', "
+            "optimizer='Adam()'$$, 'batch_size=8', 1, warm_start => TRUE)",
+        ],
+        "beans_runs": [
+            "mop_deploy('beans_model', 'beans_runs')",
+            "mop_export_model('beans_runs', 1)",
+            fit.format("beans_runs").replace("FALSE)", "FALSE, warm_start => TRUE)"),
+            f"mop_more({RUN}, 1, 1)",
+        ],
     }
     try:
         for call in calls[table]:

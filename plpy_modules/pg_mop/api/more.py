@@ -9,6 +9,7 @@ from pg_mop.backend import foreign_code, object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.trusted import companion
 from pg_mop.catalog import metric_of
 from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
@@ -231,8 +232,9 @@ class TrainedPath:
             )
         before.output = run["model_output_table"]
         db.look_up_as(before.path)
-        self.info = self._table(db, db.suffixed(before.output, "_info"), key)
-        self.tables = [str(self._table(db, before.output, key)), str(self.info)]
+        self.model = self._table(db, before.output, key)
+        self.info = self._table(db, db.suffixed(before.output, "_info"), key, self.model)
+        self.tables = [str(self.model), str(self.info)]
         if not db.value(
             f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2",
             ["text", "integer"],
@@ -270,8 +272,8 @@ class TrainedPath:
             earlier,
         )
         if self.searched:
-            self.trials = str(self._table(db, db.suffixed(before.output, "_trials"), self.key))
-        summary = db.input_table(db.suffixed(before.output, "_summary"), "summary of the run")
+            self.trials = str(self._table(db, db.suffixed(before.output, "_trials"), self.key, self.model))
+        summary = companion(db, self.model, db.suffixed(before.output, "_summary"), "summary of the run")
         if "best_mst_key" in db.columns(summary):  # (an earlier version did not write it)
             _check_update(db, summary, "best_mst_key")
             self.summary = str(summary)
@@ -283,8 +285,15 @@ class TrainedPath:
         )
 
     @staticmethod
-    def _table(db, text, key):
-        table = db.input_table(text, "output table of the run")
+    def _table(db, text, key, of=None):
+        """An output table with a row of a configuration, which the caller may update. `of`: the model table that it belongs to.
+        The caller names the run alone: what has taken a table's name since is checked before it is read. Raises MopError."""
+        what = "output table of the run"
+        if of is None:
+            foreign_code.check_writable(db, db.input_table(text, what, rows=False))
+            table = db.input_table(text, what)
+        else:
+            table = companion(db, of, text, what)
         if not db.value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE mst_key = $1)", ["integer"], [key]):
             raise MopError(f"{table} has no row of mst_key {key}")
         _check_update(db, table, "mst_key")

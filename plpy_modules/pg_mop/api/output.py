@@ -6,6 +6,7 @@ from pg_mop import __version__
 from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
+from pg_mop.backend.trusted import companion
 from pg_mop.columns import madlib
 
 
@@ -105,7 +106,10 @@ class Previous:
         hint = "A warm start continues from the tables of an earlier call: call with warm_start => FALSE first."
         self.tables = []
         for suffix, what, columns in self.wanted:
-            table = db.input_table(db.suffixed(text, suffix) if suffix else text, what, hint=hint)
+            if suffix:
+                table = companion(db, self.tables[0], db.suffixed(text, suffix), what, hint)
+            else:
+                table = db.input_table(text, what, hint=hint)
             missing = [c for c in columns if c not in db.columns(table)]
             if missing:
                 raise MopError(f'{what} {table} has no column "{missing[0]}"', hint=hint)

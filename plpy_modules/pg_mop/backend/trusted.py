@@ -7,9 +7,10 @@ table with row security executes its owner's functions with the reader's rights;
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from pg_mop.backend import foreign_code
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import quote_identifier
@@ -45,12 +46,47 @@ def locked(db: Database, name: str, kinds: tuple[str, ...] = PLAIN) -> Table | N
     `kinds`: PLAIN, or PARTITIONED too, whose partitions only the owner attaches. None where there is no such table, or another
     kind of relation. Raises MopError, and SPIError where another session is about to change the table.
     """
+    return _locked(db, name, lambda table: _has_kind(db, table.oid, kinds))
+
+
+def locked_of_any_role(db: Database, name: str) -> Table | None:
+    """The same for a table that the caller has named: also a table of another role that has nothing, nor has one of its
+    partitions, that would run code of its owner when it is read. Raises MopError, which names what it has otherwise, too.
+
+    Until the table is read, its owner may still add an index or a statistics object of an expression, as for any query of a
+    table of another role.
+    """
+
+    def is_safe(table: Table) -> bool:
+        if _has_kind(db, table.oid, PARTITIONED):
+            return True
+        found = foreign_code.find_in_parts(db, table.oid)
+        if found is None:
+            return True
+        owner = db.value(
+            "SELECT quote_ident(r.rolname) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
+            "WHERE c.oid = $1",
+            ["oid"],
+            [table.oid],
+        )
+        raise MopError(
+            f"{table} of role {owner} is not read: {found.what}",
+            detail="Functions of its owner could run with your rights.",
+            hint=f"Its owner can remove that: {found.command}",
+            sqlstate="42501",
+        )
+
+    return _locked(db, name, is_safe)
+
+
+def _locked(db: Database, name: str, accepts: Callable[[Table], bool]) -> Table | None:
+    """Lock the table that `name` names if it is accepted, both before and under the lock."""
     table = db.find_table(name)
-    if table is None or not _has_kind(db, table.oid, kinds):
+    if table is None or not accepts(table):
         return None
     db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT")
     # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
-    if db.relation(table.sql) != table.oid or not _has_kind(db, table.oid, kinds):
+    if db.relation(table.sql) != table.oid or not accepts(table):
         return None
     lacking = db.lacking_settings(tuple(WHILE_READING))
     for setting, value in WHILE_READING.items():
@@ -63,19 +99,31 @@ def check_summary(db: Database, of: Table, summary: Table) -> None:
     """Raises MopError where the summary of a packed table, of a model table or of a selection table is not the caller's, a
     superuser's, or a plain table of that table's owner: the caller names that table alone, and another role's view would run
     with the caller's rights."""
+    check_companion(db, of, summary, "summary")
+
+
+def check_companion(db: Database, of: Table, companion: Table, what: str) -> None:
+    """The same for another table that belongs to the table `of`; `what` names its purpose in the message."""
     if not db.value(
         "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles o ON o.oid = c.relowner "
         "WHERE c.oid = $1 AND (o.rolname = current_user OR o.rolsuper OR c.relkind::text = 'r' AND c.relowner = "
         "(SELECT p.relowner FROM pg_catalog.pg_class p WHERE p.oid = $2)))",
         ["oid", "oid"],
-        [summary.oid, of.oid],
+        [companion.oid, of.oid],
     ):
         raise MopError(
-            f"the summary {summary} is another role's, and no plain table of the owner of {of}",
+            f"the {what} {companion} is another role's, and no plain table of the owner of {of}",
             detail="Reading a view, or a table of another role, can run functions of its owner with your rights.",
-            hint=f"DROP TABLE {of}; and make it again, with its summary.",
+            hint=f"DROP TABLE {of}; and make it again, with its {what}.",
             sqlstate="42501",
         )
+
+
+def companion(db: Database, of: Table, text: str, what: str, hint: str | None = None) -> Table:
+    """The table `text`, which belongs to the table `of` and has rows, checked before it is read; `what`: as for
+    `Database.input_table`. Raises MopError."""
+    check_companion(db, of, db.input_table(text, what, hint=hint, rows=False), what)
+    return db.input_table(text, what, hint=hint)
 
 
 def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.trusted import PARTITIONED, locked
+from pg_mop.backend.trusted import locked_of_any_role
 from pg_mop.columns import Column
 from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
@@ -75,21 +75,20 @@ class PackedInputs(RowInputs):
     def find(cls, db: Database, name: str | None) -> PackedInputs | None:
         """The columns of the packed table that the caller calls `name`; None where the name is no packed table's.
 
-        Raises MopError where the table or its summary is not the caller's or a superuser's, or is a view, or has row security:
-        to read it would run functions of its owner with the caller's rights. Raises SPIError where another session is about
-        to change one of the two.
+        Raises MopError where to read the table or its summary would run functions of their owner with the caller's rights: one
+        of them is another role's, no superuser's, and a view, or it has row security, triggers, rules, or expressions. Raises
+        SPIError where another session is about to change one of the two.
         """
         table = db.find_table(name) if name and name.strip() else None
         if table is None or "buffer_id" not in db.columns(table):
             return None
         with db.undone():  # (it gives the locks back, and the settings)
-            tables = [locked(db, own, PARTITIONED) for own in (str(table), db.suffixed(str(table), "_summary"))]
+            tables = [locked_of_any_role(db, own) for own in (str(table), db.suffixed(str(table), "_summary"))]
             if tables[0] is None or tables[1] is None:
                 raise MopError(
-                    f"\"{name}\" or its summary is no table of your role's or a superuser's, or has row security",
-                    detail="Reading a view, or a table of another role, can run functions of its owner with your rights.",
+                    f'"{name}" has no summary, or another table has taken one of the two names at this moment',
                     hint=f"SELECT {db.extension}.mop_pack(...); packs a table of your own; or name a model.",
-                    sqlstate="42501",
+                    sqlstate="42P01",
                 )
             if db.has_foreign_rows(tables[0]) and not db.lacking_settings(("restrict_nonsystem_relation_kind",)):
                 db.execute("SELECT set_config('restrict_nonsystem_relation_kind', 'view', true)")
