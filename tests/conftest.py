@@ -11,6 +11,7 @@ import pytest
 
 from browser import browser, screen
 from cluster import HOME, ROOT, Cluster, eventually
+from served import page
 
 __all__ = [
     "HOME",
@@ -23,6 +24,7 @@ __all__ = [
     "connect",
     "eventually",
     "of_backend",
+    "page",
     "screen",
     "trainers",
 ]  # the names that tests use

@@ -1,10 +1,10 @@
 """The live page in a real browser: a run is started, its curve grows, cancel cancels; a filter and focus stay."""
 
 import pytest
-from test_dashboard import ATTACK, Served
 
 from browser import problems, value
 from conftest import Calling, eventually
+from served import ATTACK, Served
 from workload import ADAM, dense, last_run, load, make_data, selection
 
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from test_dashboard import ATTACK, Served
 from test_dashboard_page import opened
 
 from browser import DESKTOP, PHONE, SMALL, problems, text, value
 from conftest import eventually
+from served import ATTACK, Served
 from workload import ADAM, last_run
 
 CELLS = "[...document.querySelectorAll('{} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
@@ -30,13 +30,6 @@ def made(db):
     )
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('goods_packed', 'goods_models', 'goods_mst', 1, FALSE)")
     return last_run(db)
-
-
-@pytest.fixture(scope="module")
-def page(db, made):
-    served = Served(db.uri())
-    yield served
-    served.end()
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -6,13 +6,13 @@ import pathlib
 import psycopg2
 import pytest
 import sqlalchemy
-from test_dashboard import ATTACK, Served
 from test_dashboard_page import opened
 from test_dashboard_pictures import FAINT, focus, readout, shown
 
 from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
 from conftest import eventually
 from pg_mop_client import details
+from served import ATTACK, Served
 from workload import dense, last_run, load, make_data
 
 SPACE = (
@@ -34,13 +34,6 @@ def made(db):
         [SPACE],
     )
     return last_run(db)
-
-
-@pytest.fixture(scope="module")
-def page(db, made):
-    served = Served(db.uri())
-    yield served
-    served.end()
 
 
 def family(db, run):

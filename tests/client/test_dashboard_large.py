@@ -4,11 +4,11 @@ import json
 import time
 
 import pytest
-from test_dashboard import Served
 
 from browser import problems, value
 from conftest import eventually
 from forged import large_run
+from served import Served
 from workload import ADAM, dense, last_run, load, make_data, selection
 
 COUNT, ITERATIONS, RUN = 2000, 20, 9000

@@ -4,10 +4,10 @@ import re
 import threading
 
 import pytest
-from test_dashboard import ATTACK, Served
 
 from browser import problems, value
 from conftest import eventually
+from served import ATTACK, Served
 
 
 @pytest.fixture(scope="module")

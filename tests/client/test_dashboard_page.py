@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from test_dashboard import ATTACK, Served
 
 from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
 from conftest import Calling, eventually
+from served import ATTACK, Served
 from workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
 CARDS = ("state", "best", "failed", "next")
@@ -46,13 +46,6 @@ def made(db):
     selection(db, "mst", "arch", [*rows, (1, NAN, "batch_size=8")])
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4, FALSE, NULL, 1)")
     return last_run(db)
-
-
-@pytest.fixture(scope="module")
-def page(db, made):
-    served = Served(db.uri())
-    yield served
-    served.end()
 
 
 def opened(browser, page, path, ready="#board tbody tr"):

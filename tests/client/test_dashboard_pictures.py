@@ -3,7 +3,6 @@
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
-from test_dashboard import Served
 from test_dashboard_page import opened
 
 from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
@@ -42,13 +41,6 @@ def made(db):
         "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 5, FALSE, 'flowers_val', 1)"
     )
     return last_run(db)
-
-
-@pytest.fixture(scope="module")
-def page(db, made):
-    served = Served(db.uri())
-    yield served
-    served.end()
 
 
 def shown(browser, name):

@@ -1,7 +1,6 @@
 """The live page submits calls that train, and nothing else; what mop_explain tells comes first."""
 
 import pytest
-from test_dashboard import Served
 from test_dashboard_page import opened
 
 from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
@@ -20,13 +19,6 @@ def made(db):
     selection(db, "mst", "arch", [(1, BY_LOSS.format(rate), "batch_size=8") for rate in (0.001, 0.002)])
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 6, FALSE, NULL, 1)")
     return last_run(db)
-
-
-@pytest.fixture(scope="module")
-def page(db, made):
-    served = Served(db.uri())
-    yield served
-    served.end()
 
 
 def runs(db):

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from test_dashboard import Served
 
 from pg_mop_client import ClientError, Selection
+from served import Served
 from workload import ADAM, dense, fit, load, make_data, selection
 
 TRAP = """

@@ -5,35 +5,22 @@ import json
 import pytest
 
 from conftest import Calling, eventually
-from workload import dense, holding, last_run, load, make_data
+from model_space import SETTINGS, SPACE, TABLES, drop, make_space, weights
+from workload import holding, last_run, make_data
 
-MUTATORS = json.dumps(
-    [
-        {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
-        {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 12]},
-        {"change": "insert", "match": "hidden", "choices": [None, {"class": "Dropout", "rate": 0.1}]},
-    ]
-)
-SPACE = (
-    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
-    "['Adam'], 'lr': [0.01]}], 'batch_size': [8]}"
-)
+MUTATORS = [
+    {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 12]},
+    {"change": "insert", "match": "hidden", "choices": [None, {"class": "Dropout", "rate": 0.1}]},
+]
 EVOLUTION = "population=3, tournament=2, trials=10, iterations=2, parallel=1, inherit=on"
-TABLES = ("", "_info", "_summary", "_trials")
 HEIRS = "SELECT * FROM madlib.mop_lineage WHERE run_id = %s AND inheritance IS NOT NULL ORDER BY mst_key"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
-    make_data(db, segments=2)
+    make_space(db, MUTATORS)
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
-    load(db, "arch", dense())
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
-    db.run("SELECT madlib.mop_space('nets', 'arch', ARRAY[1], %s::text)", [MUTATORS])
-
-
-def drop(db, output):
-    db.run("DROP TABLE IF EXISTS " + ", ".join(output + suffix for suffix in TABLES))
 
 
 def search(db, output="found", parameters=EVOLUTION, source="flowers_packed", **more):
@@ -47,10 +34,6 @@ def search(db, output="found", parameters=EVOLUTION, source="flowers_packed", **
         {"source": source, "output": output, "parameters": parameters, **more},
     )
     return last_run(db)
-
-
-def weights(db, output):
-    return db.run(f"SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {output} ORDER BY 1")
 
 
 @pytest.mark.slice
@@ -137,9 +120,7 @@ def test_a_search_that_is_cancelled_between_parent_and_child_ends_as_if_nothing_
     make_data(db, "one", segments=1, seed=3)  # (with one segment there is one order of visits)
     undisturbed = search(db, "undisturbed", source="one_packed")
     other, name = db.another(), "goes_on"
-    other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off"
-    )
+    other.run(SETTINGS + "; SET pg_mop.reuse = off")
     drop(db, name)
     sql = (
         f"SELECT madlib.mop_search('one_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
@@ -216,7 +197,7 @@ def test_a_child_above_the_memory_limit_fails_alone(db):
 def test_names_with_quotes(db):
     name = '"a \'space\' ""of"" nets; DROP TABLE arch; --"'
     db.run(f"DROP TABLE IF EXISTS {name}")
-    db.run("SELECT madlib.mop_space(%s, 'arch', ARRAY[1], %s::text)", [name, MUTATORS])
+    db.run("SELECT madlib.mop_space(%s, 'arch', ARRAY[1], %s::text)", [name, json.dumps(MUTATORS)])
     output = '"the %s ""heirs"";"'
     quoted = ", ".join(output[:-1] + suffix + '"' for suffix in TABLES)
     db.run(f"DROP TABLE IF EXISTS {quoted.replace('%', '%%')}", [])

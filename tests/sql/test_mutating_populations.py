@@ -1,42 +1,28 @@
 """Population-based training whose copies have other models: what they inherit, replays, resumed runs, folds."""
 
-import json
-
 import pytest
 
 from conftest import Calling, eventually
-from workload import dense, holding, last_run, load, make_data
+from model_space import SETTINGS, SPACE, drop, make_space, weights
+from workload import holding, last_run, make_data
 
-MUTATORS = json.dumps(
-    [
-        {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
-        {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 12]},
-    ]
-)
-SPACE = (
-    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
-    "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8]}"
-)
+MUTATORS = [
+    {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 12]},
+]
+RATES = SPACE.replace("[0.01]", "[0.001, 0.1, 'log']")
 POPULATION = "population=4, iterations=8, interval=2, fraction=0.5, mutate=0.5"
-TABLES = ("", "_info", "_summary", "_trials")
 LINEAGE = "SELECT mst_key, parent, changed, inherited, inheritance FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
-    make_data(db, segments=2)
-    load(db, "arch", dense())
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
-    db.run("SELECT madlib.mop_space('nets', 'arch', ARRAY[1], %s::text)", [MUTATORS])
-
-
-def drop(db, output):
-    db.run("DROP TABLE IF EXISTS " + ", ".join(output + suffix for suffix in TABLES))
+    make_space(db, MUTATORS)
 
 
 def sql(output, source="flowers_packed", parameters=POPULATION, more=""):
     return (
-        f"SELECT madlib.mop_search('{source}', '{output}', NULL, $s${SPACE}$s$, 'population', '{parameters}', "
+        f"SELECT madlib.mop_search('{source}', '{output}', NULL, $s${RATES}$s$, 'population', '{parameters}', "
         f"metric => 'loss', model_space => 'nets'{more})"
     )
 
@@ -45,10 +31,6 @@ def search(db, output="bred", rate="0.5", **more):
     drop(db, output)
     db.run(sql(output, **more).replace("mutate=0.5", f"mutate={rate}"))
     return last_run(db)
-
-
-def weights(db, output):
-    return db.run(f"SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {output} ORDER BY 1")
 
 
 def check_copies(db, run_id):
@@ -116,9 +98,7 @@ def test_a_search_that_is_cancelled_ends_as_if_nothing_had_happened(db):
     make_data(db, "one", segments=1, seed=3)  # (with one segment there is one order of visits)
     undisturbed = search(db, "undisturbed", source="one_packed")
     name, other = "goes_on", db.another()
-    other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off"
-    )
+    other.run(SETTINGS + "; SET pg_mop.reuse = off")
     finished = (
         "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
         f"'{name}' AND u.status = 'finished'"
@@ -189,6 +169,6 @@ def test_wrong_calls(db, parameters, space, fragment):
     error = db.error(
         f"SELECT madlib.mop_search('flowers_packed', 'bred', {table}, %s, 'population', %s, "
         f"model_space => {space or 'NULL'})",
-        [SPACE, parameters],
+        [RATES, parameters],
     )
     assert fragment in str(error) and db.value("SELECT to_regclass('bred') IS NULL")

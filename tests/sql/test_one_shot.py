@@ -6,33 +6,20 @@ import re
 import pytest
 
 from conftest import Calling, eventually
-from workload import dense, holding, last_run, load, make_data, needs_jax
+from model_space import SETTINGS, SPACE, drop, make_space, weights
+from workload import holding, last_run, load, needs_jax
 
-MUTATORS = json.dumps(
-    [
-        {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
-        {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 16]},
-        {"change": "value", "match": "hidden*", "argument": "activation", "choices": ["relu", "tanh"]},
-    ]
-)
-SPACE = (
-    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
-    "['Adam'], 'lr': [0.01]}], 'batch_size': [8]}"
-)
+MUTATORS = [
+    {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [4, 8, 16]},
+    {"change": "value", "match": "hidden*", "argument": "activation", "choices": ["relu", "tanh"]},
+]
 PARAMETERS = "iterations=4, candidates=20, retrain=2, retrain_iterations=2"
-TABLES = ("", "_info", "_summary", "_trials", "_one_shot")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
-    make_data(db, segments=2)
-    load(db, "arch", dense())
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
-    db.run("SELECT madlib.mop_space('nets', 'arch', ARRAY[1], %s::text)", [MUTATORS])
-
-
-def drop(db, output):
-    db.run("DROP TABLE IF EXISTS " + ", ".join(output + suffix for suffix in TABLES))
+    make_space(db, MUTATORS)
 
 
 def search(db, output, parameters=PARAMETERS, space=SPACE, model_space="nets", **more):
@@ -84,8 +71,7 @@ def test_a_replay_trains_the_same_super_net_and_scores_nothing_anew(db):
     del db.connection.notices[:]
     db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
     assert not any("are scored" in text for text in db.connection.notices)
-    weights = "SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {} ORDER BY 1"
-    assert db.run(weights.format("found")) == db.run(weights.format("repeated"))
+    assert weights(db, "found") == weights(db, "repeated")
     for table in ("_trials", "_one_shot"):
         assert db.run(f"TABLE found{table} ORDER BY 1") == db.run(f"TABLE repeated{table} ORDER BY 1")
 
@@ -120,10 +106,7 @@ def test_a_later_search_takes_over_the_super_net_and_scores_its_members(db):
 def test_a_canceled_search_goes_on_where_it_was(db, finished):
     """After 3 of its 8 units the super-net is being trained; after 9 its members have scores, and two are trained."""
     other, name = db.another(), f"goes_on_{finished}"
-    other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; "
-        "SET pg_mop.chain_seconds = 0"
-    )
+    other.run(f"{SETTINGS}; SET pg_mop.chain_seconds = 0")
     drop(db, name)
     sql = (
         f"SELECT madlib.mop_search('flowers_packed', '{name}', NULL, $s${SPACE}$s$, 'one-shot', '{PARAMETERS}', "
@@ -151,8 +134,7 @@ def test_a_canceled_search_goes_on_where_it_was(db, finished):
     db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
     for table in ("_trials", "_one_shot"):
         assert db.run(f"TABLE {name}{table} ORDER BY 1") == db.run(f"TABLE repeated{table} ORDER BY 1")
-    weights = "SELECT mst_key, md5(model_weights) AS w FROM {} ORDER BY 1"
-    assert db.run(weights.format(name)) == db.run(weights.format("repeated"))
+    assert weights(db, name) == weights(db, "repeated")
     other.close()
 
 

@@ -5,32 +5,19 @@ import json
 import pytest
 
 from conftest import Calling, eventually
-from workload import dense, holding, last_run, load, make_data
+from model_space import SETTINGS, SPACE, drop, make_space, weights
+from workload import holding, last_run
 
-MUTATORS = json.dumps(
-    [
-        {"change": "repeat", "match": "hidden", "times": [1, 2]},
-        {"change": "value", "match": "hidden*", "argument": "units", "choices": [2, 4, 8, 16]},
-    ]
-)
-SPACE = (
-    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
-    "['Adam'], 'lr': [0.01]}], 'batch_size': [8]}"
-)
+MUTATORS = [
+    {"change": "repeat", "match": "hidden", "times": [1, 2]},
+    {"change": "value", "match": "hidden*", "argument": "units", "choices": [2, 4, 8, 16]},
+]
 ASHA = "iterations=4, trials=14, reduction=2, parallel=2, filter={}, filter_members=16"
-TABLES = ("", "_info", "_summary", "_trials")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
-    make_data(db, segments=2)
-    load(db, "arch", dense())
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
-    db.run("SELECT madlib.mop_space('nets', 'arch', ARRAY[1], %s::text)", [MUTATORS])
-
-
-def drop(db, output):
-    db.run("DROP TABLE IF EXISTS " + ", ".join(output + suffix for suffix in TABLES))
+    make_space(db, MUTATORS)
 
 
 def search(db, output, kind="synflow", procedure="asha", parameters=ASHA, **more):
@@ -73,14 +60,13 @@ def test_a_replay_computes_no_scores_and_gives_the_same_bytes(db):
     del db.connection.notices[:]
     db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
     assert not any("untrained members" in text for text in db.connection.notices)
-    weights = "SELECT mst_key, model_arch::text, md5(model_weights) AS w FROM {} ORDER BY 1"
-    assert db.run(weights.format("found")) == db.run(weights.format("repeated"))
+    assert weights(db, "found") == weights(db, "repeated")
     assert db.run("TABLE found_trials ORDER BY mst_key") == db.run("TABLE repeated_trials ORDER BY mst_key")
 
 
 def test_a_resumed_search_takes_the_scores_of_its_log(db):
     other, name = db.another(), "goes_on"
-    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+    other.run(SETTINGS)
     drop(db, name)
     sql = (
         f"SELECT madlib.mop_search('flowers_packed', '{name}', NULL, $s${SPACE}$s$, 'asha', '{ASHA.format('synflow')}', "
