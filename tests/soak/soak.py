@@ -1,8 +1,9 @@
 """`make soak`: small runs, one after another and two at once, under random faults, until the time is up.
 
-Every run is brought to its end, by mop_resume or by the same call again, and its weights must be those of an
-undisturbed twin, byte by byte; where the visit order may differ from a twin's, those of its own replay. Prints what it
-found; exits 1 where anything is wrong. Chance comes from the seed, but for the moments at which things happen.
+Every run is brought to its end, by mop_resume or by the same call again. Then mop_replay repeats it, undisturbed and with
+another number of sessions: the weights of both must be equal, byte by byte, and so must be the order of visits. Where the
+visit order cannot differ from that of an undisturbed twin, the run's weights must be the twin's, too. Prints what it found;
+exits 1 where anything is wrong. Chance comes from the seed, but for the moments at which things happen.
 """
 
 import argparse
@@ -213,36 +214,23 @@ class Job:
             self.soak.found("a Python error", self, f"{error.pgcode} {error}")
 
     def check(self):
-        """Compare a finished run with its twin or its replay, check the log, and drop the output."""
+        """Compare a finished run with its replay and perhaps with a twin, check the log, and drop the output."""
         soak, run_id = self.soak, self.run_id()
         failed = soak.watch(
             "SELECT mst_key, error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [run_id]
         )
         if failed and not any(fault[0] == "memory" for _, faults, _ in self.history for fault in faults):
             soak.found("a failed configuration", self, str(failed))
-        if self.kind == "multiple" and not failed and self.segments > 1:
-            other = self.chance.choice([n for n in (1, 2, 3, 4) if n != self.segments])
-            replayed = soak.quietly(
-                self,
-                f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
-                f"'{self.output}_again'); RESET pg_mop.sessions",
+        if self.replay(run_id):
+            soak.replays += 1
+            self.compare(f"{self.output}_again", failed)
+        if self.kind == "average" or self.segments == 1:
+            self.compare(
+                soak.twin("average", self.segments, 1, self.iterations)
+                if self.kind == "average"
+                else soak.twin("multiple", 1, 4, self.iterations),
+                failed,
             )
-            twin = f"{self.output}_again" if replayed else None
-        elif self.kind == "multiple":
-            twin = soak.twin("multiple", 1, 4, self.iterations) if self.segments == 1 else None
-        else:
-            twin = soak.twin("average", self.segments, 1, self.iterations)
-        if twin is not None:
-            key = "mst_key" if self.kind == "multiple" else "1"
-            mine, theirs = (
-                {row["k"]: row["w"] for row in soak.watch(f"SELECT {key} AS k, md5(model_weights) AS w FROM {table}")}
-                for table in (self.output, twin)
-            )
-            soak.compared += len(mine)
-            wrong = [k for k in mine if mine[k] != theirs.get(k)]
-            if wrong or len(mine) != self.configurations - len(failed):
-                soak.differences += len(wrong) or 1
-                soak.found("a difference", self, f"of {twin}: mst_keys {wrong} of {sorted(mine)}")
         try:
             if self.kind == "multiple":
                 assert_invariants(soak.watcher, run_id)
@@ -263,6 +251,48 @@ class Job:
         except AssertionError as error:
             soak.found("an invariant", self, str(error)[:3000])
         self.drop()
+
+    def replay(self, run_id):
+        """Replay the finished run into the tables `<output>_again`; whether that went well, in the visit order of the run.
+
+        (Kernels are plain and trainers have one thread, so that a replay promises the same bytes.)
+        """
+        soak, order = (
+            self.soak,
+            "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s",
+        )
+        most = self.segments if self.kind == "average" else 4
+        other = self.chance.choice([n for n in range(1, max(most, 2) + 1) if n != self.segments])
+        if not soak.quietly(
+            self,
+            f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
+            f"'{self.output}_again'); RESET pg_mop.sessions",
+        ):
+            return False
+        again = soak.watch(
+            "SELECT max(run_id) AS id FROM madlib.mop_runs WHERE model_output_table = %s", [f"{self.output}_again"]
+        )[0]["id"]
+        finished = "(SELECT mst_key FROM madlib.mop_configuration WHERE run_id = %s AND error IS NULL)"
+        visits = f"{order} AND mst_key IN {finished} EXCEPT {order}"
+        wrong = soak.watch(visits, [run_id, run_id, again]) if self.kind == "multiple" else []
+        if wrong:
+            soak.found("another visit order", self, f"of replay {again} of run {run_id}: {wrong}")
+        return True
+
+    def compare(self, other, failed):
+        """Compare the weights with those of another table, byte by byte. `failed`: configurations that have none."""
+        soak, key = self.soak, "mst_key" if self.kind == "multiple" else "1"
+        mine, theirs = (
+            {row["k"]: row["w"] for row in soak.watch(f"SELECT {key} AS k, md5(model_weights) AS w FROM {table}")}
+            for table in (self.output, other)
+        )
+        for row in failed:
+            mine.pop(row["mst_key"], None)
+        soak.compared += len(mine)
+        wrong = [k for k in mine if mine[k] is None or mine[k] != theirs.get(k)]
+        if wrong or len(mine) != self.configurations - len(failed):
+            soak.differences += len(wrong) or 1
+            soak.found("a difference", self, f"of {other}: mst_keys {wrong} of {sorted(mine)}")
 
     def drop(self):
         """Drop the output tables and the job's runs that were not finished. (The states of one whose output was
@@ -347,7 +377,7 @@ class Soak:
         self.watcher, self.lingering, self.background = None, [], []
         self.jobs, self.twins, self.expected = [], {}, {}
         self.faults, self.findings = collections.Counter(), []
-        self.units = self.runs = self.attempts = self.compared = self.differences = 0
+        self.units = self.runs = self.attempts = self.replays = self.compared = self.differences = 0
         self.restarts, self.interrupted = 0, False
 
     def interrupt(self, number, frame):
@@ -835,7 +865,7 @@ def main():
         print(f"--- the server's log: {line}")
     print(f"faults: {sum(soak.faults.values())} (" + ", ".join(f"{kind} {soak.faults[kind]}" for kind in kinds) + ")")
     print(f"units run: {soak.units}; runs: {soak.runs}, of {soak.attempts} calls; server restarts: {soak.restarts}")
-    print(f"results compared: {soak.compared}; differences: {soak.differences}")
+    print(f"replays: {soak.replays}; results compared: {soak.compared}; differences: {soak.differences}")
     print("orphans: " + ", ".join(f"{kind} {count}" for kind, count in left.items()))
     print(
         f"memory of the server's processes: {at_start[0]} MB at start, {at_end[0]} MB at the end; "

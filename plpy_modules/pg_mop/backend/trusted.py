@@ -99,10 +99,10 @@ def check_summary(db: Database, of: Table, summary: Table) -> None:
     """Raises MopError where the summary of a packed table, of a model table or of a selection table is not the caller's, a
     superuser's, or a plain table of that table's owner: the caller names that table alone, and another role's view would run
     with the caller's rights."""
-    check_companion(db, of, summary, "summary")
+    check_companion(db, of, summary, "summary", f"DROP TABLE {of}; and make it again, with its summary.")
 
 
-def check_companion(db: Database, of: Table, companion: Table, what: str) -> None:
+def check_companion(db: Database, of: Table, companion: Table, what: str, hint: str | None = None) -> None:
     """The same for another table that belongs to the table `of`; `what` names its purpose in the message."""
     if not db.value(
         "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles o ON o.oid = c.relowner "
@@ -114,7 +114,7 @@ def check_companion(db: Database, of: Table, companion: Table, what: str) -> Non
         raise MopError(
             f"the {what} {companion} is another role's, and no plain table of the owner of {of}",
             detail="Reading a view, or a table of another role, can run functions of its owner with your rights.",
-            hint=f"DROP TABLE {of}; and make it again, with its {what}.",
+            hint=hint or f"Its owner can drop it: DROP {'VIEW' if companion.kind == 'v' else 'TABLE'} {companion};",
             sqlstate="42501",
         )
 
