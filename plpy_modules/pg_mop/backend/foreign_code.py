@@ -1,59 +1,115 @@
-"""Code that a table would run with the rights of a role that reads or writes it: triggers, rules, policies, expressions."""
+"""Whether a table would run code of another role in a statement on it: triggers, rules, policies, expressions, types.
+
+All checks of tables are made of the SQL here. (The client has a twin of `trusted.IS_TRUSTED`, since it is a package of its own,
+and its sessions have the user's search_path; `mop_bare` asks the same within a function of the extension's owner.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 
-# SQL: rows (place, what, command) for all that could run code in a statement on the table $1 (its OID), named $2 (quoted);
-# the command removes it. PostgreSQL's own triggers, of deferrable keys, run none of a user's. (Greenplum 6 has no policies.)
-_FOUND = """
-SELECT 1 AS place, 'trigger ' || quote_ident(t.tgname) AS what, format('DROP TRIGGER %I ON %s;', t.tgname, $2) AS command
-FROM pg_trigger t WHERE t.tgrelid = $1 AND NOT t.tgisinternal
-UNION ALL
-SELECT 2, 'rule ' || quote_ident(r.rulename),
-    format(CASE WHEN c.relkind = 'v' THEN 'DROP VIEW %2$s;' ELSE 'DROP RULE %1$I ON %2$s;' END, r.rulename, $2)
-FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class WHERE r.ev_class = $1
-UNION ALL
-SELECT 3, 'row-level security', format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY;', $2)
-FROM pg_class c WHERE c.oid = $1 AND row_to_json(c)->>'relrowsecurity' = 'true'
-UNION ALL
-SELECT 4, 'child table ' || i.inhrelid::regclass, format('DROP TABLE %s;', i.inhrelid::regclass)
-FROM pg_inherits i WHERE i.inhparent = $1
-UNION ALL
-SELECT 5, 'parent table ' || i.inhparent::regclass, format(CASE WHEN row_to_json(c)->>'relispartition' = 'true'
-    THEN 'ALTER TABLE %2$s DETACH PARTITION %1$s;' ELSE 'ALTER TABLE %1$s NO INHERIT %2$s;' END, $2, i.inhparent::regclass)
-FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhrelid = $1
-UNION ALL
-SELECT 6, 'default expression of column ' || quote_ident(a.attname), format(CASE WHEN
-    coalesce(row_to_json(a)->>'attgenerated', '') = '' THEN 'ALTER TABLE %2$s ALTER %1$I DROP DEFAULT;'
-    ELSE 'ALTER TABLE %2$s DROP %1$I;' END, a.attname, $2)
-FROM pg_attribute a WHERE a.attrelid = $1 AND a.atthasdef AND NOT a.attisdropped
-UNION ALL
-SELECT 7, 'constraint ' || quote_ident(k.conname), format('ALTER TABLE %s DROP CONSTRAINT %I;', $2, k.conname)
-FROM pg_constraint k WHERE k.conrelid = $1 AND k.contype NOT IN ('p', 'u', 'n')
-UNION ALL
-SELECT 8, 'index ' || i.indexrelid::regclass || ' of an expression', format('DROP INDEX %s;', i.indexrelid::regclass)
-FROM pg_index i WHERE i.indrelid = $1 AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
-UNION ALL
-SELECT 10, format('type %s of column %I, which is not built in', format_type(a.atttypid, NULL), a.attname),
-    format('ALTER TABLE %1$s ALTER %2$I TYPE text USING %2$I::text;', $2, a.attname)
-FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid
-WHERE a.attrelid = $1 AND NOT a.attisdropped AND t.typnamespace IS DISTINCT FROM (
-    SELECT n.oid FROM pg_namespace n WHERE n.nspname = 'pg_catalog')
-"""
-_STATISTICS = """
-UNION ALL
-SELECT 9, 'statistics object ' || quote_ident(s.stxname), format('DROP STATISTICS %I.%I;', n.nspname, s.stxname)
-FROM pg_statistic_ext s JOIN pg_namespace n ON n.oid = s.stxnamespace WHERE s.stxrelid = $1
-"""
-_KEYS = """
-SELECT format('partition key %s', pg_get_partkeydef($1)) AS what, format('DROP TABLE %s;', $2) AS command
-FROM pg_partitioned_table p WHERE p.partrelid = $1 AND p.partexprs IS NOT NULL
-"""
+# SQL: the owner of pg_class row c is the caller or a superuser, whose code the caller trusts
+IS_OF_TRUSTED_ROLE = (
+    "EXISTS (SELECT 1 FROM pg_catalog.pg_roles u WHERE u.oid = c.relowner AND (u.rolname = current_user OR u.rolsuper))"
+)
+
+
+class Place(enum.IntEnum):
+    """Where a table has code."""
+
+    TRIGGER = 1  # PostgreSQL's own, of deferrable keys, run none of a user's
+    RULE = 2
+    POLICY = 3
+    CHILD = 4
+    PARENT = 5
+    DEFAULT = 6
+    CHECK = 7
+    INDEX = 8
+    STATISTICS = 9
+    TYPE = 10
+    OTHER_CONSTRAINT = 11
+    PARTITION_KEY = 12
+
+
+EVERYWHERE = tuple(Place)
+OF_WRITING = (Place.TRIGGER, Place.RULE, Place.POLICY)  # in any write; no ordinary parts of a table
+OF_PARTS = tuple(set(Place) - {Place.CHILD, Place.PARENT})  # (a partition has a parent, and may have children)
+
+# SQL: (what it is, the command that removes it, FROM and WHERE) of a table's code; {oid} and {name}: of the table
+_CODE = {
+    Place.TRIGGER: (
+        "'trigger ' || quote_ident(t.tgname)",
+        "format('DROP TRIGGER %I ON %s;', t.tgname, {name})",
+        "pg_catalog.pg_trigger t WHERE t.tgrelid = {oid} AND NOT t.tgisinternal",
+    ),
+    Place.RULE: (
+        "'rule ' || quote_ident(r.rulename)",
+        "format(CASE WHEN x.relkind = 'v' THEN 'DROP VIEW %2$s;' ELSE 'DROP RULE %1$I ON %2$s;' END, r.rulename, {name})",
+        "pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class x ON x.oid = r.ev_class WHERE r.ev_class = {oid}",
+    ),
+    Place.POLICY: (  # (Greenplum 6 has none, nor the column)
+        "'row-level security'",
+        "format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY;', {name})",
+        "pg_catalog.pg_class x WHERE x.oid = {oid} AND row_to_json(x)->>'relrowsecurity' = 'true'",
+    ),
+    Place.CHILD: (
+        "'child table ' || i.inhrelid::regclass",
+        "format('DROP TABLE %s;', i.inhrelid::regclass)",
+        "pg_catalog.pg_inherits i WHERE i.inhparent = {oid}",
+    ),
+    Place.PARENT: (
+        "'parent table ' || i.inhparent::regclass",
+        "format(CASE WHEN row_to_json(x)->>'relispartition' = 'true' THEN 'ALTER TABLE %2$s DETACH PARTITION %1$s;' "
+        "ELSE 'ALTER TABLE %1$s NO INHERIT %2$s;' END, {name}, i.inhparent::regclass)",
+        "pg_catalog.pg_inherits i JOIN pg_catalog.pg_class x ON x.oid = i.inhrelid WHERE i.inhrelid = {oid}",
+    ),
+    Place.DEFAULT: (
+        "'default expression of column ' || quote_ident(a.attname)",
+        "format(CASE WHEN coalesce(row_to_json(a)->>'attgenerated', '') = '' THEN 'ALTER TABLE %2$s ALTER %1$I DROP DEFAULT;' "
+        "ELSE 'ALTER TABLE %2$s DROP %1$I;' END, a.attname, {name})",
+        "pg_catalog.pg_attribute a WHERE a.attrelid = {oid} AND a.atthasdef AND NOT a.attisdropped",
+    ),
+    Place.CHECK: (
+        "'constraint ' || quote_ident(k.conname)",
+        "format('ALTER TABLE %s DROP CONSTRAINT %I;', {name}, k.conname)",
+        "pg_catalog.pg_constraint k WHERE k.conrelid = {oid} AND k.contype = 'c'",
+    ),
+    Place.INDEX: (
+        "'index ' || i.indexrelid::regclass || ' of an expression'",
+        "format('DROP INDEX %s;', i.indexrelid::regclass)",
+        # (mop_deploy makes an index with the predicate in_use: a column, and no function)
+        "pg_catalog.pg_index i WHERE i.indrelid = {oid} AND (i.indexprs IS NOT NULL "
+        "OR pg_get_expr(i.indpred, i.indrelid) <> 'in_use')",
+    ),
+    Place.STATISTICS: (
+        "'statistics object ' || quote_ident(s.stxname)",
+        "format('DROP STATISTICS %I.%I;', n.nspname, s.stxname)",
+        "pg_catalog.pg_statistic_ext s JOIN pg_catalog.pg_namespace n ON n.oid = s.stxnamespace WHERE s.stxrelid = {oid}",
+    ),
+    Place.TYPE: (
+        "format('type %s of column %I, which is not built in', format_type(a.atttypid, NULL), a.attname)",
+        "format('ALTER TABLE %1$s ALTER %2$I TYPE text USING %2$I::text;', {name}, a.attname)",
+        "pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_type y ON y.oid = a.atttypid WHERE a.attrelid = {oid} AND NOT "
+        "a.attisdropped AND y.typnamespace IS DISTINCT FROM (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = "
+        "'pg_catalog')",
+    ),
+    Place.OTHER_CONSTRAINT: (
+        "'constraint ' || quote_ident(k.conname)",
+        "format('ALTER TABLE %s DROP CONSTRAINT %I;', {name}, k.conname)",
+        "pg_catalog.pg_constraint k WHERE k.conrelid = {oid} AND k.contype NOT IN ('c', 'p', 'u', 'n')",
+    ),
+    Place.PARTITION_KEY: (
+        "'partition key ' || pg_get_partkeydef(p.partrelid)",
+        "format('DROP TABLE %s;', {name})",
+        "pg_catalog.pg_partitioned_table p WHERE p.partrelid = {oid} AND p.partexprs IS NOT NULL",
+    ),
+}
+_CATALOGS = {Place.STATISTICS: "pg_catalog.pg_statistic_ext", Place.PARTITION_KEY: "pg_catalog.pg_partitioned_table"}
 # SQL: a table ($1) and its partitions, of all levels
 _TREE = """
 WITH RECURSIVE tree (relation) AS (
@@ -61,11 +117,6 @@ WITH RECURSIVE tree (relation) AS (
 SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkind::text AS kind
 FROM tree t JOIN pg_class c ON c.oid = t.relation JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY c.oid <> $1, 2
 """
-EVERYWHERE = range(1, 11)
-OF_WRITING = (1, 2, 3)  # these run a user's functions in any write, and are no ordinary part of a table
-OF_PARTS = tuple(
-    place for place in EVERYWHERE if place not in (4, 5)
-)  # (a partition has a parent, and may have children)
 
 
 class Found(NamedTuple):
@@ -75,13 +126,23 @@ class Found(NamedTuple):
     command: str
 
 
-def find(db: Database, oid: int, quoted: str, places: Sequence[int] = EVERYWHERE) -> Found | None:
+def code_sql(oid: str, name: str, places: Iterable[Place]) -> str:
+    """SQL: rows (place, what, command) for all that could run code in a statement on a table. `oid`, `name`: SQL of the table's
+    OID and of its quoted name, without the aliases of the query's tables below."""
+    return " UNION ALL ".join(
+        f"SELECT {place:d} AS place, {what} AS what, {command.format(name=name)} AS command FROM {rest.format(oid=oid)}"
+        for place in places
+        for what, command, rest in [_CODE[place]]
+    )
+
+
+def find(db: Database, oid: int, quoted: str, places: Iterable[Place] = EVERYWHERE) -> Found | None:
     """The first thing of a table (its OID and quoted name) that could run code; `places`: where to look."""
-    statistics = _STATISTICS if db.relation("pg_catalog.pg_statistic_ext") is not None else ""
+    there = [place for place in places if place not in _CATALOGS or db.relation(_CATALOGS[place]) is not None]
     row = db.one(
-        f"SELECT what, command FROM ({_FOUND}{statistics}) AS found WHERE place = ANY ($3) ORDER BY place, what LIMIT 1",
-        ["oid", "text", "integer[]"],
-        [oid, quoted, list(places)],
+        f"SELECT what, command FROM ({code_sql('$1', '$2', there)}) AS found ORDER BY place, what LIMIT 1",
+        ["oid", "text"],
+        [oid, quoted],
     )
     return row and Found(row["what"], row["command"])
 
@@ -89,15 +150,11 @@ def find(db: Database, oid: int, quoted: str, places: Sequence[int] = EVERYWHERE
 def find_in_parts(db: Database, oid: int) -> Found | None:
     """The first thing of a table or of its partitions that could run code when the table is read; `what` is a sentence, with
     the name of the table that has it."""
-    keys = db.relation("pg_catalog.pg_partitioned_table") is not None
     for part in db.execute(_TREE, ["oid"], [oid]):
-        given = ["oid", "text"], [part["oid"], part["name"]]
         if part["kind"] not in ("r", "p"):
             kind = {"v": "VIEW", "f": "FOREIGN TABLE", "m": "MATERIALIZED VIEW"}.get(part["kind"], "TABLE")
             return Found(f"{part['name']} is no plain table", f"DROP {kind} {part['name']};")
         found = find(db, part["oid"], part["name"], OF_PARTS)
-        if found is None and keys and (row := db.one(_KEYS, *given)) is not None:
-            found = Found(row["what"], row["command"])
         if found is not None:
             return Found(f"{part['name']} has the {found.what}", found.command)
     return None
@@ -107,8 +164,8 @@ def check_writable(db: Database, table: Table) -> None:
     """Raises MopError where a table of another role, which is no superuser, has triggers, rules or policies: they would run
     with the rights of the caller, who writes to it."""
     owner = db.value(
-        "SELECT quote_ident(r.rolname) FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = $1 AND "
-        "r.rolname <> current_user AND NOT r.rolsuper",
+        "SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1 AND NOT "
+        + IS_OF_TRUSTED_ROLE,
         ["oid"],
         [table.oid],
     )

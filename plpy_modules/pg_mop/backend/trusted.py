@@ -17,9 +17,8 @@ from pg_mop.backend.quoting import quote_identifier
 
 # A table of some kinds ($2) that the caller or a superuser owns, without row security (a column that Greenplum 6 lacks).
 IS_TRUSTED = (
-    "SELECT coalesce((SELECT c.relkind::text = ANY ($2) AND (o.rolname = current_user OR o.rolsuper) "
-    "AND (row_to_json(c) ->> 'relrowsecurity') IS DISTINCT FROM 'true' FROM pg_catalog.pg_class c "
-    "JOIN pg_catalog.pg_roles o ON o.oid = c.relowner WHERE c.oid = $1), false)"
+    f"SELECT coalesce((SELECT c.relkind::text = ANY ($2) AND {foreign_code.IS_OF_TRUSTED_ROLE} AND NOT EXISTS ("
+    f"{foreign_code.code_sql('$1', 'NULL', [foreign_code.Place.POLICY])}) FROM pg_catalog.pg_class c WHERE c.oid = $1), false)"
 )
 # While the row is read: whatever takes the table's name between the check and the query is not executed. (PostgreSQL has the
 # first setting since the minor versions of August 2024.)
@@ -64,8 +63,7 @@ def locked_of_any_role(db: Database, name: str) -> Table | None:
         if found is None:
             return True
         owner = db.value(
-            "SELECT quote_ident(r.rolname) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
-            "WHERE c.oid = $1",
+            "SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1",
             ["oid"],
             [table.oid],
         )
@@ -105,9 +103,8 @@ def check_summary(db: Database, of: Table, summary: Table) -> None:
 def check_companion(db: Database, of: Table, companion: Table, what: str, hint: str | None = None) -> None:
     """The same for another table that belongs to the table `of`; `what` names its purpose in the message."""
     if not db.value(
-        "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles o ON o.oid = c.relowner "
-        "WHERE c.oid = $1 AND (o.rolname = current_user OR o.rolsuper OR c.relkind::text = 'r' AND c.relowner = "
-        "(SELECT p.relowner FROM pg_catalog.pg_class p WHERE p.oid = $2)))",
+        f"SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = $1 AND ({foreign_code.IS_OF_TRUSTED_ROLE} "
+        "OR c.relkind::text = 'r' AND c.relowner = (SELECT p.relowner FROM pg_catalog.pg_class p WHERE p.oid = $2)))",
         ["oid", "oid"],
         [companion.oid, of.oid],
     ):

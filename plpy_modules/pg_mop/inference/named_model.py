@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pg_mop.backend import weights
+from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
@@ -54,12 +55,11 @@ IS_MODEL = (
     "AND (row_to_json(a)->>'attgenerated') IS DISTINCT FROM 'v')))"
 )
 # SQL: to read c runs no code of another role: the table has no policies, and no expressions that the planner would compute
+# (nor children, which may have both)
 IS_SAFE = (
-    "(c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user) OR (SELECT rolsuper FROM pg_roles r WHERE "
-    "r.oid = c.relowner) OR NOT (c.relrowsecurity OR c.relhassubclass OR EXISTS (SELECT 1 FROM pg_index i WHERE "
-    "i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR pg_get_expr(i.indpred, i.indrelid) <> 'in_use')) OR EXISTS (SELECT 1 "
-    "FROM pg_statistic_ext s WHERE s.stxrelid = c.oid) OR EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conrelid = c.oid "
-    "AND k.contype = 'c')))"
+    f"({foreign_code.IS_OF_TRUSTED_ROLE} OR NOT EXISTS ("
+    + foreign_code.code_sql("c.oid", "NULL", (Place.POLICY, Place.CHILD, Place.CHECK, Place.INDEX, Place.STATISTICS))
+    + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 KEPT = 8  # models that a session keeps

@@ -8,6 +8,7 @@ from typing import Any
 
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
+from pg_mop.backend.foreign_code import OF_WRITING, Place, code_sql
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform, madlib
 from pg_mop.engines.base import COPIES
@@ -17,18 +18,17 @@ Copy = tuple[int, str | None, str]  # segment, server, quoted table
 Entry = tuple[int, str | None, str, str]  # a copy: segment, server, schema, name
 LOCK_SECONDS = 2  # to wait for a lock on a summary that is to be changed
 
-# SQL: why a role must not write to a table, or NULL. A table of another role, a trigger, a rule, a policy, or what lies behind
-# a view may run functions of somebody else with the role's privileges.
-OBSTACLE = """
+# SQL: why a role must not write to the table {oid}, or NULL. A table of another role, a trigger, a rule, a policy, or what lies
+# behind a view may run functions of somebody else with the role's privileges.
+OBSTACLE = f"""
 SELECT CASE
     WHEN c.relkind <> 'r' THEN 'it is no plain table'
-    WHEN NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.oid = c.relowner AND r.rolname = current_user)
+    WHEN c.relowner IS DISTINCT FROM (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)
         THEN 'it belongs to another role'
-    WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
-        THEN 'it has triggers'
-    WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid) THEN 'it has rules'
-    WHEN c.relrowsecurity THEN 'it has row security' END AS obstacle
-FROM pg_catalog.pg_class c WHERE c.oid = {oid}"""
+    ELSE (SELECT 'it has ' || CASE found.place WHEN {Place.TRIGGER:d} THEN 'triggers' WHEN {Place.RULE:d} THEN 'rules'
+                                               ELSE 'row security' END
+          FROM ({code_sql("{oid}", "NULL", OF_WRITING)}) AS found ORDER BY found.place LIMIT 1) END AS obstacle
+FROM pg_catalog.pg_class c WHERE c.oid = {{oid}}"""
 
 
 def write(
