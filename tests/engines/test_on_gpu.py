@@ -134,6 +134,16 @@ def test_two_segments_train_side_by_side_on_one_gpu(engine, wide, record_propert
     assert all(loss < 0.5 for loss in losses), losses
     if engine.use_gpus:
         record_property("GPU memory with two trainers, MiB", memory_mb())
+    log = wide.run(
+        "SELECT gpu_utilization AS used, gpu_memory_bytes >> 20 AS mb FROM madlib.mop_unit WHERE run_id = %s AND "
+        "status = 'finished'",
+        [run_id],
+    )
+    if engine.use_gpus:
+        assert all(row["used"] is not None and 0 <= row["used"] <= 1 and row["mb"] >= CONTEXT_MB for row in log), log
+        record_property("mean of the GPU's utilization while a unit trains", sum(row["used"] for row in log) / len(log))
+    else:
+        assert {(row["used"], row["mb"]) for row in log} == {(None, None)}
 
 
 def test_a_killed_trainer_leaves_its_gpu_memory_free(engine, wide, record_property):
