@@ -466,3 +466,19 @@ def test_notes_and_tags_are_written_searched_and_shown(db, browser, page, made, 
     assert page.post("/api/run/999999/note", note="x", tags=[])[0] == 404
     assert page.post(f"/api/run/{made}/note", note="", tags=[])[0] == 200
     assert db.run("SELECT * FROM madlib.mop_notes WHERE run_id = %s", [made]) == []
+
+
+def test_the_time_tab_tells_how_much_the_gpus_worked(db, browser, page, made, screen):
+    """As if the trainers had measured it, which they do on a GPU alone."""
+    head = "[...document.querySelectorAll('#time thead th')].map(c => c.textContent)"
+    row = "[...document.querySelectorAll('#time tbody tr:first-child > *')].map(c => c.textContent)"
+    screen(DESKTOP)
+    opened(browser, page, f"/run/{made}?tab=time", "#time tbody tr")
+    assert "its processors" in value(browser, head) and "utilization of its GPU" not in value(browser, head)
+    db.run("UPDATE madlib.mop_unit SET gpu_utilization = 0.75 WHERE run_id = %s AND status = 'finished'", [made])
+    try:
+        opened(browser, page, f"/run/{made}?tab=time", "#time tbody tr")
+        assert eventually(lambda: "utilization of its GPU" in value(browser, head), 60)
+        assert dict(zip(value(browser, head), value(browser, row), strict=True))["utilization of its GPU"] == "0.75"
+    finally:
+        db.run("UPDATE madlib.mop_unit SET gpu_utilization = NULL WHERE run_id = %s", [made])
