@@ -54,6 +54,28 @@ def several_devices(count: int) -> dict[str, str]:
     return {} if count == 1 else {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
 
 
+def among_devices(count: int, first_gpu: int | None, megabytes: int | None) -> dict[str, str]:
+    """The environment of a trainer that divides each model among several devices (JAX alone does): of the GPUs from `first_gpu`
+    on, or of the processor. `megabytes`: the memory that each device of a processor stands for, None: any."""
+    own = several_devices(count) if first_gpu is None else {"CUDA_VISIBLE_DEVICES": _numbers(first_gpu, count)}
+    return {**own, "PG_MOP_SHARDS": str(count), **({"PG_MOP_DEVICE_MB": str(megabytes)} if megabytes else {})}
+
+
+def _numbers(first: int, count: int) -> str:
+    return ",".join(map(str, range(first, first + count)))
+
+
+def shards() -> int:
+    """The number of devices that this trainer divides each model among."""
+    return int(os.environ.get("PG_MOP_SHARDS", 1))
+
+
+def device_limit() -> int | None:
+    """The megabytes that each device of the processor stands for in this trainer; None: any."""
+    text = os.environ.get("PG_MOP_DEVICE_MB")
+    return None if text is None else int(text)
+
+
 def part_of() -> tuple[float, int] | None:
     """(share, megabytes or 0) of its GPU's memory that this trainer may take; None: no limit."""
     text = os.environ.get("PG_MOP_PART_OF_GPU")

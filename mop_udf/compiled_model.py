@@ -152,6 +152,11 @@ class CompiledModel:
         return self._compile_params["loss"]
 
     @property
+    def variables(self):
+        """Those of the model, of its optimizer and of its random streams."""
+        return [v for group in self._groups.values() for v in group]
+
+    @property
     def nbytes(self):
         """Estimated memory of the model: variables, copies of their initial values, and compiled code."""
         cut = self.__dict__.get("cut")  # (only if it has been computed)

@@ -161,15 +161,28 @@ class Pool:
         longest; and why it may not take it even then, or None.
 
         `device`: {"name": its name, "part": millionths of its memory that the trainer takes, "most": that all trainers of the
-        `role` (an OID) may take together}; None: its part is not counted. `own`: the idle member that the trainer would be.
-        Members of other roles count against the whole device alone, and end only if it is full. Members on the way back end,
-        too: until then they hold their parts. So do the role's idle members that hold an unknown part of a GPU.
+        `role` (an OID) may take together}, and "names" where the trainer takes parts of several; None: its part is not counted.
+        `own`: the idle member that the trainer would be. Members of other roles count against the whole device alone, and end
+        only if it is full. Members on the way back end, too: until then they hold their parts. So do the role's idle members
+        that hold an unknown part of a GPU.
         """
         if device is None:
             return [], None
-        name, part = device["name"], device["part"]
+        found: list[Member] = []
+        for name in _names(device):
+            ends, why = self._room(name, device, own, role)
+            if why is not None:
+                return [], why
+            found += [member for member in ends if member not in found]
+        return found, None
+
+    def _room(
+        self, name: str, device: dict[str, Any], own: Member | None, role: int | None
+    ) -> tuple[list[Member], str | None]:
+        """The same for one of the devices that a trainer takes."""
+        part = device["part"]
         ends = [m for m in self.idle() if m is not own and m.about.get("role") == role and _has_all_of(m, name)]
-        others = [m for m in self.members.values() if m is not own and m.device and m.device["name"] == name]
+        others = [m for m in self.members.values() if m is not own and m.device and name in _names(m.device)]
         for whose, most in ((True, device["most"]), (False, WHOLE)):
             counted = [m for m in others if m not in ends and (not whose or m.about.get("role") == role)]
             taken = sum(m.device["part"] for m in counted if m.device)
@@ -196,6 +209,11 @@ class Pool:
             and (roles is None or m.about.get("role") in roles)
             and (databases is None or m.about.get("database") in databases)
         ]
+
+
+def _names(device: dict[str, Any]) -> list[str]:
+    """The names of the devices that a trainer has a part of."""
+    return device.get("names") or [device["name"]]
 
 
 def _has_all_of(member: Member, name: str) -> bool:

@@ -207,6 +207,7 @@ class UnitTraining:
             self.rows.wait_seconds += time.monotonic() - began
             if replicas := replica_states(unit, self.states):
                 compiled.average(replicas)
+        framework.check_room(compiled.variables)
         compiled.set_scalars(compile_params)
         self.states.pop(unit["stage"], None)
         if work.last:
@@ -323,6 +324,7 @@ class UnitTraining:
                 "version": self.device[0],
                 "device": self.device[1],
                 "devices": framework.device_count(),
+                **({"divides": "model"} if framework.divides_models() else {}),
                 "memory_bytes": framework.most_bytes() if framework.has_gpu() else self.memory.peak(),
                 **(more or {}),
             },

@@ -53,7 +53,8 @@ SELECT u.run_id, q.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
        u.dataset, u.metric, u.compilations, u.stage, q.mst_key <> s.mst_key AS shared,
-       u.decision, u.cpu_seconds, u.server, u.threads, u.gpu_utilization, u.gpu_memory_bytes
+       u.decision, u.cpu_seconds, u.server, u.threads, u.gpu_utilization, u.gpu_memory_bytes,
+       (u.choice ->> 'devices')::integer AS devices
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 JOIN @extschema@.mop_request q USING (run_id, stage);

@@ -29,7 +29,9 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "check_room",
     "device_count",
+    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -64,7 +66,10 @@ def begin(threads):
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
     if wanted in ("", "-1"):
         jax.config.update("jax_platforms", "cpu")
+        devices.begin()
         return None
+    if has_gpu():
+        devices.begin()
     return (
         None
         if has_gpu()
@@ -90,12 +95,24 @@ def has_gpu():
 
 def ran_out(error):
     """See on_tensorflow. JAX has one class of errors for everything that fails on a device."""
+    if isinstance(error, devices.DeviceMemoryError):
+        return True
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error) and has_gpu()
 
 
 def device_count():
     """See on_tensorflow."""
     return devices.count()
+
+
+def divides_models():
+    """See on_tensorflow."""
+    return devices.divides_models()
+
+
+def check_room(variables):
+    """See on_tensorflow."""
+    devices.check_room(variables)
 
 
 def most_bytes():
@@ -115,7 +132,7 @@ def refused(random, convolutional):
     """{kernel: reason} for the kernels that are useless for a model."""
     found = {"xla": "JAX compiles everything by XLA: the loop kernel uses it"}
     if devices.count() > 1:
-        found["vmap"] = "the devices divide mini-batches among them"
+        found["vmap"] = f"the devices divide {'the model' if devices.divides_models() else 'mini-batches'} among them"
     if convolutional and not has_gpu():
         found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found

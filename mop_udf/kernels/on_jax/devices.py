@@ -1,26 +1,67 @@
-"""Training on several devices at once, with synchronous gradients: data parallelism.
+"""Training on several devices at once, in one of two ways.
 
-Variables are on every device, and each device has a part of a mini-batch's rows. XLA adds the parts' gradients up before the
-optimizer's step, so an update is that of the whole mini-batch, up to the order of additions (Keras' DataParallel divides
-batches in this way). A mini-batch whose rows the devices do not divide evenly is computed on each device as a whole.
+Data parallelism: variables are on every device, and each device has a part of a mini-batch's rows. XLA adds the parts'
+gradients up before the optimizer's step, so an update is that of the whole mini-batch, up to the order of additions (Keras'
+DataParallel divides batches in this way). A mini-batch whose rows the devices do not divide evenly is computed on each device
+as a whole.
+
+Model parallelism: each device has a part of the variables (mop_udf/layout.py), for models that do not fit one device. Keras'
+ModelParallel places each variable as it is made or assigned, and a compiled step leaves the variables where they were. XLA
+divides the computation accordingly. An update is that of one device, up to the order of additions.
 """
 
 import functools
 
 import jax
 import keras
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mop_udf import child_process
+from mop_udf.layout import divided_dimension
+
+ROWS, MODEL = "rows", "model"  # the axes of the meshes
+
+
+class DeviceMemoryError(MemoryError):
+    """A model needs more memory than the devices of a processor that it is trained on stand for."""
+
+
+class DividedModel(keras.distribution.ModelParallel):
+    """Keras' ModelParallel with the layouts of mop_udf/layout.py, which depend on a variable's shape and not on its name."""
+
+    def get_variable_layout(self, variable):
+        """The layout of a variable that Keras makes."""
+        return keras.distribution.TensorLayout(_axes(variable.shape), self.device_mesh)
+
+
+def begin():
+    """Let Keras divide all models that this process makes among its devices, if it was started for that."""
+    if not divides_models():
+        return
+    names = keras.distribution.list_devices()
+    mesh = keras.distribution.DeviceMesh((1, len(names)), [ROWS, MODEL], devices=names)
+    layouts = keras.distribution.LayoutMap(mesh)
+    keras.distribution.set_distribution(DividedModel(layout_map=layouts, batch_dim_name=ROWS))
+
+
+@functools.lru_cache(1)
+def divides_models() -> bool:
+    """True where this process divides models, and not mini-batches, among its devices."""
+    return child_process.shards() > 1 and len(jax.local_devices()) > 1
 
 
 @functools.lru_cache(1)
 def _mesh():
     """The devices of this process as a mesh; None for a single one."""
     devices = jax.local_devices()
-    return Mesh(devices, ("rows",)) if len(devices) > 1 else None
+    if divides_models():  # equal to Keras' own mesh, so that a step's variables are where Keras has put them
+        return Mesh(np.array(devices).reshape(1, -1), (ROWS, MODEL))
+    return Mesh(devices, (ROWS,)) if len(devices) > 1 else None
 
 
 def count() -> int:
-    """The number of devices that a mini-batch is divided among."""
+    """The number of devices that a mini-batch, or a model, is divided among."""
     mesh = _mesh()
     return 1 if mesh is None else mesh.size
 
@@ -28,13 +69,42 @@ def count() -> int:
 def divided(data):
     """A nest of arrays with equal first dimension, within a compiled function: its rows are divided among the devices."""
     mesh = _mesh()
-    if mesh is None or any(array.shape[0] % mesh.size for array in keras.tree.flatten(data)):
+    if mesh is None or divides_models() or any(array.shape[0] % mesh.size for array in keras.tree.flatten(data)):
         return data
-    rows = NamedSharding(mesh, PartitionSpec("rows"))
+    rows = NamedSharding(mesh, PartitionSpec(ROWS))
     return keras.tree.map_structure(lambda array: jax.lax.with_sharding_constraint(array, rows), data)
 
 
-def whole(values):
-    """A nest of arrays, within a compiled function, as every device has them."""
+def placed(values):
+    """A nest of variables' values, within a compiled function, where the variables are: as a whole on every device, or, of a
+    divided model, in parts."""
     mesh = _mesh()
-    return values if mesh is None else jax.lax.with_sharding_constraint(values, NamedSharding(mesh, PartitionSpec()))
+    if mesh is None:
+        return values
+    if not divides_models():
+        return jax.lax.with_sharding_constraint(values, NamedSharding(mesh, PartitionSpec()))
+    return jax.tree.map(
+        lambda value: jax.lax.with_sharding_constraint(value, NamedSharding(mesh, PartitionSpec(*_axes(value.shape)))),
+        values,
+    )
+
+
+def _axes(shape):
+    """For each dimension of a variable, the axis of the mesh that divides it, or None."""
+    divides = divided_dimension(shape, count())
+    return [MODEL if axis == divides else None for axis in range(len(shape))]
+
+
+def check_room(variables) -> None:
+    """Raises DeviceMemoryError where the parts of a model's variables on one device of a processor, old and new ones, are more
+    than the device stands for (`device_limit`). Such devices share main memory, and never run out by themselves."""
+    limit = child_process.device_limit()
+    if limit is None:
+        return
+    values = [v.value for v in variables]
+    held = 2 * sum(value.addressable_shards[0].data.nbytes for value in values if isinstance(value, jax.Array))
+    if held > limit << 20:
+        raise DeviceMemoryError(
+            f"the model's variables need {held >> 20} MB of each of {count()} devices, more than pg_mop.device_memory_mb "
+            f"({limit} MB)"
+        )

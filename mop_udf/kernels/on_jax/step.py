@@ -2,7 +2,7 @@
 
 import jax
 
-from mop_udf.kernels.on_jax.devices import divided, whole
+from mop_udf.kernels.on_jax.devices import divided, placed
 from mop_udf.kernels.on_jax.scalars import given, numbers
 
 
@@ -29,7 +29,7 @@ class Step:
 
         def pure(values, state, *arguments):
             with given(self.numbers, values):
-                return whole(function(step, state, *arguments))
+                return placed(function(step, state, *arguments))
 
         return pure
 

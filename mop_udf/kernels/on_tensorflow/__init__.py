@@ -37,7 +37,9 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "check_room",
     "device_count",
+    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -130,6 +132,15 @@ def ran_out(error):
 def device_count():
     """How many devices of this process train on a mini-batch together."""
     return 1
+
+
+def divides_models():
+    """True where this process divides models, and not mini-batches, among its devices."""
+    return False
+
+
+def check_room(variables):
+    """Raises a MemoryError where a model's variables (a list) need more memory than a virtual device stands for."""
 
 
 def most_bytes():

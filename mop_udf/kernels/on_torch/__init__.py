@@ -21,7 +21,9 @@ __all__ = [
     "Rate",
     "Variables",
     "begin",
+    "check_room",
     "device_count",
+    "divides_models",
     "draw_from_state",
     "for_any_rows",
     "gpu_name",
@@ -93,6 +95,15 @@ def ran_out(error):
 def device_count():
     """See on_tensorflow."""
     return 1
+
+
+def divides_models():
+    """See on_tensorflow."""
+    return False
+
+
+def check_room(variables):
+    """See on_tensorflow."""
 
 
 def most_bytes():

@@ -277,6 +277,8 @@ KNOWN = {
     "deadline": (_time, None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "gpu_memory_share": (_share, None),
+    "device_memory_mb": (_integer(1, 1 << 30), None),
+    "most_devices": (_integer(1, 1024), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
     "weights_value_mb": (_integer(1, 1023), "1023"),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mop_udf.architecture_classes import MODELS
+from mop_udf.layout import numbers_on_a_device
 
 Shape = tuple[int, ...]  # of one row, without the batch
 Config = Mapping[str, Any]
@@ -42,13 +43,14 @@ SLOTS = {
 class Arithmetic:
     """Of one row: `parameters`; `operations`: floating-point operations of a forward pass (a multiplication and an addition
     are two); `activations`: numbers that the layers put out; `layers`: how many there are; `unknown`: classes of layers that
-    this module does not know."""
+    this module does not know; `kernels`: shapes of the weights that several devices may divide among them."""
 
     parameters: int = 0
     operations: float = 0.0
     activations: int = 0
     layers: int = 0
     unknown: set[str] = field(default_factory=set)
+    kernels: list[Shape] = field(default_factory=list)
 
     @classmethod
     def of(cls, architecture: Mapping[str, Any]) -> Arithmetic:
@@ -76,6 +78,17 @@ class Arithmetic:
     def state_bytes(self) -> int:
         """Bytes of the weights."""
         return NUMBER_BYTES * self.parameters
+
+    def share_on_each_of(self, devices: int) -> float:
+        """The share of the weights that each of so many devices has, which divide the kernels among them (mop_udf/layout.py).
+
+        >>> Arithmetic(parameters=110, kernels=[(10, 10)]).share_on_each_of(2)
+        0.5454545454545454
+        """
+        divided = sum(map(math.prod, self.kernels))
+        if not self.parameters or devices < 2:
+            return 1.0
+        return min(1.0, (self.parameters - divided + numbers_on_a_device(self.kernels, devices)) / self.parameters)
 
 
 def slots(optimizer: str, parameters: Mapping[str, Any] | None = None) -> int:
@@ -168,6 +181,7 @@ def _layer(layer: Mapping[str, Any], shapes: Sequence[Shape], found: Arithmetic)
     else:
         out, parameters, operations = count(config, [tuple(s) for s in shapes] or [shape])
     found.parameters += parameters
+    found.kernels += KERNELS[name](config, [tuple(s) for s in shapes] or [shape]) if name in KERNELS else ()
     found.operations += operations
     found.activations += math.prod(out)
     return out
@@ -186,6 +200,7 @@ def _wrapped(name: str, config: Config, shape: Shape, found: Arithmetic) -> Shap
         joined = (config.get("merge_mode") or "concat") == "concat"
         result = (*out[:-1], out[-1] * (2 if joined else 1)) if out else out
     found.parameters += own.parameters * copies
+    found.kernels += own.kernels * copies
     found.operations += own.operations * copies * times
     found.activations += own.activations * copies * times
     found.unknown |= own.unknown
@@ -405,4 +420,41 @@ LAYERS: dict[str, Callable[[Config, Sequence[Shape]], Made]] = {
     "RepeatVector": _repeat,
     "Reshape": _reshape,
     "SimpleRNN": _recurrent(1),
+}
+
+
+# --- kernels: (config, shapes of the inputs) -> shapes of the large weights, as Keras makes them --------------------------
+def _convolved(rank: int, transposed: bool = False) -> Callable[[Config, Sequence[Shape]], list[Shape]]:
+    def kernels(config: Config, shapes: Sequence[Shape]) -> list[Shape]:
+        window, filters = _sizes(config.get("kernel_size", 1), rank), _size(config.get("filters"))
+        channels = _space(config, shapes[0])[1] // (1 if transposed else _size(config.get("groups", 1)))
+        return [(*window, filters, channels) if transposed else (*window, channels, filters)]
+
+    return kernels
+
+
+def _gated(gates: int) -> Callable[[Config, Sequence[Shape]], list[Shape]]:
+    def kernels(config: Config, shapes: Sequence[Shape]) -> list[Shape]:
+        units = _size(config.get("units"))
+        return [(shapes[0][-1], gates * units), (units, gates * units)]
+
+    return kernels
+
+
+def _attended(config: Config, shapes: Sequence[Shape]) -> list[Shape]:
+    heads, key, width = _size(config.get("num_heads")), _size(config.get("key_dim")), shapes[0][-1]
+    value = _size(config.get("value_dim") or config.get("key_dim"))
+    return [(width, heads, key), (width, heads, key), (width, heads, value), (heads, value, width)]
+
+
+# (the weights of other layers count as if every device had them whole)
+KERNELS: dict[str, Callable[[Config, Sequence[Shape]], list[Shape]]] = {
+    **{f"Conv{rank}D": _convolved(rank) for rank in (1, 2, 3)},
+    **{f"Conv{rank}DTranspose": _convolved(rank, True) for rank in (1, 2, 3)},
+    "Dense": lambda config, shapes: [((shapes[0] or (1,))[-1], _size(config.get("units")))],
+    "Embedding": lambda config, shapes: [(_size(config.get("input_dim")), _size(config.get("output_dim")))],
+    "GRU": _gated(3),
+    "LSTM": _gated(4),
+    "MultiHeadAttention": _attended,
+    "SimpleRNN": _gated(1),
 }

@@ -116,12 +116,15 @@ class CostHistory:
         return wanted if wanted or threads else rows
 
     def most_bytes(self, net: Net, on_gpu: bool) -> int:
-        """The most bytes of its device's memory that trainers of the net held in earlier runs; 0: unknown."""
+        """The most bytes of its device's memory that trainers of the net held in earlier runs; 0: unknown. (Trainers that
+        divided the net among several devices held less of each.)"""
         # (mop_udf/kernels/device.py describes a device without a GPU by its threads)
         found = [
             row
             for row in self._rows_of(net)
-            if row["net"] == net.digest and row["device"].endswith(" threads") is not on_gpu
+            if row["net"] == net.digest
+            and row["device"].endswith(" threads") is not on_gpu
+            and " shards" not in row["device"]
         ]
         return max((row.get("memory_bytes") or 0 for row in found), default=0)
 

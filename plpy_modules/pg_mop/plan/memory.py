@@ -30,7 +30,13 @@ class Need:
     @property
     def on_gpu(self) -> int:
         """Bytes of a GPU's memory. A training step has the old variables and the new ones; rows stay in main memory."""
-        return CONTEXT_BYTES + 2 * (self.weights + self.optimizer) + self.activations
+        return self.on_each_of(1.0)
+
+    def on_each_of(self, share: float, context: int = CONTEXT_BYTES) -> int:
+        """Bytes of the memory of each device that trains the net together with others. `share`: of the variables, what each
+        device has (mop_udf/layout.py); `context`: bytes that a device takes for itself. Activations count as a whole: XLA
+        decides which of them it divides."""
+        return context + int(2 * (self.weights + self.optimizer) * share) + self.activations
 
     def most(self, other: Need) -> Need:
         """The larger of each."""

@@ -197,6 +197,8 @@ def _nets(plan: Mapping[str, Any]) -> Iterator[str]:
         if net["parameters"] is not None:
             unknown = f"; not known: {', '.join(net['unknown_layers'])}" if net["unknown_layers"] else ""
             yield f"{INDENT}-> parameters={net['parameters']} operations={net['operations_per_row']:.3g} a row{unknown}"
+        if divided := net.get("devices"):
+            yield f"{INDENT}-> {_devices(divided)}"
         if shared := net.get("shared_by"):
             yield (
                 f"{INDENT}-> a super-net: its weights are those of all {shared['members']} members of base model "
@@ -204,6 +206,16 @@ def _nets(plan: Mapping[str, Any]) -> Iterator[str]:
             )
     if len(nets) > MOST_NETS:
         yield f"Net: {len(nets) - MOST_NETS} more"
+
+
+def _devices(own: Mapping[str, Any]) -> str:
+    """How many devices a net is divided among that one does not hold, and why."""
+    needs = f"one {own['of']} has {size(own['memory'])}, and the net needs about {size(own['needed_by_one'])} of it"
+    if own["count"] > 1:
+        return f"divided among {own['count']} {own['of']}s: {needs}, or {size(own['needed_by_each'])} of each of these"
+    if own["why_one"]:
+        return f"may run out of memory: {needs}; {own['why_one']}"
+    return f"may run out of memory: {needs}, or {size(own['needed_by_most'])} of each of {own['most']}"
 
 
 def source(net: Mapping[str, Any]) -> str:

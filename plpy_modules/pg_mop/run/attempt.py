@@ -67,6 +67,7 @@ class Attempt:
     batch: bool = False  # it went with other units as one command, in a unit batch or in a chain
     chain: bool = False  # in a chain
     neighbours: int = 1  # the parts of its device's memory, of which its trainer has one (schedule/packing.py)
+    more_devices: int | None = None  # that its net may be divided among where it runs out of memory; None: no more
     begins: bool = True  # a training unit: the first of its stage in its command
     writes: bool = True  # a training unit: its command writes the state that it ends with
     version: int = 0  # a training unit: the version of the state that it ends with
@@ -317,6 +318,7 @@ class Action(Enum):
     RETRY = "retry"
     ALONE = "alone"  # retry, no longer in a unit batch or in a chain
     FEWER = "fewer"  # retry, with fewer trainers on the device
+    MORE = "more"  # retry, with the model divided among more devices
     WAIT_FOR_SERVER = "wait for server"
     ON_ANOTHER_SERVER = "on another server"  # give the attempt's server up, and do its units on the others
     GIVE_UP = "give up"  # the unit; `blame` says why its configurations failed
@@ -360,6 +362,9 @@ def decide(attempt: Attempt, event: Event, policy: Policy) -> Decision:
             fewer = attempt.neighbours // 2
             reason = f"retried with at most {fewer} trainer{'s' * (fewer > 1)} on its device: {event.cause}"
             return _decision(attempt, Action.FEWER, State.WAITING, reason, failures=0)
+        case DeviceMemoryExceeded() if not attempt.batch and attempt.more_devices is not None:
+            reason = f"retried on {attempt.more_devices} devices of its server: {event.cause}"
+            return _decision(attempt, Action.MORE, State.WAITING, reason, failures=0)
         case ConfigurationFailed():
             if attempt.batch:
                 together = "chain" if attempt.chain else "batch"

@@ -15,7 +15,18 @@ from pg_mop.schedule.board import Unit
 
 END = "end"  # the last event in the log of a search, see SearchController.finish
 # settings that decide the results: the earlier run's values count, not those in force now
-SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "tail", "keras_backend", "fit_strategy")
+SAME = (
+    "seed",
+    "scheduler",
+    "kernel",
+    "same_start",
+    "sharing",
+    "threads",
+    "tail",
+    "keras_backend",
+    "fit_strategy",
+    "most_devices",
+)
 
 
 def open_catalog(db: Any) -> Catalog:
@@ -117,6 +128,8 @@ class Earlier:
         self.kernels: dict[tuple[int, int, int], Any] = {}
         # (mst_key, iteration, kind, dataset, segment) -> threads of the trainer
         self.threads: dict[tuple[int, int, Any, Any, int], int] = {}
+        # (mst_key, iteration, segment) -> devices that the model was divided among, where these were several
+        self.devices: dict[tuple[int, int, int], int] = {}
         units = self._begun(catalog.run_units(self.run_id))
         # a coordinator's server that crashes may lose the last units that it noted as begun
         for other, run_id in remote_runs:
@@ -130,6 +143,8 @@ class Earlier:
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernels"] or row["kernel"]
+                    if row["shards"]:
+                        self.devices[key, unit.iteration, unit.segment] = row["shards"]
         if self.replay:
             self._read_results(catalog)
 

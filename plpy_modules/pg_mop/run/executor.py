@@ -130,7 +130,7 @@ class Executor:
             options["chain_seconds"],
             self._passes_on,
             unit_specs.may_chain,
-            lambda unit: (threads.logged(unit), self.packing.kind(unit.stage)),
+            lambda unit: (threads.logged(unit), self.packing.kind(unit.stage), self.packing.shared_by(unit)),
             self._may_begin,
         )
         self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
@@ -139,7 +139,14 @@ class Executor:
         )
         self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
         self.recovery = Recovery(
-            self.run, self.needed, self.workers, self.failover, self._settle, self._give_up, self.packing.fewer
+            self.run,
+            self.needed,
+            self.workers,
+            self.failover,
+            self._settle,
+            self._give_up,
+            self.packing.fewer,
+            self.packing.shards.more,
         )
         self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
@@ -365,6 +372,7 @@ class Executor:
         session.work = work
         for attempt in work:
             attempt.begun, attempt.neighbours = time.monotonic(), parts
+            attempt.more_devices = self.packing.more_devices(session.worker)
         try:
             rows = [attempt.row for attempt in work]
             begin = server.catalog.begin_units_sql(server.run_id, rows)

@@ -19,6 +19,7 @@ from pg_mop.plan.estimates import FixedCosts
 from pg_mop.plan.planner import Planner, Workload
 from pg_mop.run import deadline, segments, trainer_memory
 from pg_mop.run.configurations import Configuration
+from pg_mop.run.devices import Places
 from pg_mop.run.earlier import Earlier, options_of
 from pg_mop.run.estimated_run import EstimatedRun
 from pg_mop.run.servers import Server
@@ -28,6 +29,8 @@ from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.packing import Packing
+from pg_mop.schedule.shards import Shards
+from pg_mop.schedule.unit import Unit
 
 
 class PlannedRun(EstimatedRun):
@@ -275,13 +278,38 @@ class PlannedRun(EstimatedRun):
 
     def packing_of(self, board: Board, planner: Planner | None = None) -> Packing:
         """The parts of devices that the trainers of a run's commands have. `planner`: of the board, if not the run's own."""
+        memory = self.trainer_memory(planner)
         return trainer_memory.packing(
-            self.trainer_memory(planner),
-            board,
-            self.options,
-            self.inputs.use_gpus,
-            lambda server: self.servers[server].info if server in self.servers else {"gpus": 0},
+            memory, board, self.options, self.inputs.use_gpus, self._info_of, self.places(), self.shards(memory)
         )
+
+    def _info_of(self, server: str | None) -> dict[str, Any]:
+        return self.servers[server].info if server in self.servers else {"gpus": 0}
+
+    def places(self) -> Places:
+        """The devices of the run's servers. (A call that applies a model has one device for it.)"""
+        divides = self._packs() and self.spec.application is None
+        return Places(self.options, self.inputs.use_gpus, self._info_of, divides)
+
+    def shards(self, memory: TrainerMemory) -> Shards:
+        """How many devices each net is divided among. `memory`: of the trainers of a planned run."""
+        planner, places = memory.planner, self.places()
+        stages = planner.plan.stages
+        found = Shards(
+            places.most,
+            places.memory,
+            lambda number, devices: memory.needed_on_each_of(stages[number], devices, places.gpus(None) > 0),
+            lambda number: planner.sharing.key(stages[number]),
+            None if self.followed is None else self._logged_devices(planner),
+            any(places.most(server) > 1 for server in self.servers),
+        )
+        for unit, devices in self._logged_devices(planner).items() if self.resumes else ():
+            found.more(unit.stage, devices)
+        return found
+
+    def _logged_devices(self, planner: Planner) -> dict[Unit, int]:
+        earlier = self.followed or self.earlier
+        return {} if earlier is None else setup.logged_devices(planner, earlier.devices, self.configurations.misfits)
 
     def trainer_memory(self, planner: Planner | None = None) -> TrainerMemory:
         """The memory that the trainers of a planned run need."""
@@ -363,6 +391,7 @@ class PlannedRun(EstimatedRun):
             cost_history=self.history,
             inherited=planner.inherited,
             packing=self.packing,
+            places=self.places(),
         )
 
     def _digests_of(self, mst_key: int) -> Any:

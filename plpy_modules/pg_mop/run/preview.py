@@ -13,6 +13,7 @@ from pg_mop.catalog import LocalCatalog
 from pg_mop.plan.estimates import Estimates
 from pg_mop.plan.memory import PROCESS_BYTES
 from pg_mop.plan.planner import Planner
+from pg_mop.plan.stages import Stage
 from pg_mop.run import runs_beside, search_outlook, segments, trainer_memory, trial
 from pg_mop.run.adoption import Adoption
 from pg_mop.run.configurations import Configuration
@@ -26,6 +27,7 @@ from pg_mop.schedule import setup
 from pg_mop.schedule.packing import parts
 from pg_mop.schedule.predicted import Prediction, to_json
 from pg_mop.schedule.prediction import MOST_UNITS, predict
+from pg_mop.schedule.unit import Unit
 
 LISTED = 5  # configurations of a net that are named
 
@@ -150,6 +152,8 @@ class Preview(PlannedRun):
 
     def predict(self, planner: Planner, estimates: Estimates) -> Prediction:
         most = 0 if self.run_id else MOST_UNITS  # a run that goes on has units that are half done
+        places = self.places()
+        packs = self.options["gpu_memory_share"] is not None or any(places.most(server) > 1 for server in self.servers)
         return predict(
             planner,
             list(self.configurations),
@@ -157,7 +161,7 @@ class Preview(PlannedRun):
             estimates,
             self.stage_bytes,
             most,
-            None if self.options["gpu_memory_share"] is None else lambda board: self.packing_of(board, planner),
+            (lambda board: self.packing_of(board, planner)) if packs else None,
         )
 
     def _sessions_of(self, planner: Planner) -> int:
@@ -171,6 +175,7 @@ class Preview(PlannedRun):
     def _nets(self, estimates: Estimates) -> list[dict[str, Any]]:
         """The distinct nets that are left to train, those with the longest units first."""
         planner = self.planner
+        memory = self.trainer_memory(planner)
         found: dict[Any, Any] = {}
         for stage in planner.plan.stages.values():
             if stage.trials and not stage.trained:
@@ -193,6 +198,7 @@ class Preview(PlannedRun):
                     "operations_per_row": own and own.operations,
                     "unknown_layers": sorted(own.unknown) if own is not None else None,
                     "shared_by": (c.get("member") or {}).get("shared_by"),
+                    "devices": self._devices(memory, stage),
                     "unit_seconds": estimates.unit(stage),
                     "batch_seconds": cost.batch,
                     "ready_seconds": estimates.ready(stage),
@@ -308,6 +314,27 @@ class Preview(PlannedRun):
             "trainer": total,
             "all_trainers": total * self.wanted,
             "packing": self._packed(memory),
+        }
+
+    def _devices(self, memory: TrainerMemory, stage: Stage) -> dict[str, Any] | None:
+        """How many devices of this server the net of a stage is divided among, and why, where one has too little memory; None
+        where one has enough, or where the memory of a device or the net's need is unknown."""
+        places, gpus = self.places(), self.places().gpus(None)
+        whole = places.memory(None)
+        need = memory.needed_on_each_of(stage, 1, gpus > 0)
+        if whole is None or need <= whole:
+            return None
+        shards, most = self.shards(memory), places.most(None)
+        count = shards.of(None, Unit(stage.iteration, stage.number, "train", "training", 0))
+        return {
+            "count": count,
+            "of": "GPU" if gpus else "device",
+            "memory": whole,
+            "needed_by_one": need,
+            "needed_by_each": memory.needed_on_each_of(stage, count, gpus > 0),
+            "most": most,
+            "needed_by_most": memory.needed_on_each_of(stage, most, gpus > 0),
+            "why_one": places.why_one(None),
         }
 
     def _packed(self, memory: TrainerMemory) -> dict[str, Any] | None:

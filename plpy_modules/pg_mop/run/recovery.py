@@ -66,12 +66,14 @@ class Recovery:
         count: Callable[[Attempt, Any], list[Stage]],
         give_up: Callable[[Attempt, str, str], None],
         fewer: Callable[[int, int], None] = lambda stage, parts: None,
+        more: Callable[[int, int], None] = lambda stage, devices: None,
     ) -> None:
         """`count(attempt, report)`: the attempt is committed after all, with another server's report; returns the
         stages that have ended by it. `give_up(attempt, message, blame)`: the unit's configurations fail.
-        `fewer(stage, parts)`: the stage's net has run out of memory in one of so many parts of a device."""
+        `fewer(stage, parts)`: the stage's net has run out of memory in one of so many parts of a device. `more(stage,
+        devices)`: it has run out of the memory of whole devices, and gets so many from now on."""
         self.run, self.needed, self.workers, self.failover = run, needed, workers, failover
-        self.count, self.give_up, self.fewer = count, give_up, fewer
+        self.count, self.give_up, self.fewer, self.more = count, give_up, fewer, more
         self.told = False  # that the run waits for the memory of a device
 
     def failed(self, worker: int, work: list[Attempt], error: Exception) -> list[Stage]:
@@ -196,6 +198,9 @@ class Recovery:
             self.failover.do_without(attempt.server, attempt.message)
         if decision.action is Action.FEWER:
             self.fewer(attempt.unit.stage, attempt.neighbours)
+        if decision.action is Action.MORE:
+            assert attempt.more_devices is not None
+            self.more(attempt.unit.stage, attempt.more_devices)
         if attempt.state in (State.WAITING, State.GIVEN_UP):
             self.run.board.release(attempt.unit)
         if decision.tells and not self.told:

@@ -12,9 +12,11 @@ from pg_mop.plan import arithmetic
 from pg_mop.plan.memory import CONTEXT_BYTES, PROCESS_BYTES, Need
 from pg_mop.plan.planner import Configuration, Planner
 from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.run.devices import Places
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.packing import Device, Packing
+from pg_mop.schedule.shards import Shards
 from pg_mop.schedule.unit import Worker
 
 
@@ -79,29 +81,52 @@ class TrainerMemory:
         need = self.of(stage)
         return 0 if need is None else need.on_gpu if on_gpu else need.in_main_memory
 
+    def needed_on_each_of(self, stage: Stage, devices: int, on_gpu: bool) -> int:
+        """Bytes of each of so many devices that train a stage together; 0: unknown. By arithmetic, which earlier runs on one
+        GPU correct; a processor's devices have no memory of their own to be measured."""
+        need, own = self.of(stage), self.arithmetic_of(stage.mst_key)
+        if need is None or own is None:
+            return 0
+        context = CONTEXT_BYTES if on_gpu else 0
+        found = need.on_each_of(own.share_on_each_of(devices), context)
+        measured = self.planner.history.most_bytes(self.planner.sharing.net(stage), True) if on_gpu else 0
+        return found if not measured else int(measured * found / need.on_each_of(1.0, context))
+
 
 def packing(
-    memory: TrainerMemory, board: Board, options: Mapping[str, Any], use_gpus: bool, info: Callable[[str | None], Any]
+    memory: TrainerMemory,
+    board: Board,
+    options: Mapping[str, Any],
+    use_gpus: bool,
+    info: Callable[[str | None], Any],
+    places: Places,
+    shards: Shards,
 ) -> Packing:
-    """The Packing of a run. `info(server)`: a server's description of itself."""
+    """The Packing of a run. `info(server)`: a server's description of itself; `places`, `shards`: run/devices.py."""
     plan, share = memory.planner.plan, options["gpu_memory_share"]
     at_hosts = any(segment.host_segment is not None for segment in memory.segments.values())
     unpacked = bool(options["trainers"]) or at_hosts  # (Ray and Greenplum have other places for trainers)
 
     def device_of(worker: Worker) -> Device | None:
         server = board.server(worker)
-        gpus = info(server)["gpus"] if use_gpus else 0
-        return None if unpacked else (server, worker % gpus if gpus else None)
+        return None if unpacked else (server, places.place(server, worker))
 
     def budget_of(device: Device) -> int | None:
         assert isinstance(device, tuple)
-        return None if share is None else budget(share, info(device[0]), device[1] is not None)
+        if share is None or places.are_virtual(device[0]):
+            return None
+        return budget(share, info(device[0]), device[1] is not None)
+
+    def group_of(device: Device, count: int) -> tuple[Device, ...]:
+        assert isinstance(device, tuple)
+        return tuple((device[0], number) for number in places.group(device[0], device[1], count))
 
     def need_of(number: StageNumber) -> int:
         return 0 if share is None else memory.needed(plan.stages[number], on_gpu)
 
     on_gpu = use_gpus and any(info(server)["gpus"] for server in board.servers)
-    return Packing(board, device_of, budget_of, need_of, lambda number: memory.planner.sharing.key(plan.stages[number]))
+    key_of = lambda number: memory.planner.sharing.key(plan.stages[number])  # noqa: E731
+    return Packing(board, device_of, budget_of, need_of, key_of, shards, group_of)
 
 
 def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:

@@ -99,7 +99,11 @@ def _time(preview: Preview, estimates: Estimates, run_id: int, stage: Stage) -> 
     made = passes * math.ceil(rows / net.batch_size)
     if made > MOST_BATCHES and made * guess > MOST_SECONDS:
         return False  # (a unit makes all its epochs, even on so few rows)
-    command = preview.unit_specs.describe([[unit]], preview.board.workers[0])
+    worker, packing = preview.board.workers[0], preview.packing
+    assert packing is not None
+    packing.begin(worker, unit, ())
+    several = packing.of(worker) if packing.several(worker) else None
+    command = preview.unit_specs.describe([[unit]], worker, parts=several)
     command["models"][0].update(
         stage=stage.number, iteration=stage.iteration, attempt=1, version=0, release=[], state_table=1, epochs=passes
     )

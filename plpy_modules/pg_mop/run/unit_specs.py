@@ -12,6 +12,7 @@ from mop_udf.pool import MOST_NAMES
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
 from pg_mop.plan.stages import Plan, Stage
+from pg_mop.run.devices import Places
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.unit_batches import units_of
 
@@ -45,6 +46,7 @@ class UnitSpecs:
     cost_history: CostHistory = field(default_factory=CostHistory)
     inherited: Callable[[Stage], Any] = lambda stage: None  # what a stage inherits, see Planner.inherited
     packing: Any = None  # the schedule.packing.Packing of the run
+    places: Places | None = None  # the devices of its servers
 
     def trainer(
         self, worker: int, segment: Any = None, threads: int | None = None, parts: int | None = None
@@ -56,10 +58,13 @@ class UnitSpecs:
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
         there = {} if segment is None or segment.host_segment is None else {"host_segment": segment.host_segment}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
+        several = self.packing.several(worker) if self.packing is not None and parts is not None else ()
         beside = sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)
         divides, own = options.get("tail") == "data-parallel", options["threads"]
         return {
-            "devices": threads // own if divides and threads and own and threads > own else None,
+            "devices": threads // own if divides and not several and threads and own and threads > own else None,
+            "shards": len(several) or None,
+            "shard_mb": options["device_memory_mb"] if self._has_virtual_devices(worker) else None,
             "threads": threads or options["threads"] or max(1, info["cores"] // max(1, beside)),
             "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"],
@@ -69,7 +74,7 @@ class UnitSpecs:
             "keep_ms": options["session_idle_timeout"],
             "fork_server_ms": options["fork_server_idle_timeout"],
             "compile_cache_mb": options["compile_cache_mb"],
-            "gpu": worker % gpus if gpus else None,
+            "gpu": (several[0][1] if several else worker % gpus) if gpus else None,
             "trainers": options["trainers"],
             "use_gpus": self.use_gpus,
             **(self._part_of_device(worker, parts) if not there and not options["trainers"] else {}),
@@ -82,10 +87,15 @@ class UnitSpecs:
         if self.packing is None:
             return {}
         share, usual = self.options["gpu_memory_share"], self.packing.usual(worker)
-        if share is None and (parts or usual) == usual:
+        if self._has_virtual_devices(worker):  # (they share main memory, of which no trainer has a part)
+            return {"device_beside": sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)}
+        if share is None and (parts or usual) == usual and not (parts and self.packing.several(worker)):
             return {"device_beside": usual}
         most = round(1_000_000 * (share or 1.0))
         return {"device_part": max(1, most // (parts or usual)), "device_most": most}
+
+    def _has_virtual_devices(self, worker: int) -> bool:
+        return self.places is not None and self.places.are_virtual(self.board.server(worker))
 
     def wants(self, worker: int) -> dict[str, list[str]]:
         """What a worker's trainer should hold already, if the pool has such a trainer: rows and compiled models."""

@@ -4,7 +4,8 @@ A device is a GPU, or the processors of a server with its main memory. The train
 pg_mop.gpu_memory_share names (the budget). A command takes one of n equal parts of the budget: n is the largest number of
 workers on the device that leaves its net enough. Commands are packed greedily, in the scheduler's order: a command begins if
 its part is free. (Retiarii, Zhang et al., OSDI 2020, packs models on GPUs by their memory.) A net that has run out of memory
-takes a larger part from then on, and at last the whole budget. The executor and the simulator drive the same object.
+takes a larger part from then on, and at last the whole budget. A net that one device does not hold takes several devices as a
+whole (schedule/shards.py). The executor and the simulator drive the same object.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fractions import Fraction
 
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.shards import Shards
 from pg_mop.schedule.unit import Unit, Worker
 
 Device = Hashable
@@ -54,10 +56,13 @@ class Packing:
         budget_of: Callable[[Device], int | None],
         need_of: Callable[[StageNumber], int],
         key_of: Callable[[StageNumber], Hashable],
+        shards: Shards | None = None,
+        group_of: Callable[[Device, int], tuple[Device, ...]] = lambda device, count: (device,),
     ) -> None:
         """`device_of`: of a worker, None where its trainer is not packed (on Ray, on Greenplum); `budget_of`: bytes of a device
         that trainers may take together, None: unknown, or no limit; `need_of`: bytes of a trainer that trains a stage, 0:
-        unknown; `key_of`: equal for stages of one net."""
+        unknown; `key_of`: equal for stages of one net; `shards`: how many devices a net has, None: one; `group_of(device,
+        count)`: the devices that train together for a worker of a device."""
         self.board, self.device_of, self.budget_of, self.need_of, self.key_of = (
             board,
             device_of,
@@ -65,6 +70,10 @@ class Packing:
             need_of,
             key_of,
         )
+        self.shards, self.group_of = shards or Shards(), group_of
+        self._places: dict[
+            Worker, tuple[Device, ...]
+        ] = {}  # of its command, or of its last one, where these are several
         self._most: dict[Hashable, int] = {}  # key of a net that has run out of memory -> parts of its device, at most
         self._parts: dict[
             Worker, int
@@ -100,32 +109,65 @@ class Packing:
         first = {self.device_of(worker): worker for worker in reversed(self.board.workers)}
         return tuple(self.parts(worker, stage) for worker in first.values())
 
-    # --- commands -------------------------------------------------------------------------------------------------
-    def may_begin(self, worker: Worker, unit: Unit | None, working: Collection[Worker]) -> bool:
-        """True where the part that a worker's next command needs is free. `unit`: its first one, None: it has none;
-        `working`: workers with commands.
-
-        A worker that has to wait has the next free parts of its device, so that small commands do not keep a large one from
-        beginning for ever.
-        """
+    # --- several devices ------------------------------------------------------------------------------------------
+    def places(self, worker: Worker, unit: Unit) -> tuple[Device, ...]:
+        """The devices that a worker's command takes that begins with a unit."""
         device = self.device_of(worker)
         if device is None:
+            return ()
+        count = self.shards.of(self.board.server(worker), unit)
+        return self.group_of(device, count) if count > 1 else (device,)
+
+    def several(self, worker: Worker) -> tuple[Device, ...]:
+        """The devices of a worker's command, or of its last one, if these are several; else ()."""
+        return self._places.get(worker, ())
+
+    def more_devices(self, worker: Worker) -> int | None:
+        """How many devices a net may have next that runs out of memory on those of a worker's command; None: no more."""
+        if self.device_of(worker) is None:
+            return None
+        return self.shards.next(self.board.server(worker), max(1, len(self.several(worker))))
+
+    def shared_by(self, unit: Unit) -> Hashable:
+        """Equal for units that one command may do: their trainers have equally many devices."""
+        servers = dict.fromkeys(map(self.board.server, self.board.workers)) if self.shards.are_possible else ()
+        return tuple(self.shards.of(server, unit) for server in servers)
+
+    def _holds(self, worker: Worker) -> tuple[Device, ...]:
+        """The devices of a worker's trainer."""
+        device = self.device_of(worker)
+        return self.several(worker) or (() if device is None else (device,))
+
+    def _is_free(self, places: tuple[Device, ...]) -> bool:
+        """True where no command has to wait for a device (the usual case)."""
+        if len(places) > 1 or self._places or self._waiting or self._most:
+            return False
+        return self.budget_of(places[0]) is None
+
+    # --- commands -------------------------------------------------------------------------------------------------
+    def may_begin(self, worker: Worker, unit: Unit | None, working: Collection[Worker]) -> bool:
+        """True where the part that a worker's next command needs is free, or all devices that it needs. `unit`: its first one,
+        None: it has none; `working`: workers with commands.
+
+        A worker that has to wait has the next free parts of its devices, so that small commands do not keep a large one from
+        beginning for ever. It has either all of these devices next or none, so that no two workers wait for each other.
+        """
+        places = () if unit is None else self.places(worker, unit)
+        self._waiting = {place: own for place, own in self._waiting.items() if own != worker or place in places}
+        if unit is None or not places or self._is_free(places):
             return True
-        if unit is None:
-            if self._waiting.get(device) == worker:
-                del self._waiting[device]
+        others = [other for other in working if other != worker]
+        held = {place for other in others for place in self._holds(other)}
+        for first in {self._waiting[place] for place in places if place in self._waiting} - {worker}:
+            wanted = {place for place, own in self._waiting.items() if own == first}
+            if first in others or first not in self.board.workers or not wanted & held:
+                self._waiting = {place: own for place, own in self._waiting.items() if own != first}
+        part = Fraction(1, 1 if len(places) > 1 else self.parts(worker, unit.stage))
+        is_next = all(self._waiting.get(place, worker) == worker for place in places)
+        if is_next and all(place not in held or self._taken(place, others) + part <= 1 for place in places):
             return True
-        if not self._most and self.budget_of(device) is None:  # (the usual case: nobody waits for a part)
-            return True
-        others = [other for other in working if other != worker and self.device_of(other) == device]
-        first = self._waiting.get(device)
-        if not others or first in others or first not in self.board.workers:
-            self._waiting.pop(device, None)
-            first = None
-        wanted = Fraction(1, self.parts(worker, unit.stage))
-        if not others or first in (None, worker) and self._taken(others) + wanted <= 1:
-            return True
-        self._waiting.setdefault(device, worker)
+        if is_next:
+            self._waiting.update(dict.fromkeys(places, worker))
         return False
 
     def begin(self, worker: Worker, unit: Unit, working: Collection[Worker]) -> list[Worker]:
@@ -137,23 +179,33 @@ class Packing:
         tries holds nothing but what works, so of the parts of all runs that wait, none is held once each has tried again, and
         the next that tries has its part.
         """
-        device = self.device_of(worker)
-        if device is None:
+        places = self.places(worker, unit)
+        if not places:
             return []
         self._left.discard(worker)
         refused = worker in self._refused
         self._refused.discard(worker)
-        if not self._most and self.budget_of(device) is None:
-            return [other for other in self._beside(device) if other != worker and other not in working] * refused
-        if self._waiting.get(device) == worker:
-            del self._waiting[device]
-        self._parts[worker] = self.parts(worker, unit.stage)
-        held = [other for other in self._beside(device) if other != worker and other not in self._left]
+        self._places.pop(worker, None)
+        if self._is_free(places):
+            self._parts.pop(worker, None)
+            return [other for other in self._beside(places[0]) if other != worker and other not in working] * refused
+        self._waiting = {place: own for place, own in self._waiting.items() if own != worker}
+        if len(places) > 1:
+            self._places[worker] = places
+        self._parts[worker] = 1 if len(places) > 1 else self.parts(worker, unit.stage)
+        part = Fraction(1, self._parts[worker])
+        held = [
+            other
+            for other in self.board.workers
+            if other != worker and other not in self._left and set(places) & set(self._holds(other))
+        ]
         idle, leave = [other for other in held if other not in working], []
-        while idle and (refused or self._taken(held) + Fraction(1, self._parts[worker]) > 1):
+        while idle and (refused or any(self._taken(place, held) + part > 1 for place in places)):
             held.remove(idle[-1])
             leave.append(idle.pop())
         self._left.update(leave)
+        for other in leave:
+            self._places.pop(other, None)
         return leave
 
     def full(self, worker: Worker) -> None:
@@ -167,8 +219,9 @@ class Packing:
         key = self.key_of(stage)
         self._most[key] = max(1, min(had // 2, self._most.get(key, had)))
 
-    def _taken(self, workers: Iterable[Worker]) -> Fraction:
-        return sum((Fraction(1, self.of(worker)) for worker in workers), Fraction(0))
+    def _taken(self, place: Device, workers: Iterable[Worker]) -> Fraction:
+        """The part of a device that these workers have."""
+        return sum((Fraction(1, self.of(worker)) for worker in workers if place in self._holds(worker)), Fraction(0))
 
     def _beside(self, device: Device) -> list[Worker]:
         return [worker for worker in self.board.workers if self.device_of(worker) == device]

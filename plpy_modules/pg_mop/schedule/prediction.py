@@ -210,7 +210,7 @@ def _simulate(
         work.chain_seconds,
         lambda stage, child: not stage.ends and not stage.evaluated,
         lambda worker: planner.may_chain(board.served(worker)),
-        lambda unit: None if packing is None else packing.kind(unit.stage),
+        lambda unit: None if packing is None else (packing.kind(unit.stage), packing.shared_by(unit)),
     )
     has: set[tuple[Worker, ModelKey]] = set()
     spent = dict.fromkeys(("ready", "around", "write"), 0.0)

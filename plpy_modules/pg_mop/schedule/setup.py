@@ -129,6 +129,19 @@ def logged_threads(planner: Planner, misfits: Collection[int]) -> dict[Unit, int
     }
 
 
+def logged_devices(
+    planner: Planner, log: Mapping[tuple[int, int, int], int], misfits: Collection[int]
+) -> dict[Unit, int]:
+    """{training unit: the devices that its model was divided among in the earlier run}, where these were several. `log`:
+    {(mst_key, iteration, segment): devices}."""
+    paths = {key: planner.plan.path(key) for key, *_ in log if key not in misfits}
+    return {
+        Unit(iteration, path[iteration - 1].number, "train", "training", segment): devices
+        for (key, iteration, segment), devices in log.items()
+        if iteration <= len(path := paths.get(key, []))
+    }
+
+
 def logged_kernels(planner: Planner, misfits: Collection[int]) -> dict[Unit, Any]:
     """Of a replay: {unit: the kernel that it used in the earlier run; of several kernels [[kernel, batches], ...]}."""
     if planner.followed is None:

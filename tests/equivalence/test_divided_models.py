@@ -1,0 +1,109 @@
+"""Model parallelism: a model whose variables are divided among devices is trained as a whole one is, up to rounding."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mop_udf import child_process
+from mop_udf.layout import divided_dimension
+from workload import needs_jax
+
+pytestmark = needs_jax
+SGD, ADAM = "SGD(lr=0.01, momentum=0.9)", "Adam(lr=0.01)"
+
+# Two passes over 130 rows in mini-batches of 40: a loop of whole mini-batches, and a short one. The state that a pass ends with
+# is saved, and the next pass begins with it, in this process or in one with other devices.
+PROGRAM = """
+import json, sys, keras, numpy as np
+from mop_udf.kernels.framework import framework
+assert framework.begin(1) is None
+from mop_udf import compiled_model, params
+from mop_udf.kernels.autotuner_memory import AutotunerMemory
+kernel, optimizer, before, after, arrays = sys.argv[1:]
+layers = [keras.Input((12,), dtype="int32"), keras.layers.Embedding(64, 8), keras.layers.Conv1D(16, 3, activation="relu"),
+          keras.layers.Flatten(), keras.layers.Dense(32, activation="relu"), keras.layers.BatchNormalization(),
+          keras.layers.Dropout(0.3, seed=4), keras.layers.Dense(3, activation="softmax")]
+text = keras.Sequential(layers).to_json()
+given = params.parse_compile_params(f"loss='categorical_crossentropy', optimizer='{optimizer}', metrics=['accuracy']")
+memory = AutotunerMemory()
+model = compiled_model.CompiledModel(text, given, {}, lambda architecture, part: memory, "m", seed=7, watched=True)
+framework.check_room(model.variables)
+if before == "none":
+    model.start(7)
+else:
+    model.load(open(before, "rb").read())
+model.set_scalars(given)
+rows = np.random.default_rng(0)
+x = rows.integers(0, 64, size=(130, 12)).astype("i4")
+y = np.eye(3, dtype="f4")[rows.integers(0, 3, 130)]
+report = model.kernels.train([(x, y)], len(x), 40, 1, forced=kernel)
+compiled = model.kernels.compilations
+model.kernels.train([(x, y)], len(x), 40, 1, forced=kernel)
+assert model.kernels.compilations == compiled, "a second pass compiles again"
+state = b"".join(model.save())
+open(after, "wb").write(state)
+outputs = model.forward.predict([x[:77]])
+np.savez(arrays, *model.model.get_weights(), *(np.asarray(v.value) for v in model.optimizer.variables), *outputs,
+         loss=report["loss"], devices=framework.device_count(), divides=framework.divides_models())
+told = [[list(v.shape), list(v.value.sharding.shard_shape(v.value.shape)), len(v.value.sharding.device_set)]
+        for v in (*model.model.weights, *model.optimizer.variables) if hasattr(v.value, "sharding")]
+print(json.dumps(told))
+"""
+
+
+def trained(folder, devices, kernel="loop", optimizer=SGD, before="none", limit=None, name=None):
+    """The weights, optimizer variables and predictions after two passes in one process; how each variable is divided."""
+    name = name or f"{devices}"
+    environment = {
+        **os.environ,
+        **child_process.environment("jax"),
+        "PATH": os.environ["PATH"],
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **child_process.among_devices(devices, None, limit),
+    }
+    state, arrays = folder / f"{name}.state", folder / f"{name}.npz"
+    command = [sys.executable, "-B", "-c", PROGRAM, kernel, optimizer, str(before), str(state), str(arrays)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(arrays)), json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_close(several, one, text, atol=2e-6):
+    for name, value in one.items():
+        np.testing.assert_allclose(several[name], value, rtol=1e-4, atol=atol, err_msg=f"{name} {text}")
+
+
+# (Adam divides by the size of a gradient, so that it enlarges the rounding of small ones: by a share of its steps of 0.01)
+@pytest.mark.parametrize("kernel,optimizer,atol", [("plain", ADAM, 1e-3), ("loop", SGD, 2e-6), ("plain", SGD, 2e-6)])
+def test_a_divided_model_is_trained_as_a_whole_one(tmp_path, kernel, optimizer, atol):
+    one, _ = trained(tmp_path, 1, kernel, optimizer)
+    assert one.pop("devices") == 1 and not one.pop("divides")
+    for devices in (2, 4):
+        several, layouts = trained(tmp_path, devices, kernel, optimizer)
+        assert several.pop("devices") == devices and several.pop("divides") and several.keys() == one.keys()
+        assert_close(several, one, f"on {devices} devices", atol)
+        for shape, part, held_by in layouts:
+            axis = divided_dimension(shape, devices)
+            expected = [size // devices if i == axis else size for i, size in enumerate(shape)]
+            assert part == expected and held_by == devices, "the step has moved a variable"
+        assert any(part != shape for shape, part, _ in layouts), "nothing was divided"
+
+
+def test_a_state_goes_from_any_number_of_devices_to_any_other(tmp_path):
+    """Its bytes are those of an undivided model: parts are gathered as it is saved, and divided as it is loaded."""
+    one, _ = trained(tmp_path, 1, optimizer=SGD)
+    trained(tmp_path, 2, optimizer=SGD)
+    states = [(tmp_path / f"{devices}.state").read_bytes() for devices in (1, 2)]
+    assert len(states[0]) == len(states[1])
+    whole, _ = trained(tmp_path, 1, optimizer=SGD, before=tmp_path / "1.state", name="1-1")
+    for devices, before in ((2, "1"), (1, "2"), (2, "2")):
+        mixed, _ = trained(tmp_path, devices, "loop", SGD, tmp_path / f"{before}.state", name=f"{before}-{devices}")
+        assert mixed.pop("devices") == devices
+        mixed.pop("divides")
+        assert_close(mixed, {n: v for n, v in whole.items() if n in mixed}, f"from {before} devices on {devices}")
+    assert any((whole[name] != value).any() for name, value in one.items()), "the third pass has trained nothing"
