@@ -120,6 +120,17 @@ SETTINGS = {
         "memory. Each trainer has an equal part of it that it cannot exceed, and a larger one where its net needs more "
         "([packing](how_it_works.md#packing)).",
     ),
+    "device_memory_mb": (
+        "what `nvidia-smi` tells",
+        "Memory of a device that a call plans with: of each GPU with `use_gpus`. A net that needs more is divided among "
+        "several devices ([large models](how_it_works.md#models-that-fit-no-device)).",
+    ),
+    "most_devices": (
+        "all GPUs of a server",
+        "How many devices of a server one model may be divided among, with Keras on JAX; `1`: models are not divided. Without "
+        "GPUs, the processors of a server stand for so many virtual devices, which serve to try this out "
+        "([large models](how_it_works.md#models-that-fit-no-device)).",
+    ),
     "deal_threads": (
         None,
         "Towards the end of a run, the configurations that are left train with the idle cores of a server, too, where that "

@@ -55,55 +55,70 @@ print(json.dumps(told))
 """
 
 
-def trained(folder, devices, kernel="loop", optimizer=SGD, before="none", limit=None, name=None):
-    """The weights, optimizer variables and predictions after two passes in one process; how each variable is divided."""
-    name = name or f"{devices}"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function that trains in one process, once for equal arguments: (folder with its state, the weights, optimizer variables
+    and predictions after two passes, how each variable is divided)."""
+    done = {}
+
+    def train(devices, kernel="loop", optimizer=SGD, before=None):
+        key = devices, kernel, optimizer, before
+        if key not in done:
+            folder = tmp_path_factory.mktemp("divided")
+            done[key] = folder, *in_process(folder, *key)
+        return done[key]
+
+    return train
+
+
+def in_process(folder, devices, kernel, optimizer, before):
     environment = {
         **os.environ,
         **child_process.environment("jax"),
         "PATH": os.environ["PATH"],
         "CUDA_VISIBLE_DEVICES": "-1",
         "PYTHONPATH": os.pathsep.join(sys.path),
-        **child_process.among_devices(devices, None, limit),
+        **child_process.among_devices(devices, None, None),
     }
-    state, arrays = folder / f"{name}.state", folder / f"{name}.npz"
-    command = [sys.executable, "-B", "-c", PROGRAM, kernel, optimizer, str(before), str(state), str(arrays)]
+    state, arrays = folder / "state", folder / "arrays.npz"
+    command = [sys.executable, "-B", "-c", PROGRAM, kernel, optimizer, str(before or "none"), str(state), str(arrays)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(np.load(arrays)), json.loads(done.stdout.splitlines()[-1])
+    found = dict(np.load(arrays))
+    assert found.pop("devices") == devices and found.pop("divides") == (devices > 1)
+    return found, json.loads(done.stdout.splitlines()[-1])
 
 
 def assert_close(several, one, text, atol=2e-6):
+    assert several.keys() == one.keys()
     for name, value in one.items():
         np.testing.assert_allclose(several[name], value, rtol=1e-4, atol=atol, err_msg=f"{name} {text}")
 
 
 # (Adam divides by the size of a gradient, so that it enlarges the rounding of small ones: by a share of its steps of 0.01)
-@pytest.mark.parametrize("kernel,optimizer,atol", [("plain", ADAM, 1e-3), ("loop", SGD, 2e-6), ("plain", SGD, 2e-6)])
-def test_a_divided_model_is_trained_as_a_whole_one(tmp_path, kernel, optimizer, atol):
-    one, _ = trained(tmp_path, 1, kernel, optimizer)
-    assert one.pop("devices") == 1 and not one.pop("divides")
-    for devices in (2, 4):
-        several, layouts = trained(tmp_path, devices, kernel, optimizer)
-        assert several.pop("devices") == devices and several.pop("divides") and several.keys() == one.keys()
-        assert_close(several, one, f"on {devices} devices", atol)
-        for shape, part, held_by in layouts:
-            axis = divided_dimension(shape, devices)
-            expected = [size // devices if i == axis else size for i, size in enumerate(shape)]
-            assert part == expected and held_by == devices, "the step has moved a variable"
-        assert any(part != shape for shape, part, _ in layouts), "nothing was divided"
+@pytest.mark.parametrize(
+    "devices,kernel,optimizer,atol", [(2, "plain", ADAM, 1e-3), (2, "loop", SGD, 2e-6), (4, "loop", SGD, 2e-6)]
+)
+def test_a_divided_model_is_trained_as_a_whole_one(trained, devices, kernel, optimizer, atol):
+    _, one, _ = trained(1, kernel, optimizer)
+    _, several, layouts = trained(devices, kernel, optimizer)
+    assert_close(several, one, f"on {devices} devices", atol)
+    for shape, part, held_by in layouts:
+        axis = divided_dimension(shape, devices)
+        expected = [size // devices if i == axis else size for i, size in enumerate(shape)]
+        assert part == expected and held_by == devices, "the step has moved a variable"
+    assert any(part != shape for shape, part, _ in layouts), "nothing was divided"
 
 
-def test_a_state_goes_from_any_number_of_devices_to_any_other(tmp_path):
+def test_a_state_goes_from_any_number_of_devices_to_any_other(trained):
     """Its bytes are those of an undivided model: parts are gathered as it is saved, and divided as it is loaded."""
-    one, _ = trained(tmp_path, 1, optimizer=SGD)
-    trained(tmp_path, 2, optimizer=SGD)
-    states = [(tmp_path / f"{devices}.state").read_bytes() for devices in (1, 2)]
-    assert len(states[0]) == len(states[1])
-    whole, _ = trained(tmp_path, 1, optimizer=SGD, before=tmp_path / "1.state", name="1-1")
-    for devices, before in ((2, "1"), (1, "2"), (2, "2")):
-        mixed, _ = trained(tmp_path, devices, "loop", SGD, tmp_path / f"{before}.state", name=f"{before}-{devices}")
-        assert mixed.pop("devices") == devices
-        mixed.pop("divides")
-        assert_close(mixed, {n: v for n, v in whole.items() if n in mixed}, f"from {before} devices on {devices}")
-    assert any((whole[name] != value).any() for name, value in one.items()), "the third pass has trained nothing"
+    folders = {devices: trained(devices)[0] for devices in (1, 2)}
+    states = {devices: (folder / "state").read_bytes() for devices, folder in folders.items()}
+    assert len(states[1]) == len(states[2])
+    _, whole, _ = trained(1, before=folders[1] / "state")
+    for devices, before in ((2, 1), (1, 2)):
+        _, mixed, _ = trained(devices, before=folders[before] / "state")
+        assert_close(mixed, whole, f"from {before} devices on {devices}", 1e-5)
+    assert any((whole[name] != value).any() for name, value in trained(1)[1].items()), (
+        "the third pass has trained nothing"
+    )

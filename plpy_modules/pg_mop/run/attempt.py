@@ -68,6 +68,7 @@ class Attempt:
     chain: bool = False  # in a chain
     neighbours: int = 1  # the parts of its device's memory, of which its trainer has one (schedule/packing.py)
     more_devices: int | None = None  # that its net may be divided among where it runs out of memory; None: no more
+    why_one_device: str | None = None  # why its net cannot be divided among the devices of its server
     begins: bool = True  # a training unit: the first of its stage in its command
     writes: bool = True  # a training unit: its command writes the state that it ends with
     version: int = 0  # a training unit: the version of the state that it ends with
@@ -376,7 +377,12 @@ def decide(attempt: Attempt, event: Event, policy: Policy) -> Decision:
                 State.GIVEN_UP,
                 f"given up: {event.cause}",
                 blame=event.blame,
-                message=event.message,
+                message=event.message
+                + (
+                    f" ({attempt.why_one_device})"
+                    if attempt.why_one_device and isinstance(event, DeviceMemoryExceeded)
+                    else ""
+                ),
             )
         case WorkerFailure():
             return _retry(attempt, event, policy)

@@ -373,6 +373,7 @@ class Executor:
         for attempt in work:
             attempt.begun, attempt.neighbours = time.monotonic(), parts
             attempt.more_devices = self.packing.more_devices(session.worker)
+            attempt.why_one_device = self.run.unit_specs.why_one_device(session.worker)
         try:
             rows = [attempt.row for attempt in work]
             begin = server.catalog.begin_units_sql(server.run_id, rows)
