@@ -180,7 +180,7 @@ def test_a_divided_net_waits_for_its_devices_and_others_wait_for_it():
     assert packing.may_begin(0, small, []) and packing.begin(0, small, []) == []
     assert not packing.may_begin(1, large, [0]), "a small net trains on one of its devices"
     assert packing.may_begin(3, large, [0]) and packing.begin(3, large, [0]) == [2], "an idle trainer leaves its device"
-    assert packing.several(3) == (2, 3) and packing.of(3) == 1 and packing.several(0) == ()
+    assert packing.has_divided and packing.several(3) == (2, 3) and packing.of(3) == 1 and packing.several(0) == ()
     assert not packing.may_begin(2, small, [0, 3]), "the divided net has all of its devices"
     assert not packing.may_begin(1, large, [0, 3]) and not packing.may_begin(1, large, [0, 3])
     assert packing.may_begin(1, large, [3]) and packing.begin(1, large, [3]) == [0]

@@ -89,7 +89,8 @@ class UnitSpecs:
         share, usual = self.options["gpu_memory_share"], self.packing.usual(worker)
         if self._has_virtual_devices(worker):  # (they share main memory, of which no trainer has a part)
             return {"device_beside": sum(self.board.server(p) == self.board.server(worker) for p in self.board.workers)}
-        if share is None and (parts or usual) == usual and not (parts and self.packing.several(worker)):
+        # (an idle trainer of a divided net holds devices, and ends where the pool knows that another one needs a part of them)
+        if share is None and (parts or usual) == usual and not (parts and self.packing.has_divided):
             return {"device_beside": usual}
         most = round(1_000_000 * (share or 1.0))
         return {"device_part": max(1, most // (parts or usual)), "device_most": most}

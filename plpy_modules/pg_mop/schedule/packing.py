@@ -74,6 +74,9 @@ class Packing:
         self._places: dict[
             Worker, tuple[Device, ...]
         ] = {}  # of its command, or of its last one, where these are several
+        self.has_divided = (
+            False  # some command has had several devices: from then on, the pool must count the parts of all
+        )
         self._most: dict[Hashable, int] = {}  # key of a net that has run out of memory -> parts of its device, at most
         self._parts: dict[
             Worker, int
@@ -191,7 +194,7 @@ class Packing:
             return [other for other in self._beside(places[0]) if other != worker and other not in working] * refused
         self._waiting = {place: own for place, own in self._waiting.items() if own != worker}
         if len(places) > 1:
-            self._places[worker] = places
+            self._places[worker], self.has_divided = places, True
         self._parts[worker] = 1 if len(places) > 1 else self.parts(worker, unit.stage)
         part = Fraction(1, self._parts[worker])
         held = [
