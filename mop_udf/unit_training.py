@@ -153,6 +153,7 @@ class UnitTraining:
             unit, fit = work.unit, work.fit
             work.joins = (
                 vmap_batch.is_possible(unit["kernel"])
+                and not framework.divides_models()
                 and unit["keeps_rows"]
                 and unit["epochs_sent"] == 1
                 and not fit["callbacks"]

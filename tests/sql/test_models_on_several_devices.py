@@ -42,6 +42,7 @@ def data(db):
 def devices(db):
     yield
     db.run("RESET pg_mop.most_devices; RESET pg_mop.device_memory_mb; SET pg_mop.keras_backend = 'jax'")
+    db.run("SET pg_mop.kernel = 'plain'")
 
 
 def units(db, run_id, key=LARGE, status="finished", kind="train"):
@@ -130,3 +131,21 @@ def test_another_framework_divides_no_model_and_explain_says_so(db):
     assert "TensorFlow does not divide models among devices, JAX does" in text
     run_id = fit(db, "flowers_packed", "m", "mst", 1)
     assert {unit["devices"] for unit in units(db, run_id)} == {1}
+
+
+def test_the_kernel_for_many_states_leaves_divided_nets_to_another_one(db):
+    pairs = [(LARGE, SGD.format(rate), "batch_size=50") for rate in (0.01, 0.02)]
+    selection(db, "mst_vmap", "arch", pairs)
+    db.run(DEVICES + "8; SET pg_mop.kernel = 'vmap'")
+    run_id = fit(db, "flowers_packed", "m", "mst_vmap", 1)
+    for key in (1, 2):
+        done = units(db, run_id, key)
+        assert len(done) == 2 and {unit["devices"] for unit in done} == {2}
+        assert all(unit["kernel"] in ("plain", "loop") for unit in done)
+
+
+@pytest.mark.parametrize("name,value", [("shards", 0), ("shards", 1025), ("shards", "2"), ("shard_mb", 0)])
+def test_a_number_of_devices_that_is_none_is_refused(db, name, value):
+    options = {"threads": 1, "keras_backend": "jax", "cache_mb": 1, "idle_ms": 0, name: value}
+    error = db.error("SELECT madlib.mop_start_trainer(%s)", [json.dumps(options)])
+    assert f"invalid option of a trainer: {name} = {value!r}" in str(error)
