@@ -58,16 +58,16 @@ def among_devices(count: int, first_gpu: int | None, megabytes: int | None) -> d
     """The environment of a trainer that divides each model among several devices (JAX alone does): of the GPUs from `first_gpu`
     on, or of the processor. `megabytes`: the memory that each device of a processor stands for, None: any."""
     own = several_devices(count) if first_gpu is None else {"CUDA_VISIBLE_DEVICES": _numbers(first_gpu, count)}
-    return {**own, "PG_MOP_SHARDS": str(count), **({"PG_MOP_DEVICE_MB": str(megabytes)} if megabytes else {})}
+    return {**own, "PG_MOP_DIVIDED_BY": str(count), **({"PG_MOP_DEVICE_MB": str(megabytes)} if megabytes else {})}
 
 
 def _numbers(first: int, count: int) -> str:
     return ",".join(map(str, range(first, first + count)))
 
 
-def shards() -> int:
+def divided_by() -> int:
     """The number of devices that this trainer divides each model among."""
-    return int(os.environ.get("PG_MOP_SHARDS", 1))
+    return int(os.environ.get("PG_MOP_DIVIDED_BY", 1))
 
 
 def device_limit() -> int | None:

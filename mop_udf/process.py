@@ -121,8 +121,8 @@ class Trainer:
         time without requests after which the trainer leaves, 0: no limit), and optionally:
 
         - devices: how many devices of a processor (JAX's virtual ones) train on each mini-batch together (None: one)
-        - shards: how many devices each model is divided among: GPUs from `gpu` on, or a processor's (None: one)
-        - shard_mb: the memory that each of a processor's devices stands for (None: any)
+        - divided_by: how many devices each model is divided among: GPUs from `gpu` on, or a processor's (None: one)
+        - virtual_mb: the memory that each of a processor's devices stands for (None: any)
         - ray: the Ray cluster that runs the trainer (pg_mop/backend/ray_cluster.py)
         - fork_server_ms: the idle time after which the fork server ends (0, None: no fork server)
         - keep_ms: the time that the trainer stays in the pool after its lease (0, None: no limit)
@@ -154,7 +154,7 @@ class Trainer:
                 "OMP_NUM_THREADS": str(options["threads"]),
                 "CUDA_VISIBLE_DEVICES": str(-1 if gpu is None else gpu),
                 **child_process.several_devices(options.get("devices") or 1),
-                **_shards(options),
+                **_divides(options),
                 **(child_process.part_of_gpu(options["device_part"], part_mb) if _has_part_of_gpu(options) else {}),
             },
             "arguments": [
@@ -354,9 +354,9 @@ class Trainer:
         return f"the trainer process {self._process.pid} {how}{self._last_output and '; its last output: '}{self._last_output}"
 
 
-def _shards(options):
+def _divides(options):
     """The environment of a trainer that divides models, or whose device stands for so much memory."""
-    count, gpu, limit = options.get("shards") or 1, options.get("gpu"), options.get("shard_mb")
+    count, gpu, limit = options.get("divided_by") or 1, options.get("gpu"), options.get("virtual_mb")
     return child_process.among_devices(count, gpu, limit if gpu is None else None) if count > 1 or limit else {}
 
 
@@ -366,7 +366,7 @@ def _has_part_of_gpu(options):
 
 def device_of(options: dict[str, Any]) -> dict[str, Any]:
     """The part of a device's memory that a trainer with these options takes, as the pool counts it (pool.Pool.room)."""
-    gpu, count = options.get("gpu"), options.get("shards") or 1
+    gpu, count = options.get("gpu"), options.get("divided_by") or 1
     names = [] if gpu is None or count == 1 else [f"GPU {number}" for number in range(gpu, gpu + count)]
     return {
         "name": "this machine" if gpu is None else f"GPU {gpu}",

@@ -144,7 +144,9 @@ def test_the_kernel_for_many_states_leaves_divided_nets_to_another_one(db):
         assert all(unit["kernel"] in ("plain", "loop") for unit in done)
 
 
-@pytest.mark.parametrize("name,value", [("shards", 0), ("shards", 1025), ("shards", "2"), ("shard_mb", 0)])
+@pytest.mark.parametrize(
+    "name,value", [("divided_by", 0), ("divided_by", 1025), ("divided_by", "2"), ("virtual_mb", 0)]
+)
 def test_a_number_of_devices_that_is_none_is_refused(db, name, value):
     options = {"threads": 1, "keras_backend": "jax", "cache_mb": 1, "idle_ms": 0, name: value}
     error = db.error("SELECT madlib.mop_start_trainer(%s)", [json.dumps(options)])

@@ -48,7 +48,7 @@ def begin():
 @functools.lru_cache(1)
 def divides_models() -> bool:
     """True where this process divides models, and not mini-batches, among its devices."""
-    return child_process.shards() > 1 and len(jax.local_devices()) > 1
+    return child_process.divided_by() > 1 and len(jax.local_devices()) > 1
 
 
 @functools.lru_cache(1)

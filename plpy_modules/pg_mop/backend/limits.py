@@ -9,7 +9,7 @@ from pg_mop.backend.ray_cluster import cluster
 from pg_mop.backend.settings import BACKENDS, check_installed
 
 TOO_MANY_TRAINERS = "53000"
-MOST_SHARDS = 1024  # as pg_mop.most_devices
+MOST_DEVICES = 1024  # as pg_mop.most_devices
 LEAST_FORK_SERVER_MS = 60_000  # without use, of a fork server that must count parts of devices
 
 
@@ -51,8 +51,8 @@ class Limits:
             ("device_most", 1),
             ("device_beside", 1),
             ("devices", 1),
-            ("shards", 1),
-            ("shard_mb", 1),
+            ("divided_by", 1),
+            ("virtual_mb", 1),
         ):
             value = options.get(name)
             if value is None and name in (
@@ -66,14 +66,14 @@ class Limits:
                 "device_most",
                 "device_beside",
                 "devices",
-                "shards",
-                "shard_mb",
+                "divided_by",
+                "virtual_mb",
             ):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
-        if (options.get("shards") or 1) > MOST_SHARDS:
-            raise MopError(f"invalid option of a trainer: shards = {options['shards']!r}")
+        if (options.get("divided_by") or 1) > MOST_DEVICES:
+            raise MopError(f"invalid option of a trainer: divided_by = {options['divided_by']!r}")
         if options.get("keras_backend") not in BACKENDS:
             raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
         if options.get("trainers") is None:

@@ -11,7 +11,7 @@ from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.schedule.board import Unit
 
 # of a unit: the devices that its model was divided among, NULL for one
-SHARDS = "CASE u.choice ->> 'divides' WHEN 'model' THEN (u.choice ->> 'devices')::integer END"
+DIVIDED_BY = "CASE u.choice ->> 'divides' WHEN 'model' THEN (u.choice ->> 'devices')::integer END"
 ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
 
 
@@ -94,12 +94,12 @@ class Units(CatalogSession):
         return self.execute(
             f"""
             SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, u.choice -> 'order' AS kernels, {SHARDS} AS shards, true AS own
+                   u.threads, u.choice -> 'order' AS kernels, {DIVIDED_BY} AS divided_by, true AS own
             FROM {self.prefix}unit u
             WHERE u.run_id = %(run_id)s
             UNION ALL
             SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, u.choice -> 'order', {SHARDS}, false
+                   u.threads, u.choice -> 'order', {DIVIDED_BY}, false
             FROM {self.prefix}stage s
             JOIN {self.prefix}unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
             WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'

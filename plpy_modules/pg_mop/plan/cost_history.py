@@ -124,7 +124,7 @@ class CostHistory:
             for row in self._rows_of(net)
             if row["net"] == net.digest
             and row["device"].endswith(" threads") is not on_gpu
-            and " shards" not in row["device"]
+            and ", divided by " not in row["device"]
         ]
         return max((row.get("memory_bytes") or 0 for row in found), default=0)
 

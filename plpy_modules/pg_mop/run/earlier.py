@@ -143,8 +143,8 @@ class Earlier:
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernels"] or row["kernel"]
-                    if row["shards"]:
-                        self.devices[key, unit.iteration, unit.segment] = row["shards"]
+                    if row["divided_by"]:
+                        self.devices[key, unit.iteration, unit.segment] = row["divided_by"]
         if self.replay:
             self._read_results(catalog)
 

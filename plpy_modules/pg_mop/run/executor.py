@@ -146,7 +146,7 @@ class Executor:
             self._settle,
             self._give_up,
             self.packing.fewer,
-            self.packing.shards.more,
+            self.packing.divided.more,
         )
         self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)

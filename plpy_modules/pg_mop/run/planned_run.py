@@ -28,8 +28,8 @@ from pg_mop.run.trainer_memory import TrainerMemory
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.divided_nets import DividedNets
 from pg_mop.schedule.packing import Packing
-from pg_mop.schedule.shards import Shards
 from pg_mop.schedule.unit import Unit
 
 
@@ -280,7 +280,7 @@ class PlannedRun(EstimatedRun):
         """The parts of devices that the trainers of a run's commands have. `planner`: of the board, if not the run's own."""
         memory = self.trainer_memory(planner)
         return trainer_memory.packing(
-            memory, board, self.options, self.inputs.use_gpus, self._info_of, self.places(), self.shards(memory)
+            memory, board, self.options, self.inputs.use_gpus, self._info_of, self.places(), self.divided(memory)
         )
 
     def _info_of(self, server: str | None) -> dict[str, Any]:
@@ -291,11 +291,11 @@ class PlannedRun(EstimatedRun):
         divides = self._packs() and self.spec.application is None
         return Places(self.options, self.inputs.use_gpus, self._info_of, divides)
 
-    def shards(self, memory: TrainerMemory) -> Shards:
+    def divided(self, memory: TrainerMemory) -> DividedNets:
         """How many devices each net is divided among. `memory`: of the trainers of a planned run."""
         planner, places = memory.planner, self.places()
         stages = planner.plan.stages
-        found = Shards(
+        found = DividedNets(
             places.most,
             places.memory,
             lambda number, devices: memory.needed_on_each_of(stages[number], devices, places.gpus(None) > 0),

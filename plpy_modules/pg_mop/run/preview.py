@@ -324,8 +324,8 @@ class Preview(PlannedRun):
         need = memory.needed_on_each_of(stage, 1, gpus > 0)
         if whole is None or need <= whole:
             return None
-        shards, most = self.shards(memory), places.most(None)
-        count = shards.of(None, Unit(stage.iteration, stage.number, "train", "training", 0))
+        divided, most = self.divided(memory), places.most(None)
+        count = divided.of(None, Unit(stage.iteration, stage.number, "train", "training", 0))
         return {
             "count": count,
             "of": "GPU" if gpus else "device",

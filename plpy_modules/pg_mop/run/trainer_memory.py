@@ -15,8 +15,8 @@ from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.run.devices import Places
 from pg_mop.schedule import setup
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.divided_nets import DividedNets
 from pg_mop.schedule.packing import Device, Packing
-from pg_mop.schedule.shards import Shards
 from pg_mop.schedule.unit import Worker
 
 
@@ -100,9 +100,9 @@ def packing(
     use_gpus: bool,
     info: Callable[[str | None], Any],
     places: Places,
-    shards: Shards,
+    divided: DividedNets,
 ) -> Packing:
-    """The Packing of a run. `info(server)`: a server's description of itself; `places`, `shards`: run/devices.py."""
+    """The Packing of a run. `info(server)`: a server's description of itself; `places`, `divided`: run/devices.py."""
     plan, share = memory.planner.plan, options["gpu_memory_share"]
     at_hosts = any(segment.host_segment is not None for segment in memory.segments.values())
     unpacked = bool(options["trainers"]) or at_hosts  # (Ray and Greenplum have other places for trainers)
@@ -126,7 +126,7 @@ def packing(
 
     on_gpu = use_gpus and any(info(server)["gpus"] for server in board.servers)
     key_of = lambda number: memory.planner.sharing.key(plan.stages[number])  # noqa: E731
-    return Packing(board, device_of, budget_of, need_of, key_of, shards, group_of)
+    return Packing(board, device_of, budget_of, need_of, key_of, divided, group_of)
 
 
 def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:

@@ -63,8 +63,8 @@ class UnitSpecs:
         divides, own = options.get("tail") == "data-parallel", options["threads"]
         return {
             "devices": threads // own if divides and not several and threads and own and threads > own else None,
-            "shards": len(several) or None,
-            "shard_mb": options["device_memory_mb"] if self._has_virtual_devices(worker) else None,
+            "divided_by": len(several) or None,
+            "virtual_mb": options["device_memory_mb"] if self._has_virtual_devices(worker) else None,
             "threads": threads or options["threads"] or max(1, info["cores"] // max(1, beside)),
             "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"],

@@ -5,7 +5,7 @@ pg_mop.gpu_memory_share names (the budget). A command takes one of n equal parts
 workers on the device that leaves its net enough. Commands are packed greedily, in the scheduler's order: a command begins if
 its part is free. (Retiarii, Zhang et al., OSDI 2020, packs models on GPUs by their memory.) A net that has run out of memory
 takes a larger part from then on, and at last the whole budget. A net that one device does not hold takes several devices as a
-whole (schedule/shards.py). The executor and the simulator drive the same object.
+whole (schedule/divided_nets.py). The executor and the simulator drive the same object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from pg_mop.plan.stages import StageNumber
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.shards import Shards
+from pg_mop.schedule.divided_nets import DividedNets
 from pg_mop.schedule.unit import Unit, Worker
 
 Device = Hashable
@@ -56,12 +56,12 @@ class Packing:
         budget_of: Callable[[Device], int | None],
         need_of: Callable[[StageNumber], int],
         key_of: Callable[[StageNumber], Hashable],
-        shards: Shards | None = None,
+        divided: DividedNets | None = None,
         group_of: Callable[[Device, int], tuple[Device, ...]] = lambda device, count: (device,),
     ) -> None:
         """`device_of`: of a worker, None where its trainer is not packed (on Ray, on Greenplum); `budget_of`: bytes of a device
         that trainers may take together, None: unknown, or no limit; `need_of`: bytes of a trainer that trains a stage, 0:
-        unknown; `key_of`: equal for stages of one net; `shards`: how many devices a net has, None: one; `group_of(device,
+        unknown; `key_of`: equal for stages of one net; `divided`: how many devices a net has, None: one; `group_of(device,
         count)`: the devices that train together for a worker of a device."""
         self.board, self.device_of, self.budget_of, self.need_of, self.key_of = (
             board,
@@ -70,7 +70,7 @@ class Packing:
             need_of,
             key_of,
         )
-        self.shards, self.group_of = shards or Shards(), group_of
+        self.divided, self.group_of = divided or DividedNets(), group_of
         self._places: dict[
             Worker, tuple[Device, ...]
         ] = {}  # of its command, or of its last one, where these are several
@@ -118,7 +118,7 @@ class Packing:
         device = self.device_of(worker)
         if device is None:
             return ()
-        count = self.shards.of(self.board.server(worker), unit)
+        count = self.divided.of(self.board.server(worker), unit)
         return self.group_of(device, count) if count > 1 else (device,)
 
     def several(self, worker: Worker) -> tuple[Device, ...]:
@@ -129,12 +129,12 @@ class Packing:
         """How many devices a net may have next that runs out of memory on those of a worker's command; None: no more."""
         if self.device_of(worker) is None:
             return None
-        return self.shards.next(self.board.server(worker), max(1, len(self.several(worker))))
+        return self.divided.next(self.board.server(worker), max(1, len(self.several(worker))))
 
     def shared_by(self, unit: Unit) -> Hashable:
         """Equal for units that one command may do: their trainers have equally many devices."""
-        servers = dict.fromkeys(map(self.board.server, self.board.workers)) if self.shards.are_possible else ()
-        return tuple(self.shards.of(server, unit) for server in servers)
+        servers = dict.fromkeys(map(self.board.server, self.board.workers)) if self.divided.are_possible else ()
+        return tuple(self.divided.of(server, unit) for server in servers)
 
     def _holds(self, worker: Worker) -> tuple[Device, ...]:
         """The devices of a worker's trainer."""

@@ -17,9 +17,9 @@ from pg_mop.report.plan_text import _devices
 from pg_mop.run.attempt import Action, Attempt, DeviceMemoryExceeded, MemoryExceeded, Policy, State, decide
 from pg_mop.run.devices import Places
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.divided_nets import DividedNets, fewest, sizes
 from pg_mop.schedule.longest_first import LongestFirst
 from pg_mop.schedule.packing import Packing
-from pg_mop.schedule.shards import Shards, fewest, sizes
 from pg_mop.schedule.simulator import simulate
 from pg_mop.schedule.unit_batches import UnitBatches
 
@@ -156,14 +156,16 @@ def board_of(workers=4, segments=4, keys=2):
 def packing_of(board, devices=4, large=2, log=None, **more):
     """A Packing on so many devices of 10 bytes, of which the configuration LARGE needs `large` and the others one."""
     needed = lambda stage, n: 10 * large // n if stage == LARGE else 10  # noqa: E731
-    shards = Shards(lambda server: devices, lambda server: 10, needed, lambda stage: stage, log, devices > 1)
+    divided = DividedNets(lambda server: devices, lambda server: 10, needed, lambda stage: stage, log, devices > 1)
 
     def group_of(device, count):
         first = min(device // count * count, devices - count)
         return tuple(range(first, first + count))
 
     none = lambda *_: None  # noqa: E731
-    return Packing(board, lambda worker: worker % devices, none, lambda stage: 0, lambda stage: stage, shards, group_of)
+    return Packing(
+        board, lambda worker: worker % devices, none, lambda stage: 0, lambda stage: stage, divided, group_of
+    )
 
 
 def unit(board, key, segment=0, kind="train"):
@@ -201,7 +203,7 @@ def test_two_divided_nets_do_not_wait_for_each_other():
     """One takes two of the devices that the other one takes four of."""
     board = board_of(keys=3)
     packing = packing_of(board, large=4)
-    packing.shards.more(3, 2)
+    packing.divided.more(3, 2)
     packing.begin(0, unit(board, SMALL), [])
     packing.begin(3, unit(board, SMALL, 1), [0])
     assert not packing.may_begin(1, unit(board, 3), [0, 3]) and not packing.may_begin(2, unit(board, LARGE), [0, 3])
@@ -240,10 +242,10 @@ def test_a_replay_takes_the_devices_of_the_log():
     board = board_of()
     log = {unit(board, SMALL, 0): 2, unit(board, SMALL, 1): 4}
     packing = packing_of(board, log=log)
-    count = lambda key, segment, kind="train": packing.shards.of(None, unit(board, key, segment, kind))  # noqa: E731
+    count = lambda key, segment, kind="train": packing.divided.of(None, unit(board, key, segment, kind))  # noqa: E731
     assert [count(SMALL, segment) for segment in range(3)] == [2, 4, 1] and count(LARGE, 0) == 1
     assert count(SMALL, 0, "evaluate") == 4, "the model may fit no fewer"
-    assert packing_of(board, devices=2, log=log).shards.of(None, unit(board, SMALL, 1)) == 2, "there are no more"
+    assert packing_of(board, devices=2, log=log).divided.of(None, unit(board, SMALL, 1)) == 2, "there are no more"
 
 
 # --- memory that runs out -------------------------------------------------------------------------------------------------
@@ -274,12 +276,12 @@ def test_a_net_that_has_run_out_of_memory_has_more_devices_from_then_on():
     packing = packing_of(board)
     packing.begin(0, unit(board, SMALL), [])
     assert packing.more_devices(0) == 2
-    packing.shards.more(SMALL, 2)
+    packing.divided.more(SMALL, 2)
     assert packing.places(0, unit(board, SMALL, 1)) == (0, 1)
     packing.begin(0, unit(board, SMALL, 1), [])
     assert packing.more_devices(0) == 4
-    packing.shards.more(SMALL, 4)
-    packing.shards.more(SMALL, 2)  # (of a command that began before)
+    packing.divided.more(SMALL, 4)
+    packing.divided.more(SMALL, 2)  # (of a command that began before)
     packing.begin(0, unit(board, SMALL, 2), [])
     assert packing.several(0) == (0, 1, 2, 3) and packing.more_devices(0) is None
 
@@ -288,7 +290,11 @@ def test_what_divided_nets_held_is_no_measurement_of_a_whole_one():
     net = Net("a", "n", "sgd", "mse", 32, "4 -> 3")
     rows = [
         {"net": "n", "device": device, "memory_bytes": size, "part": "model", "version": "v"}
-        for device, size in (("NVIDIA H200", 700), ("NVIDIA H200, 2 shards", 900), ("cpu, 2 shards, 1 threads", 800))
+        for device, size in (
+            ("NVIDIA H200", 700),
+            ("NVIDIA H200, divided by 2", 900),
+            ("cpu, divided by 2, 1 threads", 800),
+        )
     ]
     history = CostHistory(lambda architecture: rows)
     assert history.most_bytes(net, True) == 700 and history.most_bytes(net, False) == 0
@@ -296,7 +302,7 @@ def test_what_divided_nets_held_is_no_measurement_of_a_whole_one():
 
 def test_the_pool_counts_all_gpus_of_a_trainer():
     pool = Pool()
-    taken = device_of({"gpu": 2, "shards": 2, "device_part": 1_000_000, "device_most": 1_000_000})
+    taken = device_of({"gpu": 2, "divided_by": 2, "device_part": 1_000_000, "device_most": 1_000_000})
     assert taken["names"] == ["GPU 2", "GPU 3"]
     assert "names" not in device_of({"gpu": 2, "device_part": 1, "device_most": 1})
     one = lambda gpu: device_of({"gpu": gpu, "device_part": 500_000, "device_most": 1_000_000})  # noqa: E731

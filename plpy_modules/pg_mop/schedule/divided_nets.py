@@ -38,7 +38,7 @@ def fewest(most: int, memory: int | None, needed: Callable[[int], int]) -> int:
     return next((n for n in sizes(most) if needed(n) <= memory), 1)
 
 
-class Shards:
+class DividedNets:
     """The numbers of devices of a run's nets."""
 
     def __init__(
