@@ -91,6 +91,9 @@ class Limits:
             within[name] = min(values, default=None)
         if options.get("devices") is not None:
             within["devices"] = min(options["devices"], within["threads"])
+        if options.get("divided_by") is not None and options.get("gpu") is None and limits["threads"] is not None:
+            # (each of a processor's devices computes in a thread of its own)
+            within["divided_by"] = min(options["divided_by"], limits["threads"])
         beside = within.pop("device_beside", None) or 1
         if limits["device_share"] is not None and options.get("trainers") is None and "host_segment" not in options:
             self._limit_part(within, round(WHOLE * limits["device_share"]), beside)
