@@ -144,6 +144,15 @@ def test_the_kernel_for_many_states_leaves_divided_nets_to_another_one(db):
         assert all(unit["kernel"] in ("plain", "loop") for unit in done)
 
 
+def test_a_role_has_no_more_virtual_devices_than_threads(db):
+    db.run(DEVICES + "8; INSERT INTO madlib.mop_limit (role, threads) VALUES (NULL, 1)")
+    try:
+        run_id = fit(db, "flowers_packed", "m", "mst", 1)
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+    assert {unit["devices"] for unit in units(db, run_id)} == {1}
+
+
 @pytest.mark.parametrize(
     "name,value", [("divided_by", 0), ("divided_by", 1025), ("divided_by", "2"), ("virtual_mb", 0)]
 )
