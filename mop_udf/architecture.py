@@ -40,7 +40,7 @@ class ArchitectureError(ValueError):
 MOST_CHARACTERS = 16 << 20
 MOST_DEPTH = 60
 MOST_LAYERS = 5000
-CUSTOM = "pg_mop_custom>"  # before the registered names of custom layers, which no other object can have
+CUSTOM = "pg_mop_custom>"  # before the registered names of custom layers and models, which no other object can have
 # layers of Keras that run code from JSON, or have a state of their own: no custom layer has their names
 NEVER_CUSTOM = frozenset(
     "FlaxLayer InputSpec JaxLayer Lambda Layer SlicingOpLambda StochasticDepth TFOpLambda TFSMLayer TorchModuleWrapper".split()
@@ -48,19 +48,30 @@ NEVER_CUSTOM = frozenset(
 
 
 def custom_name(name: str, digest: str) -> str:
-    """The registered name of a custom layer in checked architectures. `digest`: of its pickle."""
+    """The registered name of a custom layer or model in checked architectures. `digest`: of its pickle."""
     return f"{CUSTOM}{name}@{digest}"
 
 
-def custom_layers(checked: Any) -> list[str]:
-    """The names of the custom layers in what `check` gives, each once."""
+def custom_model(checked: Mapping[str, Any]) -> str | None:
+    """The name of a custom class of models in what `check` gives, else None."""
+    return _custom_in(checked)
+
+
+def _custom_in(node: Mapping[str, Any]) -> str | None:
+    """The name of a checked object's custom class, else None."""
+    registered = str(node.get("registered_name"))
+    return registered[len(CUSTOM) :].rpartition("@")[0] if registered.startswith(CUSTOM) else None
+
+
+def custom_classes(checked: Any) -> list[str]:
+    """The names of the custom layers and of the custom model in what `check` gives, each once."""
     found: dict[str, None] = {}
     below = [checked]
     while below:
         node = below.pop()
         if isinstance(node, dict):
-            if str(node.get("registered_name")).startswith(CUSTOM) and "class_name" in node:
-                found[node["class_name"]] = None
+            if "class_name" in node and (name := _custom_in(node)):
+                found[name] = None
             below += node.values()
         elif isinstance(node, list):
             below += node
@@ -68,14 +79,20 @@ def custom_layers(checked: Any) -> list[str]:
 
 
 def check(
-    architecture: str | dict[str, Any], super_net: bool = False, custom: Mapping[str, str] | None = None
+    architecture: str | dict[str, Any],
+    super_net: bool = False,
+    custom: Mapping[str, str] | None = None,
+    custom_models: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
     `super_net`: the layers of super-nets are allowed, too; users' tables have none. `custom`: {name: digest of its pickle} of
-    the object table's objects: a layer whose class has such a name, which is none of Keras', is a custom layer. Its module and
-    its registered name are not looked at; Keras finds its class within custom_layers.scope() alone. Raises ArchitectureError
-    where the JSON is not a Keras model, or names any other class that is not on the allow-list.
+    the object table's objects: a layer whose class has such a name, which is none of Keras', is a custom layer.
+    `custom_models`: the same for the class of the whole model, by default those of `custom` (a backend does not know which
+    objects are layers). A custom model has the `class_name` of the kind of Keras' models that it is, Sequential or Functional,
+    and its own registered name. Modules and registered names of custom classes are not looked at; Keras finds them within
+    custom_layers.scope() alone. Raises ArchitectureError where the JSON is not a Keras model, or names any other class that is
+    not on the allow-list.
     """
     if isinstance(architecture, str):
         if len(architecture) > MOST_CHARACTERS:
@@ -88,7 +105,8 @@ def check(
         raise ArchitectureError("the architecture is not the JSON of a Keras model (Model.to_json)")
     _bounded(architecture)
     old = str(architecture.get("keras_version")).startswith(("1.", "2."))
-    return _Rewriter(old, super_net, custom or {}).model(architecture)
+    custom = custom or {}
+    return _Rewriter(old, super_net, custom).whole(architecture, custom if custom_models is None else custom_models)
 
 
 def _bounded(architecture):
@@ -113,6 +131,21 @@ class _Rewriter:
 
     def __init__(self, old, super_net, custom):
         self.layers, self.old, self.super_net, self.custom = 0, old, super_net, custom
+
+    def whole(self, node, custom):
+        """The model itself, of a class of Keras or of one in `custom`."""
+        own = _custom_class(node, custom)
+        if own is None:
+            return self.model(node)
+        config = node["config"]
+        if not isinstance(config, dict) or not isinstance(config.get("layers"), list):
+            raise ArchitectureError(
+                f"model class {own!r} has no list of layers in its config: a custom model is made from inputs and outputs, or "
+                f"is a subclass of Sequential, with Keras' get_config"
+            )
+        kind = "Functional" if "input_layers" in config else "Sequential"
+        made = self.model({"class_name": kind, "config": config, "module": None if self.old else "keras"})
+        return {**made, "module": None, "registered_name": custom_name(own, custom[own])}
 
     def model(self, node):
         """A Sequential or functional model."""
@@ -224,7 +257,7 @@ class _Rewriter:
         self._count()
         if not isinstance(node, dict) or "class_name" not in node:
             raise ArchitectureError(f"{str(node)[:100]!r} is not a layer")
-        custom = self._custom_class(node)
+        custom = _custom_class(node, self.custom)
         name = custom or self._class(node)
         if operations.is_operation(node.get("module")):
             raise ArchitectureError(f"{name!r} of {node['module'][:100]!r} is an operation, not a layer")
@@ -278,22 +311,6 @@ class _Rewriter:
             del config["normalization"]
         made = self._object(SUPER_NET_MODULE, name, {**_super_net_config(config), **inner})
         return {**made, "registered_name": f"pg_mop>{name}"}
-
-    def _custom_class(self, node):
-        """The name of a layer's class where that is a custom one, else None."""
-        name, module = node.get("class_name"), node.get("module")
-        if not isinstance(name, str) or name not in self.custom:
-            return None
-        if (
-            any(name in known for known in (LAYERS, MODELS, OLD_NAMES, SUPER_NET, NEVER_CUSTOM))
-            or not name.isidentifier()
-        ):
-            return None
-        if module is not None and (
-            not isinstance(module, str) or module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "tf")
-        ):
-            return None
-        return name
 
     def _count(self):
         self.layers += 1
@@ -417,6 +434,20 @@ class _Rewriter:
 
     def _object(self, module, name, config):
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def _custom_class(node, custom):
+    """The name of an object's class where that is one of `custom`, and none of Keras', else None."""
+    name, module = node.get("class_name"), node.get("module")
+    if not isinstance(name, str) or name not in custom:
+        return None
+    if any(name in known for known in (LAYERS, MODELS, OLD_NAMES, SUPER_NET, NEVER_CUSTOM)) or not name.isidentifier():
+        return None
+    if module is not None and (
+        not isinstance(module, str) or module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "tf")
+    ):
+        return None
+    return name
 
 
 def _super_net_config(config):

@@ -25,7 +25,8 @@ class TensorBoard:
 
     def passed(self, step, logs):
         """Write the loss and the metrics of pass `step` (a kernel's report)."""
-        self.callback.on_epoch_end(step, {"loss": logs["loss"], **logs["metrics"]})
+        loss = {} if logs["loss"] is None else {"loss": logs["loss"]}  # (a custom training step may tell none)
+        self.callback.on_epoch_end(step, {**loss, **logs["metrics"]})
 
     def __exit__(self, *error):
         self.callback.on_train_end()

@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from mop_udf import custom_layers, params, prefixes, state
+from mop_udf import custom_layers, custom_models, params, prefixes, state
+from mop_udf.architecture import custom_model
 from mop_udf.errors import first_line
 from mop_udf.inherited_weights import inherited
 from mop_udf.kernels.forward import Forward
@@ -39,14 +40,15 @@ class CompiledModel:
     def __init__(self, architecture, compile_params, objects, memory_of, name, seed=None, watched=False, dropout=None):
         """Build and compile the model.
 
-        `objects`: {name: pickle} of custom functions and layers; `memory_of(architecture, part)`: the AutotunerMemory of a
-        part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights, if training starts next; `watched`:
+        `objects`: {name: pickle} of custom functions, layers and models; `memory_of(architecture, part)`: the AutotunerMemory
+        of a part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights, if training starts next; `watched`:
         training computes metrics, too; `dropout`: one rate for the dropout layers, {layer: rate}, or None for the
         architecture's rates. Raises ConfigurationError.
         """
         functions = load_functions(objects)
         self._custom = custom_layers.register(objects, functions)
         self.architecture = normalise(architecture, dropout, self._custom)
+        self._own_class = custom_model(self.architecture)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
@@ -119,7 +121,13 @@ class CompiledModel:
             layers,
             part.strip() or "model",
             self._lasting,
+            self._own_class,
         )
+
+    def check_trainable(self):
+        """Raise ConfigurationError where the model has a class with code that cannot be trained (custom_models.check)."""
+        if self._own_class is not None:
+            custom_models.check(self.model, self._own_class)
 
     def _forward(self, model, part="", layers=None):
         return Forward(
@@ -137,8 +145,8 @@ class CompiledModel:
 
     @functools.cached_property
     def cut(self):
-        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix, or with custom layers, whose
-        code the digest of a prefix does not cover."""
+        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix, or with custom classes,
+        whose code the digest of a prefix does not cover."""
         parts = None if self._custom else split(self.model)
         if parts is None:
             return None

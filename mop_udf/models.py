@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,8 @@ from mop_udf import super_net as _super_net  # noqa: F401 (so that Keras knows i
 from mop_udf.errors import first_line
 from mop_udf.kernels.framework import framework
 from mop_udf.parameter_names import takes_class_numbers
+
+NO_CODE = custom_layers.Custom()
 
 
 class ConfigurationError(Exception):
@@ -140,14 +142,15 @@ def check_size(architecture, make_optimizer=None):
 
 
 def normalise(
-    text: str, dropout: float | dict[str, float] | None = None, custom: Mapping[str, str] | None = None
+    text: str, dropout: float | dict[str, float] | None = None, custom: custom_layers.Custom = NO_CODE
 ) -> dict[str, Any]:
     """Architecture JSON text -> a checked dict that Keras may load; raises ConfigurationError.
 
-    `dropout`: see architecture_dropout.with_dropout; `custom`: {name: digest} of custom layers (custom_layers.register).
+    `dropout`: see architecture_dropout.with_dropout; `custom`: see custom_layers.register.
     """
     try:
-        made = architectures.check(text, super_net=True, custom=custom)  # (the backend has refused those of users)
+        # (the backend has refused super-nets of users)
+        made = architectures.check(text, super_net=True, custom=custom.layers, custom_models=custom.models)
         return made if dropout is None else architecture_dropout.with_dropout(made, dropout)
     except architectures.ArchitectureError as error:
         raise ConfigurationError(str(error)) from error

@@ -206,7 +206,7 @@ class TrainerServer:
         try:
             self._check_device()
             weights, *pickles = payloads
-            if pickles:  # custom layers
+            if pickles:  # custom layers and models
                 self.may_be_leased_again = False
             objects = dict(zip(header.get("objects", []), pickles, strict=True))
             custom = custom_layers.register(objects, load_functions(objects))

@@ -192,6 +192,7 @@ class UnitTraining:
             unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
         )
         self.compiled_models.note_net(unit.get("net"))
+        compiled.check_trainable()
         models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
         models.check_weights(compiled.model, fit["class_weight"], unit)
         if work.held:

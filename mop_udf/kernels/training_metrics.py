@@ -14,8 +14,9 @@ class TrainingMetrics:
     longer than a small model trains.
     """
 
-    def __init__(self, model):
-        self.model, self._names, self._sums = model, None, None
+    def __init__(self, model, own_step=False):
+        """`own_step`: the model has a training step of its own, which need not tell a loss."""
+        self.model, self._names, self._sums, self._own_step = model, None, None, own_step
 
     def reset(self, made):
         """Reset the metrics. `made`: Keras has made all metrics of the model and their variables."""
@@ -38,7 +39,8 @@ class TrainingMetrics:
     def report(self, rows):
         """{"loss", "metrics": {name: value}, "rows"} since the reset, with plain numbers.
 
-        The value of a metric with a value for each class is their mean.
+        The value of a metric with a value for each class is their mean. The loss is that of the metric `loss`; None where the
+        model's own training step does not update it.
         """
         if self._sums is None:
             values = {name: float(np.mean(array(value))) for name, value in self.model.get_metrics_result().items()}
@@ -53,7 +55,13 @@ class TrainingMetrics:
             *(f"{name}_loss" for name in getattr(self.model, "output_names", []) if len(self.model.outputs) > 1),
         }
         return {
-            "loss": values.get("loss", 0.0),
+            "loss": values.get("loss", 0.0) if self._tells_loss() else None,
             "rows": rows,
             "metrics": {name: value for name, value in values.items() if name not in losses},
         }
+
+    def _tells_loss(self):
+        if not self._own_step:
+            return True
+        means = [metric for metric in self.model.metrics if metric.name == "loss"]
+        return any(not isinstance(metric, keras.metrics.Mean) or float(array(metric.count)) for metric in means)

@@ -2,6 +2,7 @@
 
 import time
 
+from mop_udf import custom_models
 from mop_udf.data import whole_batches
 from mop_udf.errors import refusal
 from mop_udf.kernels.autotuner import MOST_TIMINGS, Autotuner, Measurement
@@ -16,23 +17,26 @@ TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after its first
 class TunedKernels:
     """Trains one compiled model by the kernel that the autotuner of the batch size selects."""
 
-    def __init__(self, model, random, memory, name="", layers=None, part="model", lasting=False):
+    def __init__(self, model, random, memory, name="", layers=None, part="model", lasting=False, own_class=None):
         """Make the kernels of a compiled Keras model.
 
         `random`: the model draws random numbers in training (Dropout and similar layers); `memory`: the
         AutotunerMemory of its architecture; `name`: equal for models that compile to the same code; `layers`: the
         layers that the rows pass, None for all of the model's; `part`: "model" or "head", under which the cost history
-        keeps its costs; `lasting`: equal names mean equal code in later trainers, too (custom functions may change).
+        keeps its costs; `lasting`: equal names mean equal code in later trainers, too (custom functions may change);
+        `own_class`: the name of the model's class, where it has its own training step.
         """
         self.part = part
         self.model, self.plain, self.memory, self.name = model, framework.Plain(model), memory, name
-        self.metrics, self.loops = TrainingMetrics(model), framework.loops(model, name, lasting)
+        self.metrics, self.loops = TrainingMetrics(model, own_class is not None), framework.loops(model, name, lasting)
         self.group = framework.Group(model, name) if framework.Group else None  # the kernel of vmap_batch.py
         self.layers = layers or list(model._flatten_layers())
         self.autotuners = {}  # (batch size, forced kernel) -> Autotuner
         self.samples = {}  # batch size -> a row of zeros with the types and shapes of the rows trained last
         self.convolutional = any("Conv" in type(layer).__name__ for layer in self.layers)
         self.refused = framework.refused(random, self.convolutional)
+        if own_class is not None:
+            self.refused = {**self.refused, **custom_models.refusal(own_class)}
 
     @property
     def compilations(self) -> int:

@@ -2,33 +2,20 @@
 
 import json
 
-import dill
 import pytest
+from custom_code import LAYER, made, pickle, put, with_scale
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, fit, holding, last_run, layer, load, make_data, pickled, selection, sequential
+from workload import ADAM, dense, fit, holding, last_run, load, make_data, pickled, selection
 
-CODE = """
-import keras
-
-class Scale(keras.layers.Layer):
-    def __init__(self, start=1.0, **more):
-        super().__init__(**more)
-        self.start = start
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer=keras.initializers.Constant(self.start), name="scale")
-
-    def call(self, inputs):
-        return inputs * self.scale
-
-    def get_config(self):
-        return {**super().get_config(), "start": self.start}
-
+CODE = (
+    LAYER
+    + """
 class Half(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return keras.losses.categorical_crossentropy(y_true, y_pred) / 2
 """
+)
 FAST = ADAM.format(0.01)
 SQUARED = pickled("squared", "def squared(y_true, y_pred):\n    return (y_true - y_pred) ** 2\n")
 MARK = """
@@ -41,37 +28,22 @@ class Scale(keras.layers.Layer):
 """
 
 
-def pickle(name, code=CODE):
-    names = {"__name__": "__main__"}
-    exec(code, names)
-    return dill.dumps(names[name], recurse=True)
-
-
 def net(kind="Scale", **more):
-    return sequential(
-        "net",
-        [4],
-        layer("Dense", name="hidden", units=6, activation="relu"),
-        {"class_name": kind, "config": {"name": "scale", "start": 2.0}, **more},
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
-
-
-def put(db, name, data, table="layers"):
-    db.run("SELECT madlib.load_custom_function(%s, %s, %s, NULL)", [table, data, name])
+    return with_scale(kind, "softmax", **more)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
     make_data(db, segments=2)
     db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+    put(db, "Scale", pickle("Scale"))
 
 
 @pytest.fixture(autouse=True)
 def layers(db):
-    db.run("DROP TABLE IF EXISTS madlib.layers, arch")
+    db.run("DROP TABLE IF EXISTS arch; DELETE FROM madlib.layers")
     put(db, "Scale", pickle("Scale"))
-    db.run("INSERT INTO madlib.layers (name, object) VALUES ('Half', %s)", [pickle("Half")])
+    put(db, "Half", pickle("Half", CODE))
     load(db, "arch", net(module="__main__", registered_name="Custom>Scale"), dense())
 
 
@@ -107,8 +79,7 @@ def plain(db):
     import keras
     import numpy as np
 
-    names = {"__name__": "__main__"}
-    exec(CODE, names)
+    names = made(LAYER)
     model = keras.Sequential(
         [
             keras.Input([4]),
@@ -144,8 +115,8 @@ def test_another_code_is_another_stage(db):
     db.run("SET pg_mop.reuse = on; SET pg_mop.seed = 77")
     try:
         first, same = train(db), train(db, "same")
-        db.run("SELECT madlib.delete_custom_function('layers', 'Scale'::text)")
-        put(db, "Scale", pickle("Scale", CODE.replace("inputs * self.scale", "inputs + self.scale")))
+        db.run("DELETE FROM madlib.layers WHERE name = 'Scale'")
+        put(db, "Scale", pickle("Scale", LAYER.replace("inputs * self.scale", "inputs + self.scale")))
         other = train(db, "other")
     finally:
         db.run("RESET pg_mop.reuse; SET pg_mop.seed = 3")

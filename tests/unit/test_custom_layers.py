@@ -3,13 +3,13 @@
 import json
 import os
 
-import dill
 import numpy as np
 import pytest
+from custom_code import LAYER, made, pickle, with_scale
 
 from mop_udf import architecture
-from mop_udf.architecture import ArchitectureError, custom_layers, custom_name
-from workload import layer, sequential
+from mop_udf.architecture import ArchitectureError, custom_classes, custom_name
+from workload import layer
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -19,23 +19,9 @@ def check(text, custom=None):
     return architecture.check(text, custom=custom)
 
 
-CODE = """
-import keras
-
-class Scale(keras.layers.Layer):
-    def __init__(self, start=1.0, **more):
-        super().__init__(**more)
-        self.start = start
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer=keras.initializers.Constant(self.start), name="scale")
-
-    def call(self, inputs):
-        return inputs * self.scale
-
-    def get_config(self):
-        return {**super().get_config(), "start": self.start}
-
+CODE = (
+    LAYER
+    + """
 class Half(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1) / 2
@@ -46,29 +32,16 @@ class Worst(keras.metrics.Metric):
 def absolute(y_true, y_pred):
     return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
 """
-
-
-def made():
-    """What a user's notebook has after this code."""
-    names = {"__name__": "__main__"}
-    exec(CODE, names)
-    return names
+)
 
 
 @pytest.fixture(scope="module")
 def pickles():
-    names = made()
-    return {name: dill.dumps(names[name], recurse=True) for name in ("Scale", "Half", "Worst", "absolute")}
+    return {name: pickle(name, CODE) for name in ("Scale", "Half", "Worst", "absolute")}
 
 
-def net(**scale):
-    return sequential(
-        "net",
-        [4],
-        layer("Dense", name="hidden", units=6, activation="relu"),
-        {"class_name": "Scale", "config": {"name": "scale", "start": 2.0}, **scale},
-        layer("Dense", name="out", units=3),
-    )
+def net(class_name="Scale", **more):
+    return with_scale(class_name, **more)
 
 
 # --- architectures ----------------------------------------------------------------------------------------------------
@@ -78,13 +51,13 @@ def test_a_custom_layer_is_one_of_the_object_tables_names():
     checked = check(net(), {"Scale": "abc"})
     found = next(one for one in checked["config"]["layers"] if one["class_name"] == "Scale")
     assert found["module"] is None and found["registered_name"] == custom_name("Scale", "abc")
-    assert found["config"] == {"name": "scale", "start": 2.0} and custom_layers(checked) == ["Scale"]
-    assert custom_layers(check(net().replace("Scale", "Dropout").replace('"start"', '"rate"'))) == []
+    assert found["config"] == {"name": "scale", "start": 2.0} and custom_classes(checked) == ["Scale"]
+    assert custom_classes(check(net().replace("Scale", "Dropout").replace('"start"', '"rate"'))) == []
     # what to_json of a notebook's class writes
     assert check(net(module="__main__", registered_name="Custom>Scale"), {"Scale": "abc"}) == checked
     nested = json.loads(net())
     nested["config"]["layers"][1] = layer("TimeDistributed", name="t", layer={"class_name": "Scale", "config": {}})
-    assert custom_layers(check(nested, {"Scale": "x"})) == ["Scale"]
+    assert custom_classes(check(nested, {"Scale": "x"})) == ["Scale"]
 
 
 ATTACKS = {
@@ -131,7 +104,7 @@ def test_a_name_of_keras_stays_keras_own():
     text = net(class_name="Dropout", config={"name": "d", "rate": 0.5})
     assert (
         check(text, {"Dropout": "x", "Dense": "y"}) == check(text)
-        and custom_layers(check(text, {"Dropout": "x"})) == []
+        and custom_classes(check(text, {"Dropout": "x"})) == []
     )
     assert {"Sequential", "Model", "Functional"} & architecture.LAYERS == set()
     whole = json.loads(text)
@@ -153,7 +126,7 @@ def compiled(pickles, text, loss="mse", metrics=(), seed=5):
 def test_a_model_with_a_custom_layer_is_that_of_plain_keras(pickles):
     import keras
 
-    scale = made()["Scale"]
+    scale = made(CODE)["Scale"]
     ours = compiled({"Scale": pickles["Scale"]}, net())
     plain = keras.Sequential(
         [keras.Input([4]), keras.layers.Dense(6, activation="relu"), scale(start=2.0), keras.layers.Dense(3)]
@@ -175,9 +148,7 @@ def test_a_model_with_a_custom_layer_is_that_of_plain_keras(pickles):
 
 
 def test_two_versions_of_a_class_are_two_classes(pickles):
-    names = {"__name__": "__main__"}
-    exec(CODE.replace("inputs * self.scale", "inputs * self.scale + 1"), names)
-    other = dill.dumps(names["Scale"], recurse=True)
+    other = pickle("Scale", LAYER.replace("inputs * self.scale", "inputs * self.scale + 1"))
     one, two = compiled({"Scale": pickles["Scale"]}, net()), compiled({"Scale": other}, net())
     x = np.ones((2, 4), "f4")
     assert one.architecture != two.architecture
@@ -201,7 +172,7 @@ def test_losses_may_be_classes(pickles):
     assert found["metrics"]["absolute"] == pytest.approx(float(np.abs(predicted - y).mean()), rel=1e-5)
     plain = models.build(ours.architecture, 1)
     plain.set_weights(ours.model.get_weights())
-    plain.compile(optimizer=keras.optimizers.SGD(0.1), loss=made()["Half"]())
+    plain.compile(optimizer=keras.optimizers.SGD(0.1), loss=made(CODE)["Half"]())
     plain.train_on_batch(x, y)
     ours.model.train_on_batch(x, y)
     assert np.allclose(plain.get_weights()[0], ours.model.get_weights()[0], atol=1e-7)

@@ -70,7 +70,7 @@ class StoredModel(TableModel):
             custom = object_table.layer_names(db, object_table.check(db, functions))
         self._read_architecture(row["arch_text"], self.weights, len(self.output_names), what, custom)
         if custom is not None:
-            self.objects = object_table.read(db, functions, None, layers=architecture.custom_layers(self.architecture))
+            self.objects = object_table.read(db, functions, None, layers=architecture.custom_classes(self.architecture))
 
     def check_names(self, inputs):
         """Raises MopError where the model's inputs have the names of these columns, in another order.

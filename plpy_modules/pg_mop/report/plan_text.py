@@ -199,6 +199,8 @@ def _nets(plan: Mapping[str, Any]) -> Iterator[str]:
             yield f"{INDENT}-> parameters={net['parameters']} operations={net['operations_per_row']:.3g} a row{unknown}"
         if divided := net.get("devices"):
             yield f"{INDENT}-> {_devices(divided)}"
+        if net.get("own_class"):
+            yield f"{INDENT}-> kernel plain: only it calls the training step of model class {net['own_class']}"
         if shared := net.get("shared_by"):
             yield (
                 f"{INDENT}-> a super-net: its weights are those of all {shared['members']} members of base model "

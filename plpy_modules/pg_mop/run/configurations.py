@@ -174,7 +174,7 @@ class Configurations:
             return str(error)
         if problem := object_table.missing_names(db, self.functions, c["compile"]):
             return problem
-        layers = architecture.custom_layers(c["architecture"]) if self._layer_names else []
+        layers = architecture.custom_classes(c["architecture"]) if self._layer_names else []
         c["functions"] = object_table.digests(db, self.functions, c["compile"], layers)
         if c["fit"]["callbacks"] and not db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"

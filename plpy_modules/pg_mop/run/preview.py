@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mop_udf import architecture
 from pg_mop.catalog import LocalCatalog
 from pg_mop.plan.estimates import Estimates
 from pg_mop.plan.memory import PROCESS_BYTES
@@ -185,6 +186,8 @@ class Preview(PlannedRun):
         for (net, _), (stage, keys) in found.items():
             cost, own = estimates.net(stage), self.arithmetic(stage.mst_key)
             c = self.configuration_of(stage)
+            own_class = architecture.custom_model(c["architecture"])
+            kernel = cost.kernel if self.options["kernel"] == "auto" else self.options["kernel"]
             rows.append(
                 {
                     "model_id": c["model_id"],
@@ -205,7 +208,8 @@ class Preview(PlannedRun):
                     "source": cost.source,
                     "measured_nets": estimates.measured_nets if cost.source == "other nets" else None,
                     "runs": cost.runs or None,
-                    "kernel": cost.kernel if self.options["kernel"] == "auto" else self.options["kernel"],
+                    "kernel": kernel if own_class is None else "plain",
+                    "own_class": own_class,
                     "device": cost.device,
                 }
             )
@@ -214,7 +218,10 @@ class Preview(PlannedRun):
     def _compute(self, nets: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The framework and the kernel, with the reasons."""
         options = self.options
-        if options["kernel"] != "auto":
+        own = sorted({net["own_class"] for net in nets if net["own_class"]})
+        if own and all(net["own_class"] for net in nets):
+            why = f"only this kernel calls the training step of model class {', '.join(own)}"
+        elif options["kernel"] != "auto":
             why = "set by pg_mop.kernel"
         elif nets and all(net["kernel"] for net in nets):
             why = "by the cost history"
