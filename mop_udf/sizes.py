@@ -60,7 +60,7 @@ def _variables(text):
 
     Raises Unsized, or TooLarge where the variables made before an error are too large.
     """
-    with _unallocated() as made:
+    with unallocated() as made:
         try:
             with custom_layers.scope():
                 model = keras.models.model_from_json(text)
@@ -77,13 +77,13 @@ def _variables(text):
 
 def _optimizer_bytes(optimizer, trainable):
     """Bytes of the variables that the new `optimizer` makes for weights: [(shape, dtype), ...]."""
-    with _unallocated():
+    with unallocated():
         weights = [keras.Variable("zeros", shape=shape, dtype=dtype) for shape, dtype in trainable]
     found = 0
 
     def add(*args, **kwargs):
         nonlocal found
-        with _unallocated() as made:
+        with unallocated() as made:
             variable = BaseOptimizer.add_variable(optimizer, *args, **kwargs)
         found += sum(_bytes(v.shape, v.dtype) for v in made)
         return variable
@@ -104,7 +104,7 @@ def _bytes(shape, dtype):
 
 
 @contextlib.contextmanager
-def _unallocated():
+def unallocated():
     """A context that gives new variables no values: the list of these variables.
 
     Layers compute on shapes alone in it.

@@ -14,6 +14,7 @@ Each request is one frame and is answered by one frame, unless the table says ot
     predict rows                           -> one array per output
     export                                 -> that model as a .keras file
     import file                            -> the architecture and weights of a .keras file
+    layer_shape {...}, pickles             -> the output shape of a custom layer, or why it takes no such inputs
     baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
 
 An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
@@ -270,6 +271,18 @@ class TrainerServer:
             self._check_device()
             rows = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
             self.channel.send({"scores": zero_cost.scores(header["models"], header["seed"], header["kind"], rows)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_layer_shape(self, header, payloads):
+        self.may_be_leased_again = False  # (a custom layer)
+        try:
+            from mop_udf import layer_shapes
+
+            self._check_device()
+            objects = dict(zip(header["objects"], payloads, strict=True))
+            custom = custom_layers.register(objects, load_functions(objects))
+            self.channel.send(layer_shapes.told(header["layer"], header["shapes"], header["listed"], custom))
         except Exception as error:
             self._refuse(error)
 

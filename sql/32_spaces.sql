@@ -6,7 +6,8 @@ CREATE FUNCTION @extschema@.mop_space(
     arch_table text,
     base double precision[],
     mutators text,
-    adapt text DEFAULT NULL
+    adapt text DEFAULT NULL,
+    object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import spaces
@@ -18,7 +19,8 @@ CREATE FUNCTION @extschema@.mop_space(
     arch_table text,
     base double precision[],
     mutators json,
-    adapt text DEFAULT NULL
+    adapt text DEFAULT NULL,
+    object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import spaces
@@ -30,7 +32,8 @@ CREATE FUNCTION @extschema@.mop_space(
     arch_table text,
     base double precision[],
     mutators jsonb,
-    adapt text DEFAULT NULL
+    adapt text DEFAULT NULL,
+    object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import spaces

@@ -150,10 +150,14 @@ class Space:
         of = "all models" if self.base is None else f"models {', '.join(map(str, self.base))}"
         return f"<space of {of}, {len(self.mutators)} mutator{'s' * (len(self.mutators) != 1)}>"
 
-    def create(self, on: Selection, name: str, table: str, adapt: str | None = None) -> ServerSpace:
+    def create(
+        self, on: Selection, name: str, table: str, adapt: str | None = None, object_table: str | None = None
+    ) -> ServerSpace:
         """Make the table `name` with this space. `on`: the connection; `table`: the architecture table with the base models;
-        `adapt`: "project" puts in what a merge of different shapes needs. Raises ClientError."""
-        on.mop_space(name, table, self.base, self.json(), adapt)
+        `adapt`: "project" puts in what a merge of different shapes needs; `object_table`: has the custom layers that base
+        models and mutators name. Raises ClientError."""
+        more = {} if object_table is None else {"object_table": object_table}
+        on.mop_space(name, table, self.base, self.json(), adapt, **more)
         return ServerSpace(on, name)
 
 

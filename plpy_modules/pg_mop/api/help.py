@@ -569,7 +569,7 @@ ARGUMENTS = {
     "divided_share": "share of a unit's seconds that several cores divide: cores of sessions without work are dealt",
     "num_iterations": "visits of every configuration to every segment",
     "object": "dill.dumps(function), or of a class of layers or losses",
-    "object_table": "custom losses, metrics and layers, in this schema",
+    "object_table": "custom losses, metrics, layers and models, in this schema",
     "pred_type": "'prob', 'response', a number of best classes, or a minimum probability",
     "procedure": "'asha', 'grid', 'random', 'hyperband', ...: docs/search.md lists all",
     "procedure_params": "name = value, ...: docs/search.md",

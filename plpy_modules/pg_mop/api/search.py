@@ -15,7 +15,7 @@ from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.folds import FoldsOfRun, check_folds, held_out, without_folds
 from pg_mop.api.output import insert, model_tables, write_models_summary
-from pg_mop.api.search_models import open_models
+from pg_mop.api.search_models import object_table_of, open_models
 from pg_mop.api.winner import best_of
 from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
@@ -282,8 +282,12 @@ class SearchCall:
         if self.followed is not None:  # its log has the proposals
             most = self.followed.num_iterations
             self.tables = {name: self.followed.tables.get(name) for name in TABLES}
+            self.object_table = (
+                self.object_table or self.tables["object_table"]
+            )  # (that of a model space is in the log alone)
         else:
             self.architectures = open_models(db, a, earlier)
+            self.object_table = object_table_of(db, a["object_table"], self.architectures)
             self.space = read_space(a, self.architectures)
             most = method.create(self.space, 0, "min").most  # (checks it, too: made again once the seed is known)
             make = self.architectures.configuration

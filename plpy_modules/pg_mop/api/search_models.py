@@ -3,7 +3,7 @@
 import hashlib
 
 from pg_mop.api import architectures, spaces
-from pg_mop.backend import weights
+from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.search.models import ModelChoices
 from pg_mop.spaces.model_space import digits
@@ -22,10 +22,23 @@ def open_models(db, a, earlier=None):
     return Members(db, a["model_space"], earlier)
 
 
+def object_table_of(db, given, models):
+    """The object table of a call that names `given`, or None: that of the model space, which the call may leave out. `models`:
+    from open_models. Raises MopError where the call names another one."""
+    own = models.object_table
+    if None not in (given, own) and object_table.table_name(db, given) != object_table.table_name(db, own):
+        raise MopError(
+            f'object_table is "{given}", but the model space has its custom layers from {own}',
+            hint="Leave object_table out: the losses and metrics are found in the table of the space, too.",
+        )
+    return own if given is None else given
+
+
 class Architectures:
     """The architecture table of a search, whose models are the choices for model_id."""
 
     models = None
+    object_table = None  # (an architecture table names none)
 
     def __init__(self, db, text, earlier=None):
         """`earlier`: a run that goes on, which had some of the architectures: they must be the same. Raises MopError."""
@@ -100,6 +113,7 @@ class Members:
         """`earlier`: a run that goes on: its space must be the same. Raises MopError."""
         self.db, self.name = db, text
         self.models = ModelChoices(spaces.read(db, text))
+        self.object_table = self.models.space.custom.table  # of its custom layers, None without any
         if earlier is not None and earlier.tables["architectures"] != self.digests():
             raise MopError(
                 f'the model space in "{text}" is not the one that run {earlier.run_id} began with',

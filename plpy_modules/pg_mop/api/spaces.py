@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from pg_mop.api import architectures
+from pg_mop.api import architectures, space_layers
 from pg_mop.api.explain import read_format
 from pg_mop.api.output import insert
+from pg_mop.api.session import with_trainer
+from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import as_integer, sql_function
 from pg_mop.spaces import Base, Member, ModelSpace, SpaceError, showing
+from pg_mop.spaces.custom import NONE
 
 # of a table that holds a space; it has one row
 COLUMNS = {
@@ -22,17 +25,19 @@ COLUMNS = {
     "adapt": "text",
     "members": "numeric",
     "made_at": "timestamptz DEFAULT clock_timestamp()",
+    "object_table": "text",
+    "custom_layers": "json",
 }
 MOST_SAMPLED = 100_000
 MOST_CHARACTERS = 64 << 20  # of all base models
 
 
-@sql_function
-def mop_space(db, space, arch_table, base, mutators, adapt):
+@with_trainer
+def mop_space(db, session, space, arch_table, base, mutators, adapt, custom_table=None):
     """Make a table with a model space; returns the number of its members.
 
-    The table has the base models themselves, so that later changes of the architecture table do not change the space. Raises
-    MopError.
+    The table has the base models themselves, so that later changes of the architecture table do not change the space.
+    `custom_table`: the object table of its custom layers. Raises MopError.
     """
     if mutators is None:
         raise MopError("mutators must not be NULL", hint="Without mutators: '[]'.")
@@ -63,10 +68,14 @@ def mop_space(db, space, arch_table, base, mutators, adapt):
     ]
     if sum(len(one.architecture) for one in bases) > MOST_CHARACTERS:
         raise MopError(f"the base models have more than {MOST_CHARACTERS} characters")
+    functions = None if custom_table is None else object_table.check(db, custom_table)
     made = db.output_table(space)
-    with errors_of_spaces():
-        models = ModelSpace(bases, mutators, _adapt(adapt), db.hear_interrupts)
+    with contextlib.ExitStack() as stack, errors_of_spaces():
+        asking = None if functions is None else space_layers.Asking(db, session, functions, stack)
+        layers = NONE if asking is None else asking.layers
+        models = ModelSpace(bases, mutators, _adapt(adapt), db.hear_interrupts, layers)
         looked = models.check_some()
+        custom = None if asking is None else asking.written(models)
     if looked.refused:
         reason = max(looked.refused, key=lambda text: looked.refused[text])
         count = sum(looked.refused.values())
@@ -93,6 +102,8 @@ def mop_space(db, space, arch_table, base, mutators, adapt):
             "mutators": ("json", mutators),
             "adapt": ("text", models.adapt),
             "members": ("numeric", Decimal(models.size)),
+            "object_table": ("text", None if custom is None else object_table.within_schema(functions)),
+            "custom_layers": ("json", custom and json.dumps(custom)),
         },
     )
     db.identify_by_all(made)
@@ -164,18 +175,21 @@ def read(db, text: str | None) -> ModelSpace:
             f'"{text}" is no model space: it has no column {missing[0]}',
             hint=f"SELECT {db.extension}.mop_space(...) makes one.",
         )
-    db.check_readable(table, ["base", "mutators", "adapt"])
-    db.check_built_in(table, ["base", "mutators", "adapt"])
-    rows = db.execute(
-        f"SELECT base::text AS base, mutators::text AS mutators, adapt::text AS adapt FROM {table} LIMIT 2"
-    )
+    custom = [name for name in ("object_table", "custom_layers") if name in db.columns(table)]
+    if len(custom) < 2:  # (a table that was made by hand may lack them)
+        custom = []
+    db.check_readable(table, ["base", "mutators", "adapt", *custom])
+    db.check_built_in(table, ["base", "mutators", "adapt", *custom])
+    values = ", ".join(f"{name}::text AS {name}" for name in ("base", "mutators", "adapt", *custom))
+    rows = db.execute(f"SELECT {values} FROM {table} LIMIT 2")
     if len(rows) != 1:
         raise MopError(f'"{text}" is no model space: it has several rows, or none that you may see')
     (row,) = rows
     if row["base"] is None or row["mutators"] is None:
         raise MopError(f'model space "{text}" has a NULL in place of its base models or mutators')
+    layers = space_layers.read(db, text or "", row.get("object_table"), row.get("custom_layers"))
     with errors_of_spaces():
-        return ModelSpace(_bases(row["base"]), row["mutators"], _adapt(row["adapt"]), db.hear_interrupts)
+        return ModelSpace(_bases(row["base"]), row["mutators"], _adapt(row["adapt"]), db.hear_interrupts, layers)
 
 
 def _bases(text: str) -> list[Base]:

@@ -7,6 +7,7 @@ from typing import Any
 from mop_udf import aggregate
 from pg_mop.api.session import options_of_trainer, trainer_of
 from pg_mop.backend import settings
+from pg_mop.backend.errors import MopError
 from pg_mop.search.base import Procedure
 from pg_mop.search.zero_cost import WITHOUT_ROWS, Filter
 
@@ -20,6 +21,12 @@ def scores(db: Any, procedure: Procedure, inputs: Any, seed: int) -> list[list[A
     chosen: Filter = procedure.sampler.filter  # type: ignore[attr-defined]
     models = procedure.space.models
     assert models is not None
+    if models.space.custom:
+        raise MopError(
+            f"the filter {chosen.kind} does not look at custom layers, as {next(iter(models.space.custom.names))}",
+            hint="Search without a filter.",
+            sqlstate="0A000",
+        )
     ids = chosen.pool()
     db.info(f"the filter {chosen.kind} looks at {len(ids)} untrained members")
     batch = [] if chosen.kind in WITHOUT_ROWS else _minibatch(inputs)

@@ -5,21 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from pg_mop.plan.shapes import JOINS, Known, Misfit, Shape, output_shape
+from pg_mop.spaces.custom import NONE, CustomLayers
 from pg_mop.spaces.graph import Graph
 
 PROJECT = "project"
 
 
-def fit(graph: Graph, adapt: str | None) -> list[Shape]:
+def fit(graph: Graph, adapt: str | None, custom: CustomLayers = NONE) -> list[Shape]:
     """The shapes of a model's outputs. `adapt`: 'project': a Dense layer or a 1x1 convolution is inserted before a merge of
     different shapes; None: they are a misfit. Raises Misfit with the name of the layer.
 
     A shape is known as far as the JSON tells it: an operation, a layer called several times and a nested model have none.
+    `custom`: the layers with code. A merge behind one of unknown shape is a misfit: nobody could tell whether it fits.
     """
     shapes: dict[str, Shape] = {}
+    behind: dict[str, str] = {}  # a layer of unknown shape -> the custom layer that is to blame
     for name in graph.order():
         layer = graph.layers[name]
         calls = layer["inbound_nodes"]
+        blamed = next((behind[source] for source in graph.sources(name) if source in behind), None)
+        if blamed is not None:
+            if layer["class_name"] in JOINS:
+                raise Misfit(
+                    f"{name}: {layer['class_name']} takes what the custom layer {blamed!r} computes, of unknown shape"
+                )
+            behind[name] = blamed
+        if layer["class_name"] in custom:
+            shapes[name] = _of_custom(graph, name, shapes, custom) if blamed is None else None
+            if shapes[name] is None:
+                behind[name] = blamed or name
+            continue
         if not graph.is_layer(name) and layer["class_name"] != "InputLayer" or len(calls) > 1:
             shapes[name] = None
             continue
@@ -31,6 +46,18 @@ def fit(graph: Graph, adapt: str | None) -> list[Shape]:
         except Misfit as error:
             raise Misfit(f"{name}: {error}") from None
     return [shapes[end] for end in graph.ends()]
+
+
+def _of_custom(graph: Graph, name: str, shapes: dict[str, Shape], custom: CustomLayers) -> Shape:
+    """The shape of a custom layer's output; None where it is unknown. Raises Misfit."""
+    layer, calls = graph.layers[name], graph.layers[name]["inbound_nodes"]
+    if len(calls) != 1 or len(calls[0]["args"]) != 1 or calls[0]["kwargs"] or not all(graph.takes_first(name)):
+        return None
+    try:
+        given = [shapes[source] for source in graph.sources(name)]
+        return custom.shape(layer["class_name"], layer["config"], given, isinstance(calls[0]["args"][0], list))
+    except Misfit as error:
+        raise Misfit(f"{name}: {error}") from None
 
 
 def _project(graph: Graph, name: str, shapes: dict[str, Shape]) -> None:

@@ -14,6 +14,7 @@ from mop_udf.architecture_shapes import input_shapes
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.shapes import Misfit, Shape
 from pg_mop.spaces.choices import Chosen, Point
+from pg_mop.spaces.custom import NONE, CustomLayers
 from pg_mop.spaces.fitting import PROJECT, fit
 from pg_mop.spaces.graph import Graph
 from pg_mop.spaces.mutators import Plan
@@ -90,18 +91,23 @@ class ModelSpace:
     """
 
     def __init__(
-        self, bases: Sequence[Base], mutators: str, adapt: str | None = None, check: Callable[[], None] = lambda: None
+        self,
+        bases: Sequence[Base],
+        mutators: str,
+        adapt: str | None = None,
+        check: Callable[[], None] = lambda: None,
+        custom: CustomLayers = NONE,
     ) -> None:
-        """`mutators`: JSON text; `check`: called in each loop, also of later calls, so that the caller can cancel. Raises
-        SpaceError."""
-        self.check = check
+        """`mutators`: JSON text; `check`: called in each loop, also of later calls, so that the caller can cancel; `custom`:
+        the layers with code. Raises SpaceError."""
+        self.check, self.custom = check, custom
         if adapt not in ADAPTS:
             raise SpaceError(f"adapt must be {PROJECT!r} or NULL, not {str(adapt)[:100]!r}")
         if not bases:
             raise SpaceError("a space needs a base model")
         if len(bases) > MOST_BASES:
             raise SpaceError(f"a space has at most {MOST_BASES} base models, not {len(bases)}")
-        self.adapt, self.mutators = adapt, read(mutators, check)
+        self.adapt, self.mutators = adapt, read(mutators, check, custom)
         ids = [base.model_id for base in bases]
         if len(set(ids)) < len(ids):
             raise SpaceError(f"base model {next(i for i in ids if ids.count(i) > 1)} is named twice")
@@ -116,18 +122,25 @@ class ModelSpace:
         for planned in self.bases:
             planned.first = self.size
             self.size += planned.plan.choices.size
-        facts = [[[base.model_id, base.architecture] for base in bases], mutators, adapt]
+        facts: list[Any] = [[[base.model_id, base.architecture] for base in bases], mutators, adapt]
+        if custom:
+            facts += [custom.names, custom.told]
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _planned(self, base: Base) -> _Planned:
         self.check()
         try:
-            checked = check(base.architecture)
+            checked = self._checked(base.architecture)
             check_text(checked)
-            outputs = fit(Graph(checked), self.adapt)
-            return _Planned(base, checked, Plan(Graph(checked), base.model_id, self.mutators, self.check), outputs)
+            outputs = fit(Graph(checked), self.adapt, self.custom)
+            plan = Plan(Graph(checked), base.model_id, self.mutators, self.check, self.custom)
+            return _Planned(base, checked, plan, outputs)
         except (ArchitectureError, Misfit) as error:
             raise SpaceError(f"base model {base.model_id} cannot be used: {error}") from None
+
+    def _checked(self, architecture: str | dict[str, Any]) -> dict[str, Any]:
+        """(A model with a training step of its own is no base model: members have other layers, and no class.)"""
+        return check(architecture, custom=self.custom.names, custom_models={})
 
     def _check_matches(self) -> None:
         matched = set().union(*(planned.plan.matched for planned in self.bases))
@@ -251,11 +264,11 @@ class ModelSpace:
         graph, text, misfit, parameters = Graph(planned.checked), None, None, None
         try:
             planned.plan.build(graph, chosen)
-            outputs = fit(graph, self.adapt)
+            outputs = fit(graph, self.adapt, self.custom)
             for given, wanted in zip(outputs, planned.outputs):
                 if given is not None and wanted is not None and given != wanted:
                     raise Misfit(f"an output has shape {_show([given])}, that of the base model {_show([wanted])}")
-            checked = check(graph.architecture())
+            checked = self._checked(graph.architecture())
             counted = Arithmetic.find(checked)
             if counted is not None and counted.parameters > MOST_PARAMETERS:
                 raise Misfit("the model is too large: it has more than 2^40 parameters")

@@ -18,6 +18,7 @@ from pg_mop.plan.arguments import ARGUMENTS, EVERYWHERE, knows
 from pg_mop.plan.shapes import Misfit
 from pg_mop.spaces.cells import Cell
 from pg_mop.spaces.choices import ALWAYS, Chosen, Condition, Point, Points, either, opened
+from pg_mop.spaces.custom import NONE, CustomLayers
 from pg_mop.spaces.graph import LISTS, Graph
 from pg_mop.spaces.reading import MOST_OPTIONS, Mutator, SpaceError, checked_layer
 from pg_mop.spaces.steps import Slot, Step, Target, inserting, lead, put_beside, replacing
@@ -32,10 +33,16 @@ class Plan:
     """The choice points and steps of a base model under mutators. `matched`: numbers of the mutators that match a layer."""
 
     def __init__(
-        self, base: Graph, model_id: int, mutators: Sequence[Mutator], check: Callable[[], None] = lambda: None
+        self,
+        base: Graph,
+        model_id: int,
+        mutators: Sequence[Mutator],
+        check: Callable[[], None] = lambda: None,
+        custom: CustomLayers = NONE,
     ) -> None:
-        """`base`: its graph, which is changed; `check`: called for each layer that a mutator changes. Raises SpaceError."""
-        self.check = check
+        """`base`: its graph, which is changed; `check`: called for each layer that a mutator changes; `custom`: the layers with
+        code that it may have. Raises SpaceError."""
+        self.check, self.custom = check, custom
         self._numbers: dict[str, int] = {}  # a name that was wanted -> the last number that it got
         self.graph, self.model_id = base, model_id
         self.points: list[Point] = []
@@ -158,7 +165,7 @@ class Plan:
             if argument in slot.chosen:
                 raise SpaceError(f"mutator {mutator.number} chooses {argument!r} of layer {slot.name!r} a second time")
             slot.chosen.add(argument)
-            if not knows(slot.class_name, argument):
+            if slot.class_name not in self.custom and not knows(slot.class_name, argument):
                 raise SpaceError(
                     f"mutator {mutator.number} sets {argument!r}, which is no argument of the {slot.class_name} {slot.name!r}",
                     f"It may have {', '.join(sorted(ARGUMENTS[slot.class_name] - EVERYWHERE))}.",
@@ -196,7 +203,7 @@ class Plan:
                     self.check()
                     layer = {"class_name": class_name, "config": {mutator.argument: value}}
                     try:
-                        values.append(checked_layer(layer)["config"].get(mutator.argument, value))
+                        values.append(checked_layer(layer, self.custom)["config"].get(mutator.argument, value))
                     except (ArchitectureError, Misfit) as error:
                         text = f"mutator {mutator.number} has an option that may not be used: {error}"
                         raise SpaceError(text) from None

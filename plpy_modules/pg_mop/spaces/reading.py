@@ -14,6 +14,7 @@ from typing import Any
 from mop_udf.architecture import ArchitectureError, check
 from mop_udf.architecture_classes import LAYERS, MODELS
 from pg_mop.plan.shapes import Misfit, check_needed, check_values
+from pg_mop.spaces.custom import NONE, CustomLayers
 
 MOST_CHARACTERS = 1 << 20
 MOST_DEPTH = 40
@@ -110,8 +111,9 @@ JOINS = ("Concatenate", "Add", "Average", "Maximum", "Multiply")
 NEVER_SET = ("name", "batch_shape", "batch_input_shape", "dtype", "trainable", "class_name", "module")
 
 
-def read(text: str, check: Callable[[], None] = lambda: None) -> list[Mutator]:
-    """The mutators of a JSON text: a list of objects. `check`: called for each part. Raises SpaceError."""
+def read(text: str, check: Callable[[], None] = lambda: None, custom: CustomLayers = NONE) -> list[Mutator]:
+    """The mutators of a JSON text: a list of objects. `check`: called for each part; `custom`: layers with code that they may
+    name. Raises SpaceError."""
     if len(text) > MOST_CHARACTERS:
         raise SpaceError(f"mutators have {len(text)} characters, at most {MOST_CHARACTERS}")
     try:
@@ -126,14 +128,14 @@ def read(text: str, check: Callable[[], None] = lambda: None) -> list[Mutator]:
     if len(given) > MOST_MUTATORS:
         raise SpaceError(f"there are {len(given)} mutators, at most {MOST_MUTATORS}")
     _check_depth(given)
-    return [_Reader(number, one, check).mutator() for number, one in enumerate(given, 1)]
+    return [_Reader(number, one, check, custom).mutator() for number, one in enumerate(given, 1)]
 
 
 class _Reader:
     """Reads one mutator."""
 
-    def __init__(self, number: int, given: dict[str, Any], check: Callable[[], None]) -> None:
-        self.number, self.given, self.check = number, given, check
+    def __init__(self, number: int, given: dict[str, Any], check: Callable[[], None], custom: CustomLayers) -> None:
+        self.number, self.given, self.check, self.custom = number, given, check, custom
 
     def mutator(self) -> Mutator:
         self.check()
@@ -254,8 +256,9 @@ class _Reader:
         if not isinstance(classes, list):
             raise self._error(f"matches the class {_short(classes)}, which is no name")
         for one in classes:
-            if not isinstance(one, str) or one not in (*LAYERS, *MODELS):
-                raise self._error(f"matches the class {_short(one)}, which is no layer class of Keras")
+            if not isinstance(one, str) or one not in (*LAYERS, *MODELS, *self.custom.names):
+                own = " or of the object table" if self.custom else ""
+                raise self._error(f"matches the class {_short(one)}, which is no layer class of Keras{own}")
         positions = positions if isinstance(positions, list) else [positions]
         if not all(_is_integer(p) and p for p in positions):
             raise self._error(f"matches position {_short(positions)}: 1 is the first layer, -1 the last")
@@ -284,7 +287,7 @@ class _Reader:
                 'For instance: {"class": "Dropout", "rate": 0.2}; null: no layer; "keep", of a layer choice: as it is.',
             )
         try:
-            layer = checked_layer(given)
+            layer = checked_layer(given, self.custom)
             check_needed(layer["class_name"], layer["config"])
         except (ArchitectureError, Misfit) as error:
             raise self._error(f"has an option that may not be used: {error}") from None
@@ -299,10 +302,10 @@ class _Reader:
         return SpaceError(f"mutator {self.number} {text}", hint)
 
 
-def checked_layer(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer by the allow-list of architectures. Raises ArchitectureError, and Misfit for a wrong size."""
+def checked_layer(layer: Mapping[str, Any], custom: CustomLayers = NONE) -> dict[str, Any]:
+    """A layer by the allow-list of architectures, or of `custom`. Raises ArchitectureError, and Misfit for a wrong size."""
     model = {"class_name": "Sequential", "config": {"layers": [_without_shapes(layer)]}, "keras_version": "3.0.0"}
-    (found,) = check(model)["config"]["layers"]
+    (found,) = check(model, custom=custom.names, custom_models={})["config"]["layers"]
     check_values(found["class_name"], found["config"])
     return found
 

@@ -62,6 +62,11 @@ class SuperNet:
 
 def super_net(space: ModelSpace, model_id: int) -> SuperNet:
     """The super-net of a base model of a space. Raises SpaceError where its members cannot share weights in one net."""
+    if space.custom:
+        raise SpaceError(
+            f"a space with the custom layer {next(iter(space.custom.names))} cannot be trained by one-shot",
+            "A super-net has Keras' own layers; other procedures take all.",
+        )
     for mutator in space.mutators:
         if mutator.change not in CHANGES and (not mutator.bases or model_id in mutator.bases):
             raise SpaceError(
