@@ -211,7 +211,7 @@ def test_what_the_trainer_finds_is_the_configurations_error(db):
 def test_no_code_runs_of_a_table_that_another_role_may_change(db, tmp_path):
     tmp_path.chmod(0o777)
     mark = tmp_path / "mark"
-    db.run("DROP ROLE IF EXISTS maker; CREATE ROLE maker LOGIN; GRANT mop_user TO maker")
+    db.run("DROP ROLE IF EXISTS model_maker; CREATE ROLE model_maker LOGIN; GRANT mop_user TO model_maker")
     with pytest.raises(Exception, match="class 'Stepper' is not Keras' own|'Stepper'"):
         train(db, table=None)
     db.run("CREATE TABLE madlib.mine (id serial, name text, description text, object bytea)")
@@ -219,21 +219,21 @@ def test_no_code_runs_of_a_table_that_another_role_may_change(db, tmp_path):
         code = MARK.format(name="Stepper", base="Model", path=str(mark))
         db.run("INSERT INTO madlib.mine (name, object) VALUES ('Stepper', %s)", [pickle("Stepper", code)])
         for change, fragment in (
-            ("ALTER TABLE madlib.mine OWNER TO maker", "is no superuser"),
+            ("ALTER TABLE madlib.mine OWNER TO model_maker", "is no superuser"),
             (
-                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO maker",
-                'may be written by "maker"',
+                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO model_maker",
+                'may be written by "model_maker"',
             ),
         ):
             db.run(change)
             with pytest.raises(Exception, match=fragment):
                 train(db, table="madlib.mine")
         assert not mark.exists()
-        db.run("REVOKE ALL ON madlib.mine FROM maker")
+        db.run("REVOKE ALL ON madlib.mine FROM model_maker")
         train(db, table="madlib.mine")
         assert mark.exists(), "the code marks where it runs"
     finally:
-        db.run("DROP TABLE madlib.mine; DROP OWNED BY maker; DROP ROLE maker")
+        db.run("DROP TABLE madlib.mine; DROP OWNED BY model_maker; DROP ROLE model_maker")
 
 
 def test_names_of_keras_stay_keras_own(db):

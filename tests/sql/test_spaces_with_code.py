@@ -120,15 +120,18 @@ def test_a_changed_or_dropped_layer_is_an_error(db):
     make(db)
     put(db, "Half", pickle("Half", HALF))
     db.run("DELETE FROM madlib.layers WHERE name = 'Scale'")
-    gone = "the custom layer 'Scale' of model space \"nets\" is not the one in"
+    gone = "the custom class 'Scale' of model space \"nets\" is not the one in"
     assert gone in str(db.error("SELECT madlib.mop_space_size('nets')"))
     put(db, "Scale", pickle("Scale", LAYER.replace("inputs * self.scale", "inputs + self.scale")))
     error = db.error("SELECT madlib.mop_space_size('nets')")
     assert gone in str(error) and "mop_space(...)" in error.diag.message_hint
-    assert error.diag.message_detail == "It was changed or deleted after the space was made."
+    assert error.diag.message_detail == "It was changed, or deleted, since."
     db.run("ALTER TABLE madlib.layers RENAME TO away")
     try:
-        assert "object table" in str(db.error("SELECT madlib.mop_space_size('nets')"))
+        error = db.error("SELECT madlib.mop_space_size('nets')")
+        assert 'model space "nets" needs code of an object table: object table' in str(
+            error
+        ) and "does not exist" in str(error)
     finally:
         db.run("ALTER TABLE madlib.away RENAME TO layers")
 
@@ -137,16 +140,16 @@ def test_no_code_of_a_table_that_another_role_may_change(db, tmp_path):
     tmp_path.chmod(0o777)
     mark = tmp_path / "mark"
     make(db)
-    db.run("DROP ROLE IF EXISTS maker; CREATE ROLE maker LOGIN; GRANT mop_user TO maker")
+    db.run("DROP ROLE IF EXISTS space_maker; CREATE ROLE space_maker LOGIN; GRANT mop_user TO space_maker")
     db.run("CREATE TABLE madlib.mine (id serial, name text, description text, object bytea)")
     try:
         code = MARK.format(name="Scale", base="layers.Dense", path=str(mark))
         db.run("INSERT INTO madlib.mine (name, object) VALUES ('Scale', %s)", [pickle("Scale", code)])
         for change, fragment in (
-            ("ALTER TABLE madlib.mine OWNER TO maker", "is no superuser"),
+            ("ALTER TABLE madlib.mine OWNER TO space_maker", "is no superuser"),
             (
-                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO maker",
-                'may be written by "maker"',
+                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO space_maker",
+                'may be written by "space_maker"',
             ),
         ):
             db.run(change)
@@ -157,7 +160,7 @@ def test_no_code_of_a_table_that_another_role_may_change(db, tmp_path):
             assert fragment in str(db.error("SELECT madlib.mop_space_size('nets')"))
         assert not mark.exists()
     finally:
-        db.run("DROP TABLE madlib.mine; DROP OWNED BY maker; DROP ROLE maker")
+        db.run("DROP TABLE madlib.mine; DROP OWNED BY space_maker; DROP ROLE space_maker")
 
 
 @pytest.mark.parametrize(

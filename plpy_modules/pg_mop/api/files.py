@@ -40,6 +40,7 @@ def _exported(db, session, model_table, mst_key):
     table = db.input_table(model_table, "model table", rows=False)
     if is_named(db, table):
         named = NamedModel.find(db, model_table, mst_key)
+        named.check_without_code("a .keras file")
         request["raw"] = named.to_keras()
     with trainer_of(session, trainer_options(db, False)) as trainer:
         if "raw" in request:

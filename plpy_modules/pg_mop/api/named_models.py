@@ -12,6 +12,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import Transform
+from pg_mop.inference.custom_code import KEY, CustomCode
 from pg_mop.inference.named_model import COLUMNS, IS_MODEL, IS_SAFE, table_of
 
 
@@ -20,10 +21,10 @@ def mop_deploy(db, name, model_table, mst_key, description):
     """Make a trained model a version of the named model `name`; returns the version."""
     db.check_engine("mop_deploy")
     model = StoredModel(db, model_table, mst_key)
-    model.check_without_code("a named model")
     if len(model.transform.outputs) != 1:
         raise MopError(f"{model.what} has {len(model.transform.outputs)} outputs: a named model has one")
     row = _info(db, model_table, mst_key)
+    code = CustomCode.of(db, model.summary["object_table"], list(model.objects)) if model.objects else None
     return add_version(
         db,
         name,
@@ -34,6 +35,7 @@ def mop_deploy(db, name, model_table, mst_key, description):
             target=model.output_names[0],
             kind="regression" if model.regression else "classification",
             metrics=row,
+            details=code and code.to_details(),
             compile_params=model.compile_params,
             description=description,
             statement=f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, {quote_literal(model_table)}"
@@ -166,6 +168,17 @@ def mop_share(db, name, role):
             f'role "{role}" may not use schema "{table.schema}" of the model',
             hint=f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {quoted};",
         )
+    for row in db.execute(
+        f"SELECT DISTINCT details->'{KEY}'->>'object_table' AS name FROM {table} WHERE details ? '{KEY}' ORDER BY 1"
+    ):
+        functions = db.find_table(f"{db.extension}.{row['name']}") if row["name"] else None
+        if functions is not None and not db.value(
+            "SELECT has_table_privilege($1, $2, 'SELECT')", ["text", "oid"], [role, functions.oid]
+        ):
+            db.warning(
+                f'role "{role}" may not read object table {functions}, which has code of the model',
+                hint=f"GRANT SELECT ON {functions} TO {quoted};",
+            )
     if not db.value("SELECT pg_has_role($1, 'mop_user', 'USAGE')", ["text"], [role]):
         db.warning(f'role "{role}" may not use pg_mop', hint=f"GRANT mop_user TO {quoted};")
 

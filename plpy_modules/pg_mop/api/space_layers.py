@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mop_udf.architecture import custom_classes
@@ -81,25 +81,9 @@ def read(db: Any, space: str, table: str | None, written: str | None) -> CustomL
         raise MopError(f'model space "{space}" has custom layers that cannot be read: {str(error)[:200]}') from None
     if table is None:
         raise MopError(f'model space "{space}" has custom layers, but no object table')
-    functions = object_table.check(db, table)
-    now = _digests(db, functions, list(digests))
-    changed = next((name for name, digest in digests.items() if now.get(name) != digest), None)
-    if changed is not None:
-        raise MopError(
-            f'the custom layer {changed!r} of model space "{space}" is not the one in {functions}',
-            detail="It was changed or deleted after the space was made.",
-            hint=f"Make the space again: SELECT {db.extension}.mop_space(...);",
-            sqlstate="55000",
-        )
+    hint = f"Make the space again: SELECT {db.extension}.mop_space(...);"
+    functions = object_table.check_unchanged(db, table, digests, f'model space "{space}"', hint)
     return CustomLayers(digests, told, table=object_table.within_schema(functions))
-
-
-def _digests(db: Any, functions: str, names: Sequence[str]) -> dict[str, str]:
-    """{name: SHA-256 of the pickle} of the objects of these names."""
-    rows = db.execute(
-        f"SELECT name, object FROM {functions} WHERE name = ANY ($1) AND object IS NOT NULL", ["text[]"], [names]
-    )
-    return {row["name"]: _digest(row["object"]) for row in rows}
 
 
 def _digest(pickle: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Object tables: custom losses, metrics and layers (docs/contract/arch_and_objects.md, section 2).
+"""Object tables: custom losses, metrics, layers and models (docs/contract/arch_and_objects.md, section 2).
 
 Only trainers unpickle the objects, backends never do. An object runs code, so only superusers may provide objects: the
 table must be in the extension's schema, and a superuser must own it. Each reader checks that, worker sessions included.
@@ -56,6 +56,35 @@ def check(db, text):
             detail="Its objects run code.",
             hint=f"REVOKE ALL ON {quoted} FROM {role};",
             sqlstate="42501",
+        )
+    return quoted
+
+
+def check_unchanged(db, text, digests, what, hint):
+    """The quoted name of the object table that `what` (a text for errors) needs, with the classes that it had.
+
+    `digests`: {name: SHA-256 of its pickle}. Raises MopError where the table is no usable object table any more, or where one
+    of the classes is another one now.
+    """
+    try:
+        quoted = check(db, text)
+    except MopError as error:
+        problem = f"{what} needs code of an object table: {error.message}"
+        raise MopError(problem, error.detail, error.hint, error.sqlstate) from None
+    rows = db.execute(
+        f"SELECT name, encode({db.extension}.mop_sha256(object), 'hex') AS digest FROM {quoted} "
+        "WHERE name = ANY ($1) AND object IS NOT NULL",
+        ["text[]"],
+        [list(digests)],
+    )
+    now = {row["name"]: row["digest"] for row in rows}
+    changed = next((name for name, digest in digests.items() if now.get(name) != digest), None)
+    if changed is not None:
+        raise MopError(
+            f"the custom class {changed!r} of {what} is not the one in {quoted}",
+            detail="It was changed, or deleted, since." if changed in now else "It was deleted since.",
+            hint=hint,
+            sqlstate="55000",
         )
     return quoted
 
@@ -139,9 +168,9 @@ def read(db, object_table, compile_params, digests=None, layers=()):
 
 
 def digests(db, object_table, compile_params, layers=()):
-    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters, and of the custom layers of
-    these names."""
-    names = [*custom_names(compile_params), *layers]
+    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters, if any are given, and of the
+    custom layers and models of these names."""
+    names = [*(custom_names(compile_params) if compile_params is not None else ()), *layers]
     return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
 
 

@@ -24,7 +24,7 @@ class Model:
     `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it
     was trained on numbers, neither on classes nor on soft labels.
 
-    `objects`: {name: pickle} of its custom layers.
+    `objects`: {name: pickle} of its custom layers, and of its own class.
     """
 
     transform: Transform
@@ -91,11 +91,11 @@ class Model:
         trainer.lent = self
 
     def check_without_code(self, place: str) -> None:
-        """Raises MopError where the model has custom layers: their code does not go with it to another place."""
+        """Raises MopError where the model has custom classes: their code does not go with it to another place."""
         if self.objects:
             names = ", ".join(self.objects)
             raise MopError(
-                f"{self.what} has the custom layer{'s' * (len(self.objects) > 1)} {names}: {place} has Keras' own layers alone",
+                f"{self.what} has the custom class{'es' * (len(self.objects) > 1)} {names}: {place} has Keras' own alone",
                 sqlstate="0A000",
             )
 

@@ -23,6 +23,7 @@ from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
 from pg_mop.columns.features.base import as_trained, family
 from pg_mop.columns.features_column import Features
+from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
 from pg_mop.inference.row_inputs import RowInputs
 from pg_mop.packing.row_source import in_brackets, is_query
@@ -92,6 +93,7 @@ class NamedModel(RowInputs, Model):
 
     version: int
     key: tuple[str, str]
+    code: CustomCode | None  # that its architecture needs
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -112,12 +114,14 @@ class NamedModel(RowInputs, Model):
             while len(_kept) >= KEPT:
                 _kept.pop(next(iter(_kept)))
             model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
+        elif model.code is not None:  # (its table may have changed since)
+            model.code.check(db, model.what)
         return model
 
     def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
         self.name, self.table, self.version, self.key = name, table, version, key
         row = db.one(
-            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target, "
+            f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target, details::text AS details, "
             f"{weights.reference_sql('model_weights')} AS reference FROM {table} WHERE version = {version}"
         )
         assert row is not None
@@ -128,7 +132,10 @@ class NamedModel(RowInputs, Model):
         with _reading(what):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
-        self._read_architecture(row["arch"], None, outputs, what)
+        self.code = CustomCode.of_details(row["details"], what)
+        self._read_architecture(row["arch"], None, outputs, what, self.code and self.code.digests)
+        if self.code is not None:
+            self.objects = self.code.read(db, what)
         with _reading(what):
             self._check_inputs()
             self.inputs = self.input_columns([column.name for column in self.transform.inputs])
