@@ -116,7 +116,7 @@ def functional(*layers, name="net"):
         call = {"args": [{"class_name": "__keras_tensor__", "config": tensor}], "kwargs": {}}
         last = one["config"]["name"]
         made.append({**one, "name": last, "inbound_nodes": [call]})
-    ends = {"input_layers": [["in", 0, 0]], "output_layers": [[last, 0, 0]]}
+    ends = {"input_layers": ["in", 0, 0], "output_layers": [last, 0, 0]}
     config = {"name": name, "layers": made, **ends}
     return json.dumps({"class_name": "Functional", "module": "keras.src.models.functional", "config": config})
 

@@ -8,6 +8,8 @@ The loss reported by training is a mean over batches while the weights change. I
 if nothing trains and nothing is random, where reusing it would save little. So it never replaces an evaluation.
 """
 
+import inspect
+
 import keras
 import numpy as np
 from keras import ops
@@ -26,6 +28,8 @@ class Scores:
         of (name, Metric); `weighted`: the names of those that take sample weights.
         """
         self.model, self.metrics, self.weighted = model, metrics, weighted
+        # (the compute_loss of a custom class may lack the argument)
+        self.training = {"training": False} if _takes_training(model.compute_loss) else {}
         read = [keras_calls.read(loss) for loss in losses]
         # of each output, where its loss relates sums over all rows (params.py lets only all of them do so)
         self.overlap_losses = read if read[0][0].lower() in OF_ALL_ROWS else None
@@ -52,7 +56,7 @@ class Scores:
         outputs = keras.tree.flatten(predicted)
         labels = [labels_for(label, output) for label, output in zip(keras.tree.flatten(y), outputs)]
         if self.overlap_losses is None:
-            loss = self.model.compute_loss(x, y, predicted, weight, training=False)
+            loss = self.model.compute_loss(x, y, predicted, weight, **self.training)
         else:
             loss = sum(self.model.losses, ops.zeros((), "float32"))
             t, p = ([ops.cast(v, "float64") for v in values] for values in (labels, outputs))
@@ -98,6 +102,12 @@ class Scores:
             own_names = {f"{output}_{name}": own[name] for output, own in zip(self.names, single) for name in own}
             values.update({name: value for name, value in own_names.items() if name not in values})
         return loss, values
+
+
+def _takes_training(function):
+    """Whether a function takes the keyword argument `training`."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _overlap(loss, arguments, both, labels, predictions):

@@ -1,11 +1,14 @@
 """Models with a training step of their own: found among superusers' objects alone, and trained as plain Keras trains them."""
 
 import os
+import re
 
+import dill
 import numpy as np
 import pytest
 from custom_code import LAYER, MODEL, MODEL_FOR_JAX, functional, made, of_class, pickle, stepper, with_scale
 
+from conftest import ROOT
 from mop_udf import architecture, architecture_shapes
 from mop_udf.architecture import ArchitectureError, custom_classes, custom_model, custom_name
 from workload import dense, layer
@@ -187,6 +190,69 @@ def test_a_weight_of_the_class_itself_is_part_of_the_state():
     assert float(ours.model.seen.numpy()) == 0
     ours.load(state)
     assert float(ours.model.seen.numpy()) == 3
+
+
+OWN_METRICS = """
+import keras
+import tensorflow as tf
+
+class Tracked(keras.Model):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own_loss = keras.metrics.Mean(name="loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
+        self.noise = keras.random.SeedGenerator(7)
+
+    @property
+    def metrics(self):
+        return [self.own_loss, self.error]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return 2 * keras.ops.mean(keras.ops.square(y - y_pred))
+
+    def train_step(self, data):
+        x, y = data
+        x = x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.noise)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.own_loss.update_state(loss)
+        self.error.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+"""
+
+
+def test_a_class_with_metrics_random_draws_and_a_loss_of_its_own():
+    pickles = {"Tracked": pickle("Tracked", OWN_METRICS)}
+    ours = compiled(stepper("Tracked"), pickles)
+    ours.check_trainable()
+    reports = [ours.kernels.train([rows(24)], 24, 8, 1) for _ in range(4)]
+    assert reports[-1]["loss"] < reports[0]["loss"] and set(reports[0]["metrics"]) == {"error"}
+    state = b"".join(ours.save())
+    ours.kernels.train([rows(24)], 24, 8, 1)
+    whole = [np.array(weight) for weight in ours.model.get_weights()]
+    other = compiled(stepper("Tracked"), pickles)
+    other.load(state)
+    other.kernels.train([rows(24)], 24, 8, 1)
+    for one, again in zip(whole, other.model.get_weights(), strict=True):
+        assert np.array_equal(one, again), "the draws are part of the state"
+    x, y = rows()
+    found = ours.score([len(x), *ours.forward.evaluate((x, y), 1)])
+    wanted = 2 * float(np.mean((np.asarray(ours.model(x)) - y) ** 2))
+    assert found["loss"] == pytest.approx(wanted, rel=1e-5), "evaluations take the loss of the class"
+
+
+def test_the_example_of_the_documents_trains():
+    text = (ROOT / "docs/contract/arch_and_objects.md").read_text()
+    (example,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "class Distiller" in block
+    ]
+    names = made("import keras\nimport tensorflow as tf\n" + example)
+    ours = compiled(names["model"].to_json(), {"Distiller": dill.dumps(names["Distiller"], recurse=True)})
+    ours.check_trainable()
+    reports = [ours.kernels.train([rows()], 20, 8, 1) for _ in range(3)]
+    assert reports[-1]["loss"] < reports[0]["loss"] and {report["kernel"] for report in reports} == {"plain"}
 
 
 @pytest.mark.parametrize(
