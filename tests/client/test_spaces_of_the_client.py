@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from custom_code import LAYER, pickle, put
 
 from pg_mop_client import ClientError, Selection, ServerError, Space, layer
 from workload import dense, load, make_data
@@ -64,3 +65,12 @@ def test_the_server_refuses_what_it_always_does(db, s):
         s.mop_space_show(name, "html")
     with pytest.raises(ServerError):
         s.space("no_such_space").size()
+
+
+def test_a_space_may_name_an_object_table(db, s):
+    put(db, "Scale", pickle("Scale", LAYER))
+    space = Space([1]).insert("hidden", [None, layer("Scale", start=2.0)])
+    assert space.create(s, "py_scaled", "arch", object_table="layers").size() == 2
+    assert list(db.value("SELECT custom_layers FROM py_scaled")["digests"]) == ["Scale"]
+    with pytest.raises(ServerError, match="Scale"):
+        space.create(s, "py_bad", "arch")
