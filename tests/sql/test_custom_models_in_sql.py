@@ -88,12 +88,13 @@ def test_explain_says_why_the_kernel_is_plain(db):
     plan = json.loads(plan) if isinstance(plan, str) else plan
     nets = {net["model_id"]: net for net in plan["nets"]}
     assert (nets[1]["kernel"], nets[1]["own_class"], nets[2]["own_class"]) == ("plain", "Stepper", None)
-    text = db.value("SELECT madlib.mop_explain(%s)", [f"SELECT madlib.{call}"])
-    assert "-> kernel plain: only it calls the training step of model class Stepper" in text
-    selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
+    explain = "SELECT madlib.mop_explain(%s)", [f"SELECT madlib.{call}"]
+    assert "-> kernel plain: only it calls the training step of model class Stepper" in db.value(*explain)
     db.run("SET pg_mop.kernel = 'loop'")
     try:
-        text = db.value("SELECT madlib.mop_explain(%s)", [f"SELECT madlib.{call}"])
+        assert "Kernel: loop (set by pg_mop.kernel)" in db.value(*explain), "that of the other net"
+        selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
+        text = db.value(*explain)
     finally:
         db.run(SETTINGS)
     assert "Kernel: plain (only this kernel calls the training step of model class Stepper)" in text

@@ -216,18 +216,19 @@ class Preview(PlannedRun):
         return sorted(rows, key=lambda row: -row["unit_seconds"])
 
     def _compute(self, nets: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The framework and the kernel, with the reasons."""
+        """The framework and the kernel, with the reasons. (A net with a training step of its own tells its kernel.)"""
         options = self.options
+        others = [net for net in nets if not net["own_class"]]
         own = sorted({net["own_class"] for net in nets if net["own_class"]})
-        if own and all(net["own_class"] for net in nets):
+        if own and not others:
             why = f"only this kernel calls the training step of model class {', '.join(own)}"
         elif options["kernel"] != "auto":
             why = "set by pg_mop.kernel"
-        elif nets and all(net["kernel"] for net in nets):
+        elif others and all(net["kernel"] for net in others):
             why = "by the cost history"
         else:
             why = "the trainers will time the kernels on their first batches"
-        kernels = sorted({net["kernel"] for net in nets if net["kernel"]})
+        kernels = sorted({net["kernel"] for net in others or nets if net["kernel"]})
         return {
             "framework": {"name": options["keras_backend"], "reason": "pg_mop.keras_backend"},
             "kernel": {"name": ", ".join(kernels) or options["kernel"], "reason": why},
