@@ -121,7 +121,7 @@ SETTINGS = {
         "([packing](how_it_works.md#packing)).",
     ),
     "device_memory_mb": (
-        "what `nvidia-smi` tells",
+        "what nvidia-smi tells",
         "Memory of a device that a call plans with: of each GPU with `use_gpus`. A net that needs more is divided among "
         "several devices ([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
