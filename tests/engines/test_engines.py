@@ -418,8 +418,10 @@ class TestConformance:
             error = db.error(f"SELECT madlib.mop_{call}", [halted.run_id])
             assert "trains nothing" in str(error) and "Make that call once more" in str(error)
         assert eventually(lambda: not halted.works(), 20)
-        assert predicted(engine, "rawp", "'prob'") == alike(predicted(engine, "flowers", "'prob'"), engine.tolerance)
+        # (a call with worker sessions drops it; predictions for a small local table have them if several trainers are idle)
+        engine.fit("flowers_packed", "warm", "mst", iterations=1)
         assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
+        assert predicted(engine, "rawp", "'prob'") == alike(predicted(engine, "flowers", "'prob'"), engine.tolerance)
         nothing_is_left(engine)
 
     def test_averaging_is_replicas_in_plain_keras_averaged_by_hand(self, engine):

@@ -240,12 +240,12 @@ def test_nothing_is_left_to_do():
 
 
 @pytest.mark.thorough
-def test_a_thousand_configurations_are_predicted_in_a_fraction_of_a_second():
+def test_a_thousand_configurations_are_predicted_in_seconds():
     configurations = [configuration(key, key / 1e6) for key in range(1, 1001)]
     planner = planned(workload(segments=8, iterations=10, metrics=(10,), options=CHAINS), configurations)
-    began = time.perf_counter()
+    began = time.process_time()  # (0.2 s on a quiet machine; the bound finds only what grows with the square)
     found = predict(planner, configurations, {}, Estimates(planner, fixed=FIXED, sessions=8))
-    assert found.units == 80_000 and time.perf_counter() - began < 1.0
+    assert found.units == 80_000 and time.process_time() - began < 10
 
 
 # --- fixed costs by the log -------------------------------------------------------------------------------------------
@@ -489,11 +489,11 @@ def test_max_trials_ends_the_drive():
 
 
 @pytest.mark.thorough
-def test_ten_thousand_trials_are_driven_within_a_second_or_so():
-    began = time.perf_counter()
+def test_ten_thousand_trials_are_driven_in_seconds():
+    began = time.process_time()
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
     trials = outlook.drive(procedure, "random").trials
-    assert len(trials) == 10_000 and time.perf_counter() - began < 5
+    assert len(trials) == 10_000 and time.process_time() - began < 30
 
 
 DEALS = {**CHAINS, "deal_threads": True, "kernel": "auto"}
