@@ -9,7 +9,7 @@ from pg_mop.backend import foreign_code, object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
-from pg_mop.backend.trusted import companion
+from pg_mop.backend.trusted import check_of_run, check_output, output_of_run
 from pg_mop.catalog import metric_of
 from pg_mop.run.configurations import Configurations, is_super_net
 from pg_mop.run.coordinator import execute
@@ -49,6 +49,7 @@ def train(db, arguments, earlier=None):
     weights.existing(db, model)  # (raises MopError)
 
     def write(result):
+        path.check_outputs()
         c = result.outcome()[0]
         most = inputs.options["weights_value_mb"]
         value, size = weights.store(db, model, next(weights_of(result, [c])), most, len(c["model_arch"].encode()))
@@ -96,8 +97,18 @@ def train(db, arguments, earlier=None):
                 "automl": path.automl,
             },
             preferred=a["run_id"],
+            trained_on=path.before,
         )
     )
+
+
+def check_packed(db, *names):
+    """Raises MopError where the packed tables of a run, or their summaries, would run code of another role when they are read.
+    `names`: the tables, or None."""
+    for name in names:
+        if name is not None:
+            check_of_run(db, name, "packed table of the run")
+            check_of_run(db, db.suffixed(name, "_summary"), "summary of the packed table of the run")
 
 
 def _one(db, inputs, c, functions_table, judged_by, searched):
@@ -232,8 +243,9 @@ class TrainedPath:
             )
         before.output = run["model_output_table"]
         db.look_up_as(before.path)
-        self.model = self._table(db, before.output, key)
-        self.info = self._table(db, db.suffixed(before.output, "_info"), key, self.model)
+        self.outputs = []
+        self.model = self._table("")
+        self.info = self._table("_info")
         self.tables = [str(self.model), str(self.info)]
         if not db.value(
             f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2",
@@ -262,6 +274,7 @@ class TrainedPath:
     def inputs(self, iterations, earlier):
         """The inputs of a call that trains the path for so many more iterations. Raises MopError."""
         db, before, until = self.db, self.before, self.done + iterations
+        check_packed(db, self.run["source_table"], self.run["validation_table"])
         inputs = Inputs.read(
             db,
             self.run["source_table"],
@@ -272,8 +285,8 @@ class TrainedPath:
             earlier,
         )
         if self.searched:
-            self.trials = str(self._table(db, db.suffixed(before.output, "_trials"), self.key, self.model))
-        summary = companion(db, self.model, db.suffixed(before.output, "_summary"), "summary of the run")
+            self.trials = str(self._table("_trials"))
+        summary = self._output("_summary", "summary of the run")
         if "best_mst_key" in db.columns(summary):  # (an earlier version did not write it)
             _check_update(db, summary, "best_mst_key")
             self.summary = str(summary)
@@ -284,20 +297,30 @@ class TrainedPath:
             metrics_iterations=sorted(self.evaluated | more | {until}),
         )
 
-    @staticmethod
-    def _table(db, text, key, of=None):
-        """An output table with a row of a configuration, which the caller may update. `of`: the model table that it belongs to.
-        The caller names the run alone: what has taken a table's name since is checked before it is read. Raises MopError."""
-        what = "output table of the run"
-        if of is None:
-            foreign_code.check_writable(db, db.input_table(text, what, rows=False))
-            table = db.input_table(text, what)
-        else:
-            table = companion(db, of, text, what)
-        if not db.value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE mst_key = $1)", ["integer"], [key]):
-            raise MopError(f"{table} has no row of mst_key {key}")
-        _check_update(db, table, "mst_key")
+    def _table(self, suffix):
+        """An output table with a row of the configuration, which the caller may update. Raises MopError."""
+        table = self._output(suffix, "output table of the run")
+        if not self.db.value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE mst_key = $1)", ["integer"], [self.key]):
+            raise MopError(f"{table} has no row of mst_key {self.key}")
+        _check_update(self.db, table, "mst_key")
         return table
+
+    def _output(self, suffix, what):
+        """An output table. The caller names the run alone: what has taken a table's name since is checked before it is read.
+        Raises MopError."""
+        text = self.db.suffixed(self.before.output, suffix) if suffix else self.before.output
+        table = output_of_run(self.db, text, what, self._hint)
+        self.outputs.append((table, what))
+        return table
+
+    def check_outputs(self):
+        """Check the output tables again, before they are written. Raises MopError."""
+        for table, what in self.outputs:
+            check_output(self.db, table, what, self._hint, lock=True)
+
+    @property
+    def _hint(self):
+        return f"SELECT {self.db.extension}.mop_replay({self.run_id}, 'another_table'); trains the models again."
 
 
 def update_trial(db, result, c, table, judged_by):

@@ -4,6 +4,7 @@ from pg_mop.api import automl, fit, fit_multiple, more, search
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
+from pg_mop.backend.trusted import check_of_run
 from pg_mop.run.earlier import Earlier, open_catalog, options_of, own_run
 
 # function -> (training function, {argument with the name of an output table: its suffix in a replay})
@@ -13,6 +14,14 @@ TRAINS = {
     search.FUNCTION: (search.train, {"model_output_table": ""}),
     automl.FUNCTION: (automl.train, {"model_output_table": "", "model_selection_table": "_best"}),
     more.FUNCTION: (more.train, {"output_table": ""}),
+}
+# arguments with names of tables that a resumed or replayed run reads (-> of their companions): other roles may have taken them
+READ = {
+    "source_table": ("", "_summary"),
+    "validation_table": ("", "_summary"),
+    "model_selection_table": ("", "_summary"),
+    "model_arch_table": ("",),
+    "model_space": ("",),
 }
 SEARCHES = (search.FUNCTION, automl.FUNCTION)
 
@@ -68,6 +77,7 @@ def mop_replay(db, run_id, output_table):
     train, _ = TRAINS[run["function"]]
     if earlier.path not in (None, db.callers_path):
         db.look_up_as(earlier.path)
+    _check_tables(db, arguments, earlier)
     train(db, arguments, earlier)
 
 
@@ -75,7 +85,19 @@ def _go_on(db, earlier):
     """Continue a run, which may be a replay."""
     train, _ = TRAINS[earlier.function]
     db.look_up_as(earlier.path)
+    _check_tables(db, earlier.arguments, earlier)
     train(db, earlier.arguments, earlier)
+
+
+def _check_tables(db, arguments, earlier):
+    """Raises MopError where reading a table that the run names would run code of another role: the caller has named the run
+    alone."""
+    names = {(arguments.get(name) or earlier.tables.get(name), own) for name, own in READ.items()}
+    if arguments.get("warm_start"):
+        names.add((arguments.get("model_output_table") or arguments.get("model"), ("", "_info", "_summary")))
+    for name, suffixes in names:
+        for suffix in suffixes if isinstance(name, str) and name.strip() else ():
+            check_of_run(db, db.suffixed(name, suffix) if suffix else name, "table of the run")
 
 
 def _arguments(db, run, earlier, output_table):

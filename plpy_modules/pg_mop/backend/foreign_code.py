@@ -39,6 +39,7 @@ class Place(enum.IntEnum):
 EVERYWHERE = tuple(Place)
 OF_WRITING = (Place.TRIGGER, Place.RULE, Place.POLICY)  # in any write; no ordinary parts of a table
 OF_PARTS = tuple(set(Place) - {Place.CHILD, Place.PARENT})  # (a partition has a parent, and may have children)
+OF_READING = tuple(set(OF_PARTS) - {Place.TRIGGER, Place.DEFAULT, Place.OTHER_CONSTRAINT})  # (no SELECT runs these)
 
 # SQL: (what it is, the command that removes it, FROM and WHERE) of a table's code; {oid} and {name}: of the table
 _CODE = {
@@ -72,7 +73,11 @@ _CODE = {
         "'default expression of column ' || quote_ident(a.attname)",
         "format(CASE WHEN coalesce(row_to_json(a)->>'attgenerated', '') = '' THEN 'ALTER TABLE %2$s ALTER %1$I DROP DEFAULT;' "
         "ELSE 'ALTER TABLE %2$s DROP %1$I;' END, a.attname, {name})",
-        "pg_catalog.pg_attribute a WHERE a.attrelid = {oid} AND a.atthasdef AND NOT a.attisdropped",
+        # (the column `created` of a named model has now() of PostgreSQL, on which no dependency is noted)
+        "pg_catalog.pg_attribute a JOIN pg_catalog.pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum WHERE "
+        "a.attrelid = {oid} AND a.atthasdef AND NOT a.attisdropped AND (pg_get_expr(f.adbin, f.adrelid) <> 'now()' OR EXISTS "
+        "(SELECT 1 FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = f.oid AND "
+        "d.refclassid = 'pg_catalog.pg_proc'::regclass))",
     ),
     Place.CHECK: (
         "'constraint ' || quote_ident(k.conname)",
@@ -82,9 +87,11 @@ _CODE = {
     Place.INDEX: (
         "'index ' || i.indexrelid::regclass || ' of an expression'",
         "format('DROP INDEX %s;', i.indexrelid::regclass)",
-        # (mop_deploy makes an index with the predicate in_use: a column, and no function)
-        "pg_catalog.pg_index i WHERE i.indrelid = {oid} AND (i.indexprs IS NOT NULL "
-        "OR pg_get_expr(i.indpred, i.indrelid) <> 'in_use')",
+        # (mop_deploy makes an index with the predicate in_use: a column, and no function. A column of another type than
+        # boolean would have a cast, which pg_get_expr does not show.)
+        "pg_catalog.pg_index i WHERE i.indrelid = {oid} AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL AND NOT "
+        "(pg_get_expr(i.indpred, i.indrelid) = 'in_use' AND EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a WHERE a.attrelid "
+        "= i.indrelid AND a.attname = 'in_use' AND a.atttypid = 'pg_catalog.bool'::regtype)))",
     ),
     Place.STATISTICS: (
         "'statistics object ' || quote_ident(s.stxname)",
@@ -125,6 +132,11 @@ class Found(NamedTuple):
     what: str
     command: str
 
+    @property
+    def owned(self) -> str:
+        """`what` as the object of "has"."""
+        return self.what if self.what == "row-level security" else f"the {self.what}"
+
 
 def code_sql(oid: str, name: str, places: Iterable[Place]) -> str:
     """SQL: rows (place, what, command) for all that could run code in a statement on a table. `oid`, `name`: SQL of the table's
@@ -147,22 +159,23 @@ def find(db: Database, oid: int, quoted: str, places: Iterable[Place] = EVERYWHE
     return row and Found(row["what"], row["command"])
 
 
-def find_in_parts(db: Database, oid: int) -> Found | None:
+def find_in_parts(db: Database, oid: int, places: Iterable[Place] = OF_PARTS) -> Found | None:
     """The first thing of a table or of its partitions that could run code when the table is read; `what` is a sentence, with
-    the name of the table that has it."""
+    the name of the table that has it; `places`: where to look."""
+    places = tuple(places)
     for part in db.execute(_TREE, ["oid"], [oid]):
         if part["kind"] not in ("r", "p"):
             kind = {"v": "VIEW", "f": "FOREIGN TABLE", "m": "MATERIALIZED VIEW"}.get(part["kind"], "TABLE")
             return Found(f"{part['name']} is no plain table", f"DROP {kind} {part['name']};")
-        found = find(db, part["oid"], part["name"], OF_PARTS)
+        found = find(db, part["oid"], part["name"], places)
         if found is not None:
-            return Found(f"{part['name']} has the {found.what}", found.command)
+            return Found(f"{part['name']} has {found.owned}", found.command)
     return None
 
 
 def check_writable(db: Database, table: Table) -> None:
-    """Raises MopError where a table of another role, which is no superuser, has triggers, rules or policies: they would run
-    with the rights of the caller, who writes to it."""
+    """Raises MopError where a table of another role, which is no superuser, has triggers, rules, policies, children,
+    expressions or types of its own: they would run with the rights of the caller, who writes to it."""
     owner = db.value(
         "SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1 AND NOT "
         + IS_OF_TRUSTED_ROLE,
@@ -171,10 +184,10 @@ def check_writable(db: Database, table: Table) -> None:
     )
     if owner is None:
         return
-    found = find(db, table.oid, str(table), OF_WRITING)
+    found = find(db, table.oid, str(table))
     if found is not None:
         raise MopError(
-            f"table {table} of role {owner} has the {found.what}",
+            f"table {table} of role {owner} has {found.owned}",
             detail="Its functions would run with your rights.",
             hint=found.command,
             sqlstate="42501",

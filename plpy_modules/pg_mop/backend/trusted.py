@@ -57,24 +57,119 @@ def locked_of_any_role(db: Database, name: str) -> Table | None:
     """
 
     def is_safe(table: Table) -> bool:
-        if _has_kind(db, table.oid, PARTITIONED):
-            return True
-        found = foreign_code.find_in_parts(db, table.oid)
-        if found is None:
-            return True
-        owner = db.value(
-            "SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1",
+        if not _has_kind(db, table.oid, PARTITIONED):
+            _check_code(db, table, foreign_code.OF_PARTS)
+        return True
+
+    return _locked(db, name, is_safe)
+
+
+def _check_code(db: Database, table: Table, places: Sequence[foreign_code.Place]) -> None:
+    """Raises MopError where a table or one of its partitions has something, in these places, that would run code when the table
+    is read, or is no plain table."""
+    found = foreign_code.find_in_parts(db, table.oid, places)
+    if found is None:
+        return
+    if is_of_trusted_role(db, table):  # (the caller's own: nothing is said that would remove it)
+        problem = "it has row-level security" if table.kind in PARTITIONED else "it is no plain table"
+        raise MopError(
+            f"{table} is not read here: {problem}",
+            detail="Where another role could have taken a table's name, only plain tables without policies are read.",
+            sqlstate="42501",
+        )
+    owner = db.value(
+        "SELECT quote_ident(pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c WHERE c.oid = $1",
+        ["oid"],
+        [table.oid],
+    )
+    raise MopError(
+        f"{table} of role {owner} is not read: {found.what}",
+        detail="Functions of its owner could run with your rights.",
+        hint=f"Its owner can remove that: {found.command}",
+        sqlstate="42501",
+    )
+
+
+def is_of_trusted_role(db: Database, table: Table) -> bool:
+    """True if the caller or a superuser owns the table."""
+    return bool(
+        db.value(
+            f"SELECT {foreign_code.IS_OF_TRUSTED_ROLE} FROM pg_catalog.pg_class c WHERE c.oid = $1",
             ["oid"],
             [table.oid],
         )
+    )
+
+
+def check_of_run(db: Database, name: str, what: str) -> None:
+    """Raises MopError where the relation that `name` names for the caller would run code of another role when it is read: the
+    caller has named a run alone, and another role may have taken the name since. It keeps its name until the transaction ends.
+
+    `what`: its purpose. Tables of the caller and of superusers pass, and so do names that no relation has: whoever reads it
+    reports that.
+    """
+    table = db.find_table(name)
+    if table is None or is_of_trusted_role(db, table):
+        return
+    table = db.input_table(name, what, rows=False)
+    _check_code(db, table, foreign_code.OF_READING)
+    _lock_as(db, name, table, what)
+    _check_code(db, table, foreign_code.OF_READING)
+
+
+def output_of_run(db: Database, text: str, what: str, hint: str) -> Table:
+    """The output table `text` of a run, which has rows, to be read and written although the caller has named the run alone.
+
+    It is the caller's, or a superuser's, or a plain table without code of a role whose member the caller is: what is trained
+    goes into no other role's table. It keeps its name until the transaction ends. Raises MopError.
+    """
+    table = db.input_table(text, what, rows=False)
+    check_output(db, table, what, hint)
+    if not is_of_trusted_role(db, table):
+        _lock_as(db, text, table, what)
+        check_output(db, table, what, hint)
+    if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
+        raise MopError(f'{what} "{text}" is empty')
+    return table
+
+
+def check_output(db: Database, table: Table, what: str, hint: str, lock: bool = False) -> None:
+    """Raises MopError where a table is none that `output_of_run` gives. `lock`: keep others from changing it from now on."""
+    row = db.one(
+        f"SELECT {foreign_code.IS_OF_TRUSTED_ROLE} AS is_trusted, quote_ident(pg_get_userbyid(c.relowner)) AS owner, "
+        "pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user "
+        "AND r.rolsuper) AS is_member, c.relkind::text AS kind FROM pg_catalog.pg_class c WHERE c.oid = $1",
+        ["oid"],
+        [table.oid],
+    )
+    if row is not None and row["is_trusted"] and db.relation(table.sql) == table.oid:
+        return
+    if row is None or not row["is_member"]:
         raise MopError(
-            f"{table} of role {owner} is not read: {found.what}",
-            detail="Functions of its owner could run with your rights.",
-            hint=f"Its owner can remove that: {found.command}",
+            f"the {what} {table} is another role's" + (f": {row['owner']} owns it" if row else ""),
+            detail="Its functions could run with your rights, and its owner would get what is trained.",
+            hint=hint,
+            sqlstate="42501",
+        )
+    if lock and row["kind"] == "r":
+        db.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+    code = foreign_code.find(db, table.oid, str(table))
+    if row["kind"] != "r" or code is not None or db.relation(table.sql) != table.oid:
+        raise MopError(
+            f"the {what} {table} of role {row['owner']} " + (f"has {code.owned}" if code else "is no plain table"),
+            detail="Its functions could run with your rights.",
+            hint=hint,
             sqlstate="42501",
         )
 
-    return _locked(db, name, is_safe)
+
+def _lock_as(db: Database, name: str, table: Table, what: str) -> None:
+    """Lock a table so that it keeps its name until the transaction ends. Raises MopError where it has lost the name."""
+    if table.kind in PARTITIONED:
+        db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE")
+    now = db.find_table(name)
+    if now is None or now.oid != table.oid:
+        raise MopError(f'the {what} "{name}" has been replaced at this moment', hint="Call again.", sqlstate="55000")
 
 
 def _locked(db: Database, name: str, accepts: Callable[[Table], bool]) -> Table | None:
@@ -117,10 +212,15 @@ def check_companion(db: Database, of: Table, companion: Table, what: str, hint: 
 
 
 def companion(db: Database, of: Table, text: str, what: str, hint: str | None = None) -> Table:
-    """The table `text`, which belongs to the table `of` and has rows, checked before it is read; `what`: as for
-    `Database.input_table`. Raises MopError."""
-    check_companion(db, of, db.input_table(text, what, hint=hint, rows=False), what)
-    return db.input_table(text, what, hint=hint)
+    """The table `text`, which belongs to the table `of` and has rows, checked before it is read, and again under a lock;
+    `what`: as for `Database.input_table`. Raises MopError."""
+    table = db.input_table(text, what, hint=hint, rows=False)
+    check_companion(db, of, table, what)
+    _lock_as(db, text, table, what)
+    check_companion(db, of, table, what)
+    if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
+        raise MopError(f'{what} "{text}" is empty', hint=hint)
+    return table
 
 
 def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | None:

@@ -397,7 +397,7 @@ def _checked(db: Database, table: str) -> Table | None:
     code = foreign_code.find(db, found, parts)
     if code is not None:
         raise MopError(
-            f"table {parts} of role {row['owner']} is not used for the weights of {table}: it has the {code.what}",
+            f"table {parts} of role {row['owner']} is not used for the weights of {table}: it has {code.owned}",
             detail="Functions of its owner could run with your rights.",
             hint=code.command,
             sqlstate="42501",

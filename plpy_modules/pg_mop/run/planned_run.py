@@ -96,6 +96,8 @@ class PlannedRun(EstimatedRun):
     def _resume_or_begin(self) -> None:
         """Find the run that this call goes on with or replays, if any. Raises MopError."""
         self.earlier = earlier = self.earlier or self._unfinished()
+        if self.spec.trained_on is not None:
+            self._check_unchanged(self.spec.trained_on)
         if earlier is not None:
             self._check_unchanged(earlier)
             self.options = options_of(earlier, self.options)
@@ -158,13 +160,16 @@ class PlannedRun(EstimatedRun):
     def _check_unchanged(self, earlier: Earlier) -> None:
         """The rows must be those that the earlier run was trained on. Raises MopError."""
         if not earlier.has_same_rows(self._fingerprints()):
+            hint = None
+            if earlier is self.spec.trained_on:
+                hint = f"Call {earlier.function} again to train on the rows as they are."
+            elif earlier.followed is None:
+                hint = "SET pg_mop.resume = off; and call again to train on the rows as they are."
             raise MopError(
                 f'the packed rows of "{self.inputs.source.text}" or of its validation table have changed since run '
                 f"{earlier.run_id} began",
                 detail="They were written to, packed anew or moved.",
-                hint=None
-                if earlier.followed is not None
-                else "SET pg_mop.resume = off; and call again to train on the rows as they are.",
+                hint=hint,
                 sqlstate="55000",
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 from pg_mop.catalog import metric_of
 from pg_mop.run import metrics
 from pg_mop.run.configurations import Configuration, Configurations
+from pg_mop.run.earlier import Earlier
 from pg_mop.run.inputs import Inputs
 from pg_mop.run.unit_specs import UnitSpecs
 from pg_mop.search.base import Procedure
@@ -100,8 +101,9 @@ class RunSpec:
 
     `function`: the SQL function; `arguments`: its arguments, by name; `tables`: names of tables, and facts that are not
     among the arguments, for the run's row in the catalog; `averaging`: one model is trained on all segments at once and
-    averaged; `preferred`: the run whose states are taken over if several have them; `listed_iterations`: iterations whose
-    metrics the output lists, None: all; `all_failed(failed)`: begins the error if nothing could be trained;
+    averaged; `preferred`: the run whose states are taken over if several have them; `trained_on`: an Earlier, whose rows the
+    packed tables must still have; `listed_iterations`: iterations whose metrics the output lists, None: all;
+    `all_failed(failed)`: begins the error if nothing could be trained;
     `label(mst_key)`: begins a configuration's INFO line.
     """
 
@@ -115,6 +117,7 @@ class RunSpec:
     search: Search | None = None
     application: Application | None = None
     preferred: int | None = None
+    trained_on: Earlier | None = None
     listed_iterations: Sequence[int] | None = None
     all_failed: Callable[[dict[int, str]], str] = _all_failed
     label: Callable[[int], str] = _label
