@@ -224,8 +224,8 @@ def test_a_transform_that_does_not_suit_its_net_is_an_error(honest, forger, chan
 def packed_by_forger(honest, forger):
     """A packed table of the forger, with its summary, that all may read."""
     forger.run(
-        "CREATE TABLE lure AS SELECT * FROM beans; SELECT mop_pack('lure', 'lure_packed', 'y', id => 'id'); "
-        "GRANT SELECT ON lure_packed, lure_packed_summary TO public"
+        "CREATE TABLE lure AS SELECT *, 'sort ' || id % 3 AS sort FROM beans; "
+        "SELECT mop_pack('lure', 'lure_packed', 'y', id => 'id'); GRANT SELECT ON lure_packed, lure_packed_summary TO public"
     )
     honest.run("TRUNCATE trap")
     yield forger
@@ -402,3 +402,143 @@ def test_a_summary_that_another_role_made_for_models_or_a_selection_is_not_read(
         forger.run(f"DROP VIEW {table}_summary")
         honest.run(f"ALTER TABLE beans_rows RENAME TO {table}_summary")
         honest.run("DROP TABLE beans_runs, beans_runs_info, beans_runs_summary, beans_choice, beans_choice_summary")
+
+
+WRITING = {
+    "default": "ALTER TABLE forged ADD more text DEFAULT spring()",
+    "generated column": "ALTER TABLE forged ADD gen text GENERATED ALWAYS AS (spring() || version::int4::char) STORED",
+    "domain": "CREATE DOMAIN sprung AS text CHECK (spring() IS NOT NULL); ALTER TABLE forged ADD more sprung",
+    "default of a column of models": "CREATE FUNCTION public.later() RETURNS timestamptz LANGUAGE plpgsql AS "
+    "$$ BEGIN PERFORM public.snap(); RETURN now(); END $$; ALTER TABLE forged ALTER created SET DEFAULT later()",
+}
+
+
+@pytest.mark.parametrize("trick", list(WRITING))
+def test_a_model_of_another_role_is_not_written_where_that_runs_code(honest, forger, trick):
+    forger.run("GRANT ALL ON forged TO public; ALTER TABLE forged ALTER created SET DEFAULT now()")
+    forger.run(WRITING[trick])
+    honest.run("TRUNCATE trap")
+    try:
+        for call in ("mop_deploy('forged', 'beans_fitted')", "mop_use_version('forged', 1)"):
+            error = honest.error(f"SELECT madlib.{call}")
+            assert error.pgcode == "42501" and 'table "public"."forged" of role forger has the' in str(error)
+            assert honest.run("SELECT * FROM trap") == [], call
+    finally:
+        if trick == "domain":
+            forger.run("DROP DOMAIN sprung CASCADE")
+        if trick == "default of a column of models":
+            forger.run("DROP FUNCTION later() CASCADE")
+
+
+def test_a_model_of_another_role_with_the_columns_of_a_model_alone_is_written(honest, forger):
+    forger.run("GRANT ALL ON forged TO public; ALTER TABLE forged ALTER created SET DEFAULT now()")
+    assert honest.value("SELECT madlib.mop_deploy('forged', 'beans_fitted')") == 2
+    honest.run("SELECT madlib.mop_use_version('forged', 1)")
+
+
+DAMAGES = {
+    "an open brace": "{",
+    "a list": "[]",
+    "an empty object": "{}",
+    "a text": '"x"',
+    "deep": "[" * 100_000,
+    "no parameters": lambda t: t["inputs"][0].pop("parameters"),
+    "no edges": lambda t: [f["parameters"].pop("edges", None) for f in features(t)],
+    "rows that are a text": lambda t: [f["parameters"].update(rows="a") for f in features(t)],
+    "no values": lambda t: [f["parameters"].update(values=None) for f in features(t)],
+    "a mean that is a text": lambda t: [f["parameters"].update(mean="a") for f in features(t)],
+    "half of a character": lambda t: t["inputs"][0].update(name="\ud800"),
+}
+
+
+def features(transform):
+    return transform["inputs"][0]["parameters"]["features"]
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_a_damaged_summary_of_another_role_is_an_error_of_one_sentence(honest, packed_by_forger, damage):
+    """mop_feature_info may have an answer, where what is damaged concerns mop_drift alone, and the other way round."""
+    change = DAMAGES[damage]
+    if not isinstance(change, str):
+        transform = json.loads(packed_by_forger.value("SELECT __transform__ FROM lure_packed_summary"))
+        change(transform)
+        change = json.dumps(transform)
+    packed_by_forger.run("UPDATE lure_packed_summary SET __transform__ = %s", [change])
+    try:
+        told = 0
+        for ask in OF_PACKED:
+            try:
+                honest.run(ask)
+            except Exception as error:
+                assert error.pgcode == "22023" and str(error).startswith("plpy.Error: mop_"), str(error)
+                assert "cannot be read" in str(error)
+                told += 1
+        assert told >= 1
+    finally:
+        packed_by_forger.run("DROP TABLE lure_packed_summary")
+
+
+def test_shapes_that_a_packed_table_of_another_role_lacks_are_an_error_of_one_sentence(honest, packed_by_forger):
+    packed_by_forger.run("UPDATE lure_packed SET features_shape = NULL")
+    try:
+        for ask in OF_PACKED:
+            error = honest.error(ask)
+            assert error.pgcode == "22023" and "cannot be read" in str(error), str(error)
+    finally:
+        packed_by_forger.run("DROP TABLE lure_packed_summary")
+
+
+def test_details_of_another_role_that_are_too_deep_are_an_error_of_one_sentence(honest, forger):
+    deep = "[" * 3000 + "]" * 3000
+    forger.run(f"UPDATE forged SET details = '{deep}', in_use = true")
+    error = honest.error("SELECT madlib.mop_predict_row('forged', '{}')")
+    assert error.pgcode == "22023" and "its details name no custom code that can be read" in str(error)
+
+
+def test_a_model_whose_details_name_a_table_that_cannot_be_is_shared(honest, forger):
+    forger.run("""UPDATE forged SET details = '{"custom_code": {"object_table": "a.b.c\\"", "digests": {"x": "y"}}}'""")
+    forger.run("SELECT madlib.mop_share('forged', 'mop_user')")
+
+
+def test_a_locked_summary_and_a_missing_one_are_told_apart(honest, packed_by_forger):
+    packed_by_forger.run("BEGIN; LOCK TABLE lure_packed_summary")
+    try:
+        error = honest.error(OF_PACKED[0])
+    finally:
+        packed_by_forger.run("ROLLBACK")
+    assert error.pgcode == "55P03" and 'another session changes "lure_packed"' in str(error)
+    packed_by_forger.run("DROP TABLE lure_packed_summary")
+    error = honest.error(OF_PACKED[0])
+    assert error.pgcode == "42P01" and '"lure_packed" has no summary\n' in str(error)
+
+
+def test_a_table_of_ones_own_is_refused_in_other_words(honest, forger):
+    """And nothing is said that would remove it."""
+    forger.run("CREATE TABLE lure AS SELECT * FROM beans; SELECT mop_pack('lure', 'lure_packed', 'y', id => 'id')")
+    forger.run("ALTER TABLE lure_packed RENAME TO lure_rows; CREATE VIEW lure_packed AS SELECT * FROM lure_rows")
+    try:
+        error = forger.error(OF_PACKED[0])
+        assert '"public"."lure_packed" is not read here: it is no plain table' in str(error)
+        assert error.diag.message_hint is None
+    finally:
+        forger.run("DROP VIEW lure_packed; DROP TABLE lure, lure_rows, lure_packed_summary")
+
+
+def test_an_index_whose_predicate_hides_a_cast_is_code(honest, packed_by_forger):
+    packed_by_forger.run(
+        "CREATE TYPE sprung AS ENUM ('a'); CREATE FUNCTION is_sprung(sprung) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM public.spring(); RETURN true; END $$; CREATE CAST (sprung AS boolean) WITH FUNCTION "
+        "is_sprung(sprung) AS IMPLICIT; CREATE TABLE cast_rows (in_use sprung); "
+        "CREATE INDEX ON cast_rows (in_use) WHERE in_use; GRANT SELECT ON cast_rows TO public"
+    )
+    try:
+        shown = "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indrelid = 'cast_rows'::regclass"
+        assert honest.value(shown) == "in_use", "it shows no cast"
+        packed_by_forger.run(
+            "ALTER TABLE lure_packed_summary ADD in_use sprung; "
+            "CREATE INDEX ON lure_packed_summary (source_table) WHERE in_use"
+        )
+        error = str(honest.error(OF_PACKED[0]))
+        assert "of an expression" in error
+    finally:
+        packed_by_forger.run("DROP TABLE cast_rows, lure_packed_summary; DROP TYPE sprung CASCADE")

@@ -211,6 +211,17 @@ def test_a_space_changed_by_hand_is_checked(db, value, fragment):
     assert fragment in str(db.error("SELECT madlib.mop_space_size('nets')"))
 
 
+@pytest.mark.parametrize(
+    "value", [r'{"digests": {"\ud800": "x"}, "told": {}}', r'{"digests": {}, "told": {"x": "\ud800"}}']
+)
+def test_half_of_a_character_in_a_space_is_checked(db, value):
+    make(db)
+    db.run("ALTER TABLE nets ALTER custom_layers TYPE text")
+    db.run("UPDATE nets SET custom_layers = %s", [value])
+    error = db.error("SELECT madlib.mop_space_size('nets')")
+    assert error.pgcode == "22023" and "has custom layers that cannot be read" in str(error)
+
+
 def test_what_knows_keras_layers_alone_says_so(db):
     make(db)
     with pytest.raises(Exception, match="a space with the custom layer Scale cannot be trained by one-shot"):

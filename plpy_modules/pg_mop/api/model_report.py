@@ -11,7 +11,7 @@ from pg_mop.api.named_models import step_prefix
 from pg_mop.api.session import with_trainer
 from pg_mop.backend import weights
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import is_query
@@ -85,15 +85,16 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
         f"LIMIT {model_data.MOST_VERSIONS}) ORDER BY version"
     )
     owner = db.value("SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
-    return [
-        {
-            **row,
-            "bytes": weights.size_of(row),
-            "owner": owner,
-            **{name: row[name] and json.loads(row[name]) for name in ("metrics", "details")},
-        }
-        for row in rows
-    ]
+    with understood(f'the versions of model "{table}" cannot be read'):
+        return [
+            {
+                **row,
+                "bytes": weights.size_of(row),
+                "owner": owner,
+                **{name: row[name] and json.loads(row[name]) for name in ("metrics", "details")},
+            }
+            for row in rows
+        ]
 
 
 def _test_part(db: Database, model: str, version: int) -> str | None:

@@ -171,7 +171,10 @@ def mop_share(db, name, role):
     for row in db.execute(
         f"SELECT DISTINCT details->'{KEY}'->>'object_table' AS name FROM {table} WHERE details ? '{KEY}' ORDER BY 1"
     ):
-        functions = db.find_table(f"{db.extension}.{row['name']}") if row["name"] else None
+        try:
+            functions = db.find_table(f"{db.extension}.{row['name']}") if row["name"] else None
+        except MopError:  # (details may have been changed by hand: no name of a table)
+            functions = None
         if functions is not None and not db.value(
             "SELECT has_table_privilege($1, $2, 'SELECT')", ["text", "oid"], [role, functions.oid]
         ):

@@ -291,7 +291,12 @@ def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
 def mop_feature_info(db, model, version):
     """What became of each column: of a named model, or of a packed table."""
     packed = PackedInputs.find(db, model)
-    inputs = NamedModel.find(db, model, version).inputs if packed is None else packed.all_inputs
+    found: RowInputs = NamedModel.find(db, model, version) if packed is None else packed
+    with found.reading():
+        return _columns(found.inputs if packed is None else packed.all_inputs)
+
+
+def _columns(inputs: Sequence[Column]) -> list[Any]:
     rows: list[Any] = []
     for column in inputs:
         if isinstance(column, Features):
@@ -313,7 +318,8 @@ def _described(feature: Feature) -> tuple[Any, ...]:
     values = None
     if isinstance(feature, Category):
         values = json.dumps(dict(zip(p["values"][:20], p["counts"][:20])))
-    numbers = [p.get(name) for name in ("mean", "deviation", "least", "most")]
+    known = [p.get(name) for name in ("mean", "deviation", "least", "most")]
+    numbers = [None if value is None else float(value) for value in known]
     return (
         feature.name,
         feature.sql_type,
@@ -343,7 +349,14 @@ def mop_drift(db, model, source, version):
 
 
 def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
-    """How far columns are from those of training: [(column, stability index, NULL share then, now, verdict)]."""
+    """How far columns are from those of training: [(column, stability index, NULL share then, now, verdict)].
+
+    Raises MopError."""
+    with found.reading():
+        return _drift(db, found, source)
+
+
+def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
     reader = RowReader(db, source, found)
     numbers: dict[str, list[np.ndarray]] = {}
     codes: dict[str, np.ndarray] = {}

@@ -77,6 +77,11 @@ def read(db: Any, space: str, table: str | None, written: str | None) -> CustomL
         if not isinstance(digests, dict) or not all(isinstance(one, str) for one in digests.values()):
             raise ValueError("the digests of custom layers are no object of texts")
         told = checked(given["told"])
+        json.dumps(
+            told, ensure_ascii=False
+        ).encode()  # (half of a character, as JSON may have it, is no text of PostgreSQL)
+        if not object_table.are_names(digests):
+            raise ValueError("the name of a custom layer is no text of PostgreSQL")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise MopError(f'model space "{space}" has custom layers that cannot be read: {str(error)[:200]}') from None
     if table is None:

@@ -16,7 +16,7 @@ from pg_mop.api.session import with_trainer
 from pg_mop.api.table_nets import layer_names
 from pg_mop.backend import object_table, settings, weights
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
@@ -86,7 +86,8 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
             hint="Train by hand and deploy: "
             f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
         )
-    arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
+    with understood(f'the details of model "{name}" name no arguments of mop_train that can be read'):
+        arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
     check_writable(db, table)
     if source is None:
         _check_writers(db, table, name, arguments["source"])

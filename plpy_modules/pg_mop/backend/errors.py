@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -18,6 +20,16 @@ class MopError(Exception):
     ) -> None:
         super().__init__(message)
         self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate
+
+
+@contextmanager
+def understood(problem: str) -> Iterator[None]:
+    """In this block, an error in what a table stores, perhaps by another role's hand, becomes a MopError with `problem`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        told = f"{type(error).__name__}: {error}"[:500]
+        raise MopError(problem, detail=told.encode("ascii", "backslashreplace").decode(), sqlstate="22023") from None
 
 
 def is_cancel(error: Any) -> bool:

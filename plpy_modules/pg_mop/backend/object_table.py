@@ -89,6 +89,14 @@ def check_unchanged(db, text, digests, what, hint):
     return quoted
 
 
+def are_names(names):
+    """True where texts, perhaps of another role's table, can be names of an object table: texts as PostgreSQL has them."""
+    try:
+        return all("\0" not in name and name.encode() for name in names)
+    except UnicodeEncodeError:  # (JSON may have half of a character)
+        return False
+
+
 def within_schema(quoted):
     """The quoted name of an object table (from `check`) without its schema."""
     return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]

@@ -7,6 +7,7 @@ numbers: inference/raw_table.py checks that of a test table.) Sample weights hav
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pg_mop.backend.errors import MopError
@@ -53,7 +54,10 @@ def from_json(data: dict[str, Any]) -> Column:
 
 
 def transform_from_json(data: dict[str, Any]) -> Transform:
-    """The transform that `Transform.to_json` describes."""
+    """The transform that `Transform.to_json` describes. Raises MopError, or an error of Python, for anything else."""
+    json.dumps(
+        data, ensure_ascii=False
+    ).encode()  # (half of a character, as JSON may have it, is no text of PostgreSQL)
     weight = data.get("weight")
     return Transform(
         [from_json(column) for column in data["inputs"]],

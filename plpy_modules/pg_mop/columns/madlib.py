@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import understood
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import transform_from_json
 from pg_mop.columns.base import Column
@@ -38,7 +39,12 @@ class Entry(NamedTuple):
 
 
 def read(db: Database, table: Table, summary: Summary) -> Transform:
-    """The transform in the summary `table` of a packed table or of a model, whose row is `summary`."""
+    """The transform in the summary `table` of a packed table or of a model, whose row is `summary`. Raises MopError."""
+    with understood(f"the summary {table} cannot be read"):
+        return _read(db, table, summary)
+
+
+def _read(db: Database, table: Table, summary: Summary) -> Transform:
     if summary.get(TRANSFORM):
         return transform_from_json(json.loads(summary[TRANSFORM]))
     names, types = _names(summary, "dependent_varname"), summary.get("dependent_vartype") or []

@@ -34,7 +34,10 @@ class CustomCode:
     @classmethod
     def of_details(cls, text: str | None, what: str) -> CustomCode | None:
         """The code that the details (JSON) of a version name; None without any. Raises MopError for anything else there."""
-        details = json.loads(text) if text else None
+        try:
+            details = json.loads(text) if text else None
+        except (ValueError, RecursionError):
+            raise MopError(f"{what} cannot be used: its details name no custom code that can be read") from None
         told = details.get(KEY) if isinstance(details, dict) else None
         if told is None:
             return None
@@ -44,6 +47,7 @@ class CustomCode:
             and isinstance(digests, dict)
             and digests
             and all(isinstance(digest, str) for digest in digests.values())
+            and object_table.are_names(digests)
         ):
             raise MopError(f"{what} cannot be used: its details name no custom code that can be read")
         return cls(table, digests)

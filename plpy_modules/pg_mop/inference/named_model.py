@@ -10,13 +10,13 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
@@ -157,6 +157,9 @@ class NamedModel(RowInputs, Model):
     def wanted(self) -> str:
         return f'model "{self.name}" was trained on'
 
+    def reading(self) -> AbstractContextManager[None]:
+        return _reading(f'version {self.version} of model "{self.name}"')
+
     @property
     def output(self) -> Column:
         """The target's column."""
@@ -262,16 +265,9 @@ class NamedModel(RowInputs, Model):
         return sql_type if sql_type in plain and isinstance(self.output, OneHot) else "text"
 
 
-@contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _reading(what: str) -> AbstractContextManager[None]:
     """An error in what the model's row stores, perhaps by another role's hand, becomes an error for the caller."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
-        raise MopError(
-            f"{what} cannot be used: its transform does not suit its net",
-            detail=f"{type(error).__name__}: {error}"[:500],
-        ) from None
+    return understood(f"{what} cannot be used: its transform does not suit its net")
 
 
 def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
-from pg_mop.backend.trusted import locked_of_any_role
+from pg_mop.backend.database import Database, Table
+from pg_mop.backend.errors import MopError, understood
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.backend.trusted import is_of_trusted_role, locked_of_any_role
 from pg_mop.columns import Column
 from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
@@ -25,6 +27,10 @@ class RowInputs:
     @property
     def wanted(self) -> str:
         """Who asks for the types of the columns: a text before the type."""
+        raise NotImplementedError
+
+    def reading(self) -> AbstractContextManager[None]:
+        """In this block, an error in what is stored about the columns is a MopError."""
         raise NotImplementedError
 
     @property
@@ -76,28 +82,56 @@ class PackedInputs(RowInputs):
         """The columns of the packed table that the caller calls `name`; None where the name is no packed table's.
 
         Raises MopError where to read the table or its summary would run functions of their owner with the caller's rights: one
-        of them is another role's, no superuser's, and a view, or it has row security, triggers, rules, or expressions. Raises
-        SPIError where another session is about to change one of the two.
+        of them is another role's, no superuser's, and a view, or it has row security, triggers, rules, or expressions. Also
+        where another session is about to change one of the two, and where what they say of the columns cannot be read.
         """
         table = db.find_table(name) if name and name.strip() else None
         if table is None or "buffer_id" not in db.columns(table):
             return None
-        with db.undone():  # (it gives the locks back, and the settings)
-            tables = [locked_of_any_role(db, own) for own in (str(table), db.suffixed(str(table), "_summary"))]
-            if tables[0] is None or tables[1] is None:
+        try:
+            with db.undone():  # (it gives the locks back, and the settings)
+                return cls._find(db, str(name), table)
+        except db.plpy.SPIError as error:
+            if error.sqlstate != "55P03":
+                raise
+        summary = db.suffixed(str(table), "_summary")
+        listed = ", ".join(f"{quote_literal(own)}::regclass" for own in (str(table), summary))
+        raise MopError(
+            f'another session changes "{name}" or its summary at this moment',
+            hint=f"SELECT pid FROM pg_locks WHERE relation IN ({listed}); shows whose; then call again.",
+            sqlstate="55P03",
+        )
+
+    @classmethod
+    def _find(cls, db: Database, name: str, table: Table) -> PackedInputs:
+        own = (str(table), db.suffixed(str(table), "_summary"))
+        found = [locked_of_any_role(db, one) for one in own]
+        if found[0] is None or found[1] is None:
+            if db.find_table(own[1]) is None:
                 raise MopError(
-                    f'"{name}" has no summary, or another table has taken one of the two names at this moment',
+                    f'"{name}" has no summary',
                     hint=f"SELECT {db.extension}.mop_pack(...); packs a table of your own; or name a model.",
                     sqlstate="42P01",
                 )
-            if db.has_foreign_rows(tables[0]) and not db.lacking_settings(("restrict_nonsystem_relation_kind",)):
-                db.execute("SELECT set_config('restrict_nonsystem_relation_kind', 'view', true)")
-            found = Training(db, str(tables[0]))
-            # (a schema may have been renamed since: then these would be other relations)
-            if [found.packed.oid, found.summary.oid] != [own.oid for own in tables if own]:
-                raise MopError(f'"{name}" has been renamed at this moment', hint="Call again.", sqlstate="55000")
-            return cls(str(name), found.transform.inputs)
+            raise _renamed(name)
+        packed, summary = found
+        may_be_foreign = is_of_trusted_role(db, packed) and db.has_foreign_rows(packed)
+        if may_be_foreign and not db.lacking_settings(("restrict_nonsystem_relation_kind",)):
+            db.execute("SELECT set_config('restrict_nonsystem_relation_kind', 'view', true)")
+        training = Training(db, str(packed))
+        # (a schema may have been renamed since: then these would be other relations)
+        if [training.packed.oid, training.summary.oid] != [packed.oid, summary.oid]:
+            raise _renamed(name)
+        with understood(f'the summary of "{name}" cannot be read'):
+            return cls(name, training.transform.inputs)
+
+    def reading(self) -> AbstractContextManager[None]:
+        return understood(f'the summary of "{self.name}" cannot be read')
 
     @property
     def wanted(self) -> str:
         return f'"{self.name}" was packed from'
+
+
+def _renamed(name: str) -> MopError:
+    return MopError(f'"{name}" or its summary has been replaced at this moment', hint="Call again.", sqlstate="55000")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.trusted import check_summary
 from pg_mop.columns import Column, Request, SourceColumn, Transform, madlib
@@ -30,11 +30,12 @@ class Training:
                 )
         self.num_classes = row["num_classes"]
         transform = madlib.read(db, self.summary, row)
-        self.transform = Transform(
-            [self._with_shape(column) for column in transform.inputs],
-            [self._with_shape(column) for column in transform.outputs],
-            transform.weight,
-        )
+        with understood(f"the columns of {self.packed} and of its summary cannot be read"):
+            self.transform = Transform(
+                [self._with_shape(column) for column in transform.inputs],
+                [self._with_shape(column) for column in transform.outputs],
+                transform.weight,
+            )
 
     @property
     def request(self) -> Request:
