@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from mop_udf import custom_layers, custom_models, params, prefixes, state
-from mop_udf.architecture import custom_model
+from mop_udf.architecture import custom_classes, custom_model
 from mop_udf.errors import first_line
 from mop_udf.inherited_weights import inherited
 from mop_udf.kernels.forward import Forward
@@ -125,9 +125,11 @@ class CompiledModel:
         )
 
     def check_trainable(self):
-        """Raise ConfigurationError where the model has a class with code that cannot be trained (custom_models.check)."""
+        """Raise ConfigurationError where the model has classes with code that cannot be trained (custom_models.py)."""
         if self._own_class is not None:
-            custom_models.check(self.model, self._own_class)
+            custom_models.check_step(self.model, self._own_class)
+        if self._custom and custom_classes(self.architecture):
+            custom_models.check_attributes(self.model, self._own_class)
 
     def _forward(self, model, part="", layers=None):
         return Forward(

@@ -1,12 +1,14 @@
-"""Models of a class with code, which has its own training step: whether they can be trained. Runs in the trainer.
+"""Models with classes that have code: whether they can be trained. Runs in the trainer.
 
-The plain kernel alone calls a model's `train_step`, once for each mini-batch. The state of a training unit has the model's
-variables, the optimizer's and the random state; what else changes in training would be lost at the end of each unit.
+The plain kernel alone runs the code of a model's class, as `train_step`, once for each mini-batch. The state of a training unit
+has the model's variables, the optimizer's and the random state; what else changes in training would be lost at the end of each
+unit. Attributes show some of it, here; on TensorFlow the trace of the step shows the rest (kernels/on_tensorflow/own_steps.py).
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,16 +19,17 @@ from mop_udf.models import ConfigurationError
 STEPS = {"tensorflow": ("self", "data"), "torch": ("self", "data"), "jax": ("self", "state", "data")}
 
 
-def refusal(name: str) -> dict[str, str]:
-    """{kernel: reason} of the kernels that do not train a model of the class `name`."""
+def refusal(kind: type, name: str) -> dict[str, str]:
+    """{kernel: reason} of the kernels that do not train a model of the class `kind`, called `name`."""
+    own = "a training step" if not _is_of_framework(_definer(kind, "train_step")) else "code"
+    calls = "calls" if own == "a training step" else "runs"
     return dict.fromkeys(
-        ("loop", "xla", "vmap"), f"model class {name} has a training step of its own: the kernel plain calls it"
+        ("loop", "xla", "vmap"), f"model class {name} has {own} of its own: the kernel plain {calls} it"
     )
 
 
-def check(model: keras.Model, name: str) -> None:
-    """Raise ConfigurationError where a model of the custom class `name` cannot be trained on this framework, or keeps what
-    changes in training where no state has it."""
+def check_step(model: keras.Model, name: str) -> None:
+    """Raise ConfigurationError where the training step of a model of the custom class `name` is not one of this framework."""
     framework = keras.backend.backend()
     wanted = STEPS[framework]
     signature = inspect.signature(type(model).train_step)
@@ -37,28 +40,67 @@ def check(model: keras.Model, name: str) -> None:
             f"train_step of model class {name} takes {signature}, on {framework} Keras calls train_step({', '.join(wanted)}): "
             f"write it so, or SET pg_mop.keras_backend to the framework that it is written for"
         ) from None
+
+
+def check_attributes(model: keras.Model, name: str | None) -> None:
+    """Raise ConfigurationError where an attribute of a model or of one of its layers changes in training, and no state has it.
+
+    `name`: of the model's class, where it is a custom one.
+    """
     kept = {id(variable) for variable in model.variables}
-    for attribute, value in _own(model).items():
-        if value is model.optimizer:
-            continue
-        if isinstance(value, keras.optimizers.Optimizer):
-            raise ConfigurationError(
-                f"model class {name} has an optimizer of its own in {attribute!r}: only the variables of the optimizer in the "
-                f"compile parameters are part of a state"
-            )
-        if _varies(value) and id(value) not in kept:
-            raise ConfigurationError(
-                f"model class {name} has a variable in {attribute!r} that is no part of a state: make it by add_weight"
-            )
+    kept |= {id(variable._value) for variable in model.variables}  # (PyTorch's parameters, which modules list)
+    for layer in model._flatten_layers():
+        custom = not _is_of_framework(type(layer))
+        if layer is model:
+            where = f"model class {name or type(model).__name__}"
+        else:
+            where = f"layer {layer.name!r} of class {type(layer).__name__}"
+        for attribute, value in _own(layer):
+            if value is model.optimizer or id(value) in kept:
+                continue
+            if isinstance(value, keras.optimizers.Optimizer) or _is_torch(value, "Optimizer"):
+                raise ConfigurationError(
+                    f"{where} has an optimizer of its own in {attribute!r}: only the variables of the optimizer in the "
+                    f"compile parameters are part of a state"
+                )
+            if _varies(value) or custom and _is_torch(value, "Tensor"):
+                raise ConfigurationError(
+                    f"{where} has a variable in {attribute!r} that is no part of a state: make it by add_weight"
+                )
 
 
-def _own(model: Any) -> dict[str, Any]:
-    """The attributes of a model and of its custom classes."""
+def _own(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of a layer and of its custom classes; in place of lists, tuples, sets and dictionaries their entries."""
     found: dict[str, Any] = {}
-    for kind in reversed(type(model).__mro__):
-        if not kind.__module__.startswith(("keras.", "tensorflow.", "torch.", "builtins")):
+    for kind in reversed(type(layer).__mro__):
+        if not _is_of_framework(kind):
             found.update(vars(kind))
-    return {**found, **vars(model)}
+    for attribute, value in {**found, **vars(layer)}.items():
+        if attribute.startswith("_self_"):  # (TensorFlow lists some attributes again)
+            continue
+        below, seen = [value], set()
+        while below:
+            entry = below.pop()
+            if isinstance(entry, dict | list | tuple | set | frozenset):
+                if id(entry) not in seen:
+                    seen.add(id(entry))
+                    below += entry.values() if isinstance(entry, dict) else entry
+            else:
+                yield attribute, entry
+
+
+def _is_of_framework(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("keras", "tensorflow", "torch", "builtins")
+
+
+def _definer(kind: type, method: str) -> type:
+    """The class from which `kind` has a method."""
+    return next(base for base in kind.__mro__ if method in vars(base))
+
+
+def _is_torch(value: Any, name: str) -> bool:
+    """Whether a value is of PyTorch's class `name`. (PyTorch is not imported for the question.)"""
+    return any(kind.__name__ == name and kind.__module__.partition(".")[0] == "torch" for kind in type(value).__mro__)
 
 
 def _varies(value: Any) -> bool:

@@ -6,7 +6,8 @@ from mop_udf.kernels.batches import weighted
 class Plain:
     """Trains one compiled Keras model, batch by batch. A subclass implements `run(data)`."""
 
-    def __init__(self, model):
+    def __init__(self, model, own_class=None):
+        """`own_class`: see TunedKernels; these frameworks do not need it."""
         self.model, self.trains = model, False  # trains: Keras has made all variables
         self.steps = {}  # compiled steps, by the shapes of their batch
 

@@ -24,10 +24,10 @@ class TunedKernels:
         AutotunerMemory of its architecture; `name`: equal for models that compile to the same code; `layers`: the
         layers that the rows pass, None for all of the model's; `part`: "model" or "head", under which the cost history
         keeps its costs; `lasting`: equal names mean equal code in later trainers, too (custom functions may change);
-        `own_class`: the name of the model's class, where it has its own training step.
+        `own_class`: the name of the model's class, where it is one with code.
         """
         self.part = part
-        self.model, self.plain, self.memory, self.name = model, framework.Plain(model), memory, name
+        self.model, self.plain, self.memory, self.name = model, framework.Plain(model, own_class), memory, name
         self.metrics, self.loops = TrainingMetrics(model, own_class is not None), framework.loops(model, name, lasting)
         self.group = framework.Group(model, name) if framework.Group else None  # the kernel of vmap_batch.py
         self.layers = layers or list(model._flatten_layers())
@@ -36,7 +36,7 @@ class TunedKernels:
         self.convolutional = any("Conv" in type(layer).__name__ for layer in self.layers)
         self.refused = framework.refused(random, self.convolutional)
         if own_class is not None:
-            self.refused = {**self.refused, **custom_models.refusal(own_class)}
+            self.refused = {**self.refused, **custom_models.refusal(type(model), own_class)}
 
     @property
     def compilations(self) -> int:

@@ -89,7 +89,7 @@ def test_explain_says_why_the_kernel_is_plain(db):
     nets = {net["model_id"]: net for net in plan["nets"]}
     assert (nets[1]["kernel"], nets[1]["own_class"], nets[2]["own_class"]) == ("plain", "Stepper", None)
     explain = "SELECT madlib.mop_explain(%s)", [f"SELECT madlib.{call}"]
-    assert "-> kernel plain: only it calls the training step of model class Stepper" in db.value(*explain)
+    assert "-> kernel plain: only it runs the code of model class Stepper" in db.value(*explain)
     db.run("SET pg_mop.kernel = 'loop'")
     try:
         assert "Kernel: loop (set by pg_mop.kernel)" in db.value(*explain), "that of the other net"
@@ -97,7 +97,7 @@ def test_explain_says_why_the_kernel_is_plain(db):
         text = db.value(*explain)
     finally:
         db.run(SETTINGS)
-    assert "Kernel: plain (only this kernel calls the training step of model class Stepper)" in text
+    assert "Kernel: plain (only this kernel runs the code of model class Stepper)" in text
 
 
 def test_a_replay_gives_the_same_bytes(db):

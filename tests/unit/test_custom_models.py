@@ -264,6 +264,11 @@ def test_the_example_of_the_documents_trains():
         ),
         ("self._second = keras.optimizers.SGD(0.1)", "model class Kept has an optimizer of its own in '_second'"),
         ("self.seen = tf.Variable(0.0)", "model class Kept has a variable in 'seen' that is no part of a state"),
+        (
+            "self.seen = {'a': [tf.Variable(0.0)]}",
+            "model class Kept has a variable in 'seen' that is no part of a state",
+        ),
+        ("self.opts = [keras.optimizers.Adam()]", "model class Kept has an optimizer of its own in 'opts'"),
     ],
 )
 def test_what_no_state_keeps_is_refused(code, problem):
@@ -275,6 +280,106 @@ def test_what_no_state_keeps_is_refused(code, problem):
     ours = compiled(of_class(NET, "Kept"), {"Kept": pickle("Kept", text)})
     with pytest.raises(ConfigurationError, match=problem):
         ours.check_trainable()
+
+
+def test_a_variable_in_a_layer_of_keras_is_refused():
+    from mop_udf.models import ConfigurationError
+
+    own = "def __init__(self, *args, **kwargs):\n        super().__init__(*args, **kwargs)\n"
+    own += "        self.layers[-1].secret = tf.Variable(0.0)"
+    ours = of_steps(MODEL.replace("factor = 0.5", f"factor = 0.5\n\n    {own}"))
+    with pytest.raises(
+        ConfigurationError, match="layer 'out' of class Dense has a variable in 'secret' that is no part"
+    ):
+        ours.check_trainable()
+
+
+@pytest.mark.parametrize(
+    "step,problem",
+    [
+        (
+            "gen = self.made[0].draw; noise = gen.normal(())",
+            "Kept uses the variable 'StateVar:0', which is no part of a state",
+        ),
+        (
+            "noise = self.made[0].second.assign_add(1.0)",
+            "Kept uses the variable 'second:0', which is no part of a state",
+        ),
+        (
+            "noise = keras.random.normal(())",
+            "Kept draws random numbers by a function of Keras without seed=: .* seed=self.draws",
+        ),
+        ("noise = tf.random.normal(())", "Kept draws random numbers by TensorFlow's operation RandomStandardNormal"),
+        (
+            "noise = tf.cond(data[0][0, 0] > 9, lambda: 0.0, lambda: tf.random.uniform(()))",
+            "draws random numbers by TensorFlow's operation RandomUniform",
+        ),
+    ],
+)
+def test_what_the_trace_of_a_step_shows_is_refused(step, problem):
+    """Variables within objects, and draws whose state no unit keeps: resumed training would give other weights."""
+    from mop_udf.models import ConfigurationError
+
+    holder = (
+        "type('Holder', (), {'second': tf.Variable(0.0, name='second'), 'draw': tf.random.Generator.from_seed(1)})()"
+    )
+    text = OWN_WEIGHT.replace("Counter", "Kept").replace(
+        "super().__init__", f"self.made = ({holder},)\n        super().__init__"
+    )
+    text = text.replace("self.seen.assign_add(1.0)", f"{step}; self.seen.assign_add(noise)")
+    ours = compiled(of_class(NET, "Kept"), {"Kept": pickle("Kept", text)})
+    ours.check_trainable()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=problem):
+            ours.kernels.train([rows()], 20, 8, 1)
+
+
+def test_layers_that_draw_and_metrics_that_the_class_leaves_out_are_no_problem():
+    """Keras' own layers draw from a state that units keep; a loss tracker of its own is no state at all."""
+    tail = '            if metric.name == "loss":\n                metric.update_state(loss)'
+    code = MODEL.replace(
+        tail, "            pass\n        self.extra.update_state(loss)\n        self._loss_tracker.update_state(loss)"
+    )
+    code = code.replace(
+        "    factor = 0.5",
+        """    factor = 0.5
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.extra = keras.metrics.Mean(name="extra")
+        self.layers[1].last = [tf.constant(1.0), None]
+
+    @property
+    def metrics(self):
+        return []
+""",
+    )
+    layers = [
+        layer("Dense", name="hidden", units=6),
+        layer("BatchNormalization", name="norm"),
+        layer("GaussianNoise", name="noise", stddev=0.1, seed=3),
+        layer("Dropout", name="drop", rate=0.3),
+        layer("Dense", name="out", units=3),
+    ]
+    for optimizer in (
+        "Adam(learning_rate=0.05, weight_decay=0.01)",
+        "SGD(learning_rate=0.1, momentum=0.9, clipnorm=1.0, use_ema=True)",
+    ):
+        ours = compiled(
+            of_class(functional(*layers), "Stepper"), {"Stepper": pickle("Stepper", code)}, optimizer=optimizer
+        )
+        ours.check_trainable()
+        before = ours.model.get_weights()
+        ours.kernels.train([rows()], 20, 8, 1)
+        assert any(not np.array_equal(one, other) for one, other in zip(before, ours.model.get_weights(), strict=True))
+
+
+def test_a_class_without_a_training_step_is_said_to_have_code():
+    code = "import keras\n\nclass Stepper(keras.Model):\n    pass\n"
+    ours = of_steps(code)
+    ours.check_trainable()
+    assert ours.kernels.train([rows()], 20, 8, 1)["kernel"] == "plain"
+    assert ours.kernels.refused["loop"] == "model class Stepper has code of its own: the kernel plain runs it"
 
 
 def test_a_step_of_another_framework_is_refused():

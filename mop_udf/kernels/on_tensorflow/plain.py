@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from mop_udf import state
 from mop_udf.kernels.batches import weighted
-from mop_udf.kernels.on_tensorflow import traces
+from mop_udf.kernels.on_tensorflow import own_steps, traces
 
 
 class Plain:
@@ -19,8 +19,9 @@ class Plain:
 
     name = "plain"
 
-    def __init__(self, model):
-        self.model, self.steps = model, {}
+    def __init__(self, model, own_class=None):
+        """`own_class`: see TunedKernels."""
+        self.model, self.steps, self.own_class = model, {}, own_class
         self.trains = False  # Keras has made its variables
 
     def step(self, batch, inputs, class_weight, full):
@@ -60,10 +61,20 @@ class Plain:
             signature = tf.nest.map_structure(
                 lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data
             )
-            self.steps[key] = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
+            step = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
             with traces.without_gradient_registry():
+                if self.own_class is not None:
+                    self._check(step.get_concrete_function())
+                self.steps[key] = step
                 return self.steps[key](data)
         return self.steps[key](data)
+
+    def _check(self, function):
+        """Raise ConfigurationError where a traced step of a model's own class may not be trained (own_steps.py)."""
+        from mop_udf.models import ConfigurationError  # (which imports the framework)
+
+        if problem := own_steps.problem(function, self.model, self.own_class):
+            raise ConfigurationError(problem)
 
 
 def _of_iterator(step):

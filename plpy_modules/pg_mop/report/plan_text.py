@@ -200,7 +200,7 @@ def _nets(plan: Mapping[str, Any]) -> Iterator[str]:
         if divided := net.get("devices"):
             yield f"{INDENT}-> {_devices(divided)}"
         if net.get("own_class"):
-            yield f"{INDENT}-> kernel plain: only it calls the training step of model class {net['own_class']}"
+            yield f"{INDENT}-> kernel plain: only it runs the code of model class {net['own_class']}"
         if shared := net.get("shared_by"):
             yield (
                 f"{INDENT}-> a super-net: its weights are those of all {shared['members']} members of base model "

@@ -221,7 +221,7 @@ class Preview(PlannedRun):
         others = [net for net in nets if not net["own_class"]]
         own = sorted({net["own_class"] for net in nets if net["own_class"]})
         if own and not others:
-            why = f"only this kernel calls the training step of model class {', '.join(own)}"
+            why = f"only this kernel runs the code of model class {', '.join(own)}"
         elif options["kernel"] != "auto":
             why = "set by pg_mop.kernel"
         elif others and all(net["kernel"] for net in others):
