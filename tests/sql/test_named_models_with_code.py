@@ -96,9 +96,10 @@ def test_changed_or_dropped_code_is_an_error_in_a_session_that_has_predicted(db)
     db.run("UPDATE madlib.layers SET object = object || 'x'::bytea WHERE name = 'Scale'")
     error = db.error(asks())
     assert f"the custom class 'Scale' of {what} is not the one in madlib" in str(error).replace('"madlib"', "madlib")
-    assert error.pgcode == "55000" and "Deploy the model again" in error.diag.message_hint
+    assert error.diag.message_detail == "It was changed after the deployment."
+    assert error.pgcode == "55000" and "Train and deploy the model again, or load the code" in error.diag.message_hint
     db.run("DELETE FROM madlib.layers WHERE name = 'Scale'")
-    assert db.error(asks()).diag.message_detail == "It was deleted since."
+    assert db.error(asks()).diag.message_detail == "It was deleted after the deployment."
     db.run("ALTER TABLE madlib.layers RENAME TO away")
     try:
         error = db.error(asks())
@@ -144,7 +145,7 @@ def test_a_role_cannot_name_code_of_its_own(db, tmp_path):
             ({"object_table": "layers", "digests": {"Scale": 3}}, "name no custom code that can be read"),
             ({"object_table": 1, "digests": digests}, "name no custom code that can be read"),
             (["Scale"], "name no custom code that can be read"),
-            (None, "Scale"),
+            (None, "layer class 'Scale' may not be loaded: only Keras' own layers without code may"),
         ):
             maker.run("UPDATE mine SET details = %s", [json.dumps({"custom_code": told})])
             error = db.error(asks("mine"))
@@ -177,6 +178,34 @@ def test_versions_with_and_without_code_are_of_one_model(db):
     put(db, "Scale", pickle("Scale", LAYER))
     assert predicted(db, "1") == first
     assert [row["version"] for row in db.run("SELECT version FROM madlib.mop_models WHERE name = 'clever'")] == [1, 2]
+
+
+@pytest.mark.parametrize("mst_key,name,code", [(1, "Scale", LAYER), (2, "Stepper", MODEL)])
+def test_trained_weights_are_not_deployed_with_other_code(db, mst_key, name, code):
+    db.run("UPDATE madlib.layers SET object = %s WHERE name = %s", [pickle(name, code + "\nx = 1\n") + b"x", name])
+    error = db.error("SELECT madlib.mop_deploy('other', 'made', %s)", [mst_key])
+    assert f"the custom class '{name}' of model {mst_key} of \"made\" is not the one in" in str(error)
+    assert error.pgcode == "55000" and error.diag.message_detail == "It was changed after the training."
+    assert db.value("SELECT to_regclass('other') IS NULL")
+    db.run("UPDATE madlib.layers SET object = %s WHERE name = %s", [pickle(name, code), name])
+    assert db.value("SELECT madlib.mop_deploy('other', 'made', %s)", [mst_key]) == 1
+    db.run("DROP TABLE other")
+
+
+def test_a_replay_with_other_code_says_so(db):
+    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'made'")
+    replay = "DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')"
+    heard = len(db.connection.notices)
+    db.run(replay, [run_id])
+    assert not any("custom code" in notice for notice in db.connection.notices[heard:])
+    db.run(
+        "UPDATE madlib.layers SET object = %s WHERE name = 'Scale'",
+        [pickle("Scale", LAYER.replace("start=1.0", "start=3.0"))],
+    )
+    heard = len(db.connection.notices)
+    db.run(replay, [run_id])
+    told = [notice for notice in db.connection.notices[heard:] if "custom code" in notice]
+    assert f"the custom code 'Scale' was changed after run {run_id}, which is repeated" in told[0]
 
 
 def test_a_model_cannot_be_deployed_without_its_code(db):

@@ -125,7 +125,7 @@ def test_a_changed_or_dropped_layer_is_an_error(db):
     put(db, "Scale", pickle("Scale", LAYER.replace("inputs * self.scale", "inputs + self.scale")))
     error = db.error("SELECT madlib.mop_space_size('nets')")
     assert gone in str(error) and "mop_space(...)" in error.diag.message_hint
-    assert error.diag.message_detail == "It was changed, or deleted, since."
+    assert error.diag.message_detail == "It was changed after the call of mop_space."
     db.run("ALTER TABLE madlib.layers RENAME TO away")
     try:
         error = db.error("SELECT madlib.mop_space_size('nets')")

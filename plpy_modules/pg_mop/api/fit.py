@@ -3,7 +3,7 @@
 from mop_udf import params
 from pg_mop import __version__
 from pg_mop.api.class_weights import ClassWeights
-from pg_mop.api.output import PreviousModel, insert, model_tables, tell_of_large, write_summary
+from pg_mop.api.output import PreviousModel, digests_column, insert, model_tables, tell_of_large, write_summary
 from pg_mop.backend import object_table, weights
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
@@ -146,7 +146,8 @@ def train(db, arguments, earlier=None):
                 (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"]),
             ]
         values.append(("metrics_iters", "integer[]", inputs.metrics_iterations))
-        write_summary(db, source, summary, values, [("all_metrics", "jsonb", metrics["all_metrics"])])
+        after = [("all_metrics", "jsonb", metrics["all_metrics"]), *digests_column(result)]
+        write_summary(db, source, summary, values, after)
 
     execute(
         RunSpec(

@@ -1,5 +1,7 @@
 """Model tables as evaluate and predict read them."""
 
+import json
+
 from mop_udf import architecture, architecture_shapes, params
 from pg_mop.api.winner import winner
 from pg_mop.backend import object_table, weights
@@ -71,6 +73,16 @@ class StoredModel(TableModel):
         self._read_architecture(row["arch_text"], self.weights, len(self.output_names), what, custom)
         if custom is not None:
             self.objects = object_table.read(db, functions, None, layers=architecture.custom_classes(self.architecture))
+
+    @property
+    def trained_code(self):
+        """{name: SHA-256 of its pickle} of the custom code that the models of the table were trained with, as far as it is
+        known."""
+        try:
+            told = json.loads(self.summary.get("object_digests") or "{}")
+        except ValueError:
+            return {}
+        return told if isinstance(told, dict) else {}
 
     def check_names(self, inputs):
         """Raises MopError where the model's inputs have the names of these columns, in another order.

@@ -2,7 +2,7 @@
 
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import info_of, weights_of, write_models
-from pg_mop.api.output import model_tables, tell_of_large, write_models_summary
+from pg_mop.api.output import model_tables, note_code, tell_of_large, write_models_summary
 from pg_mop.api.search import write_trials
 from pg_mop.api.winner import best_of, winner
 from pg_mop.backend import foreign_code, object_table, weights
@@ -79,6 +79,8 @@ def train(db, arguments, earlier=None):
             db.execute(
                 f"UPDATE {path.summary} SET best_mst_key = $1", ["integer"], [None if best is None else best.mst_key]
             )
+            if "object_digests" in path.summary_columns:
+                note_code(result, path.summary)
         tell_of_large(db, model, [value])
 
     execute(
@@ -288,7 +290,10 @@ class TrainedPath:
             self.trials = str(self._table("_trials"))
         summary = self._output("_summary", "summary of the run")
         if "best_mst_key" in db.columns(summary):  # (an earlier version did not write it)
+            self.summary_columns = db.columns(summary)
             _check_update(db, summary, "best_mst_key")
+            if "object_digests" in self.summary_columns:
+                _check_update(db, summary, "object_digests")
             self.summary = str(summary)
         every = before.arguments.get("metrics_compute_frequency") or iterations
         more = {i for i in range(self.done + 1, until + 1) if i % every == 0}

@@ -24,7 +24,10 @@ def mop_deploy(db, name, model_table, mst_key, description):
     if len(model.transform.outputs) != 1:
         raise MopError(f"{model.what} has {len(model.transform.outputs)} outputs: a named model has one")
     row = _info(db, model_table, mst_key)
-    code = CustomCode.of(db, model.summary["object_table"], list(model.objects)) if model.objects else None
+    code = None
+    if model.objects:
+        code = CustomCode.of(db, model.summary["object_table"], list(model.objects))
+        code.check_trained(db, model.what, model.trained_code)
     return add_version(
         db,
         name,

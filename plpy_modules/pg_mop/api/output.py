@@ -1,5 +1,6 @@
 """The output tables of training calls, and the tables of an earlier call for a warm start."""
 
+import json
 import secrets
 
 from pg_mop import __version__
@@ -89,8 +90,27 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
             ("madlib_version", "text", f"pg_mop {__version__}"),
             madlib.num_classes(result.outputs["widths"]),
         ],
-        [*madlib.of_model(source.transform), *after],
+        [*madlib.of_model(source.transform), *after, *digests_column(result)],
     )
+
+
+def note_code(result, summary):
+    """Note in the column `object_digests` of a `summary` (quoted) the code of a run that has trained one of its models further.
+
+    A class of which the table has models of several versions has no digest there."""
+    code, db = result.spec.configurations.code, result.db
+    if not code:
+        return
+    known = json.loads(db.value(f"SELECT object_digests FROM {summary}") or "{}")
+    merged = {**known, **{name: digest if known.get(name, digest) == digest else None for name, digest in code.items()}}
+    if merged != known:
+        db.execute(f"UPDATE {summary} SET object_digests = $1", ["text"], [json.dumps(merged, sort_keys=True)])
+
+
+def digests_column(result):
+    """The column `object_digests` of the summary of a run with custom functions or classes: triples, as in `write_summary`."""
+    code = result.spec.configurations.code
+    return [("object_digests", "text", json.dumps(code, sort_keys=True))] if code else []
 
 
 class Previous:

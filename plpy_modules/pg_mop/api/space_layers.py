@@ -87,7 +87,7 @@ def read(db: Any, space: str, table: str | None, written: str | None) -> CustomL
     if table is None:
         raise MopError(f'model space "{space}" has custom layers, but no object table')
     hint = f"Make the space again: SELECT {db.extension}.mop_space(...);"
-    functions = object_table.check_unchanged(db, table, digests, f'model space "{space}"', hint)
+    functions = object_table.check_unchanged(db, table, digests, f'model space "{space}"', hint, "call of mop_space")
     return CustomLayers(digests, told, table=object_table.within_schema(functions))
 
 

@@ -60,10 +60,10 @@ def check(db, text):
     return quoted
 
 
-def check_unchanged(db, text, digests, what, hint):
+def check_unchanged(db, text, digests, what, hint, event):
     """The quoted name of the object table that `what` (a text for errors) needs, with the classes that it had.
 
-    `digests`: {name: SHA-256 of its pickle}. Raises MopError where the table is no usable object table any more, or where one
+    `digests`: {name: SHA-256 of its pickle} at the `event`, as in "after the training". Raises MopError where the table is no usable object table any more, or where one
     of the classes is another one now.
     """
     try:
@@ -82,7 +82,7 @@ def check_unchanged(db, text, digests, what, hint):
     if changed is not None:
         raise MopError(
             f"the custom class {changed!r} of {what} is not the one in {quoted}",
-            detail="It was changed, or deleted, since." if changed in now else "It was deleted since.",
+            detail=f"It was {'changed' if changed in now else 'deleted'} after the {event}.",
             hint=hint,
             sqlstate="55000",
         )

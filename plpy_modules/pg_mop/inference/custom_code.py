@@ -15,6 +15,7 @@ from pg_mop.backend import object_table
 from pg_mop.backend.errors import MopError
 
 KEY = "custom_code"  # among the details of a version
+HINT = "Train and deploy the model again, or load the code that it was trained with."
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,18 @@ class CustomCode:
         """What the details of a version say of it."""
         return {KEY: {"object_table": self.table, "digests": dict(self.digests)}}
 
+    def check_trained(self, db: Any, what: str, trained: Mapping[str, Any]) -> None:
+        """Raise MopError where the model `what` was trained with other code. `trained`: {name: digest}, where known."""
+        known = {name: digest for name in self.digests if isinstance(digest := trained.get(name), str)}
+        if known:
+            object_table.check_unchanged(db, self.table, known, what, HINT, "training")
+
     def check(self, db: Any, what: str) -> str:
         """The object table, quoted. Raises MopError where it is gone, may be written by others than superusers, or has other
         code now."""
-        hint = "Deploy the model again, or load the code that it was trained with."
-        return object_table.check_unchanged(db, self.table, self.digests, what, hint)
+        return object_table.check_unchanged(db, self.table, self.digests, what, HINT, "deployment")
 
     def read(self, db: Any, what: str) -> dict[str, bytes]:
         """{class: pickle}. Raises MopError as `check` does."""
-        return object_table.read(db, self.check(db, what), None, layers=self.digests)
+        digests = [[name, digest] for name, digest in self.digests.items()]
+        return object_table.read(db, self.check(db, what), None, digests, layers=self.digests)

@@ -71,6 +71,11 @@ class Configurations:
     def __len__(self) -> int:
         return len(self.by_key)
 
+    @property
+    def code(self) -> dict[str, str]:
+        """{name: SHA-256 of its pickle} of their custom functions and classes."""
+        return {name: digest for c in self for name, digest in c["functions"]}
+
     def __getitem__(self, mst_key: int) -> Configuration:
         return self.by_key[mst_key]
 

@@ -247,6 +247,7 @@ class Coordinator(PlannedRun):
                 "settings": {**self.options, "seed": self.seed},
                 "tables": tables,
                 "search_path": self.db.callers_path,
+                **({"code": self.configurations.code} if self.configurations.code else {}),
             },
             expected,
             prediction,
@@ -351,6 +352,8 @@ class Coordinator(PlannedRun):
         """The executor of the run, with its sessions open if there is anything to do."""
         planner, board = self.planner, self.board
         self.messages = Messages(self.spec, self.catalog, self.run_id, self._failures)
+        if self.followed is not None:
+            self.messages.changed_code(self.followed, self.configurations.code)
         self.controller = controller = self._controller(self.messages)
         self.adoption.controller = controller
         if not (board.done and controller.done):

@@ -95,6 +95,9 @@ class Earlier:
         self.arguments, self.settings = parameters["arguments"], parameters["settings"]
         self.sharing = self.settings.get("sharing", False)  # before 0.4.0 nothing was shared
         self.tables = parameters.get("tables", {})
+        self.code: dict[str, str] = parameters.get(
+            "code", {}
+        )  # {custom function or class: digest}; {}: before 0.4.0, or a search
         self.path = parameters.get("search_path")  # the call's search_path; None: before 0.4.0
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(catalog)

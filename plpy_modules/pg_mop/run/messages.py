@@ -61,6 +61,16 @@ class Messages:
         """A configuration was added too late."""
         self.db.warning(f"a configuration {reason} came too late to be trained: run {self.run_id} was at its end")
 
+    def changed_code(self, followed: Earlier, code: Mapping[str, str]) -> None:
+        """Warn of a replay with other custom functions or classes than the run that it repeats. `code`: {name: digest}."""
+        changed = [name for name, digest in sorted(code.items()) if followed.code.get(name, digest) != digest]
+        if changed:
+            self.db.warning(
+                f"the custom code {changed[0]!r} was changed after run {followed.run_id}, which is repeated",
+                detail=f"The replay trains with the code that the object table has now. Changed: {', '.join(changed)}.",
+                hint="Load the code again that the run was trained with.",
+            )
+
     def compare(self, followed: Earlier, rows: Iterable[Any], options: Mapping[str, Any]) -> None:
         """Tell of a replay's metrics (`rows`) that differ from those of the run that it repeats. `options`: the settings."""
         found = metrics.differences(followed.metrics, rows)
