@@ -8,7 +8,7 @@ JSON of Keras 2 (no modules, `batch_input_shape`, nested lists of inbound nodes)
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mop_udf import operations
@@ -83,14 +83,15 @@ def check(
     super_net: bool = False,
     custom: Mapping[str, str] | None = None,
     custom_models: Mapping[str, str] | None = None,
+    no_layers: Collection[str] = (),
 ) -> dict[str, Any]:
     """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
     `super_net`: the layers of super-nets are allowed, too; users' tables have none. `custom`: {name: digest of its pickle} of
     the object table's objects: a layer whose class has such a name, which is none of Keras', is a custom layer.
     `custom_models`: the same for the class of the whole model, by default those of `custom` (a backend does not know which
-    objects are layers). A custom model has the `class_name` of the kind of Keras' models that it is, Sequential or Functional,
-    and its own registered name. Modules and registered names of custom classes are not looked at; Keras finds them within
+    objects are layers); `no_layers`: the names of objects that are known to be none, for errors. A custom model has the
+    `class_name` of the kind of Keras' models that it is, Sequential or Functional, and its own registered name. Modules and registered names of custom classes are not looked at; Keras finds them within
     custom_layers.scope() alone. Raises ArchitectureError where the JSON is not a Keras model, or names any other class that is
     not on the allow-list.
     """
@@ -106,7 +107,9 @@ def check(
     _bounded(architecture)
     old = str(architecture.get("keras_version")).startswith(("1.", "2."))
     custom = custom or {}
-    return _Rewriter(old, super_net, custom).whole(architecture, custom if custom_models is None else custom_models)
+    return _Rewriter(old, super_net, custom, no_layers).whole(
+        architecture, custom if custom_models is None else custom_models
+    )
 
 
 def _bounded(architecture):
@@ -127,10 +130,10 @@ def _bounded(architecture):
 
 class _Rewriter:
     """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2; `super_net`,
-    `custom`: see `check`."""
+    `custom`, `no_layers`: see `check`."""
 
-    def __init__(self, old, super_net, custom):
-        self.layers, self.old, self.super_net, self.custom = 0, old, super_net, custom
+    def __init__(self, old, super_net, custom, no_layers=()):
+        self.layers, self.old, self.super_net, self.custom, self.no_layers = 0, old, super_net, custom, no_layers
 
     def whole(self, node, custom):
         """The model itself, of a class of Keras or of one in `custom`."""
@@ -270,7 +273,7 @@ class _Rewriter:
         if self.super_net and name in SUPER_NET:
             return self._of_super_net(name, node.get("config"))
         if name not in LAYERS and custom is None:
-            raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
+            raise ArchitectureError(self._not_loaded(name))
         config = node.get("config")
         if not isinstance(config, dict):
             raise ArchitectureError(f"layer {name} has no config")
@@ -300,6 +303,19 @@ class _Rewriter:
             # Keras draws initial weights as it builds the layers: keep their order
             made["build_config"] = _build_config(name, node["build_config"])
         return made
+
+    def _not_loaded(self, name):
+        """Why a layer class may not be loaded."""
+        if name in self.no_layers:
+            return f"layer class {name!r} may not be loaded: {name!r} of the object table is no class of layers"
+        if name in NEVER_CUSTOM:
+            return f"layer class {name!r} may not be loaded: only Keras' own layers without code may"
+        table = (
+            f"the object table has no class of layers {name!r}"
+            if self.custom
+            else "a layer with code needs an object table"
+        )
+        return f"layer class {name!r} may not be loaded: only Keras' own layers without code may; {table}"
 
     def _of_super_net(self, name, config):
         """A layer of a super-net: its config has numbers, its name, and the batch normalization of one."""

@@ -49,6 +49,8 @@ class CompiledModel:
         self._custom = custom_layers.register(objects, functions)
         self.architecture = normalise(architecture, dropout, self._custom)
         self._own_class = custom_model(self.architecture)
+        if self._own_class is not None:
+            custom_models.check_constructor(functions[self._own_class], self._own_class, self.architecture)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)

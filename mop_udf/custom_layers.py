@@ -20,10 +20,12 @@ _classes: dict[str, type] = {}  # name in checked architectures -> class
 
 @dataclass(frozen=True)
 class Custom:
-    """The classes among custom objects: {name: digest} of those of layers, and of those of models."""
+    """The classes among custom objects: {name: digest} of those of layers, and of those of models; `no_layers`: the names of
+    all objects that are no classes of layers."""
 
     layers: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
+    no_layers: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.models)
@@ -35,7 +37,7 @@ def register(pickles: Mapping[str, bytes], loaded: Mapping[str, Any]) -> Custom:
     `pickles`: {name: pickle}; `loaded`: {name: what it is}. A class that this process knows is not replaced: all models of one
     digest have the same class.
     """
-    found = Custom({}, {})
+    found = Custom({}, {}, frozenset(name for name, made in loaded.items() if not is_layer(made)))
     for name, made in loaded.items():
         digests = found.layers if is_layer(made) else found.models if is_model(made) else None
         if digests is not None:

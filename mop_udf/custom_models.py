@@ -8,7 +8,7 @@ unit. Attributes show some of it, here; on TensorFlow the trace of the step show
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -26,6 +26,24 @@ def refusal(kind: type, name: str) -> dict[str, str]:
     return dict.fromkeys(
         ("loop", "xla", "vmap"), f"model class {name} has {own} of its own: the kernel plain {calls} it"
     )
+
+
+def check_constructor(kind: type, name: str, architecture: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where Keras cannot make a functional model of the custom class `kind`, called `name`.
+
+    `architecture`: the checked one. (Model.from_config wants a constructor with the names *args and **kwargs.)
+    """
+    own = inspect.getfullargspec(kind.__init__)
+    if (
+        architecture["class_name"] == "Functional"
+        and _is_of_framework(_definer(kind, "from_config"))
+        and (own.varargs, own.varkw) != ("args", "kwargs")
+        and not _is_of_framework(_definer(kind, "__init__"))
+    ):
+        raise ConfigurationError(
+            f"the constructor of model class {name} takes {inspect.signature(kind.__init__)}: Keras makes such a model from its "
+            f"layers only by __init__(self, *args, **kwargs), with these names"
+        )
 
 
 def check_step(model: keras.Model, name: str) -> None:

@@ -62,6 +62,8 @@ def first_line(error: BaseException) -> str:
     text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
     lines = [re.sub(r"\x1b\[\d+m|\{\{function_node \S+\}\} ?", "", line).strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
+    if len(said) > 1 and said[0].endswith("Error encountered:"):  # (Keras names the cause in the next line)
+        said = said[1:]
     return (where + said[0])[:500]
 
 

@@ -13,6 +13,11 @@ from mop_udf.errors import first_line
 from mop_udf.models import ConfigurationError, normalise
 
 NAME = "asked"
+LARGEST = 2**31 - 1  # dimension of an output
+DTYPES = (
+    "float32",
+    "int32",
+)  # of the inputs: a layer is asked with the second where it refuses the first, as embeddings may
 
 
 def told(
@@ -22,8 +27,24 @@ def told(
 
     `layer`: its JSON; `shapes`: of its inputs for a row; `listed`: it takes them as a list. Weights are not allocated.
     """
-    inputs = [_input(f"in_{number}", shape) for number, shape in enumerate(shapes)]
-    tensors = [_tensor(one["name"], shape) for one, shape in zip(inputs, shapes, strict=True)]
+    answers = (_told(layer, shapes, listed, custom, dtype) for dtype in DTYPES)
+    first = next(answers)
+    if "refused" not in first:
+        return first
+    second = next(answers)
+    return first if "refused" in second else second
+
+
+def _told(
+    layer: Mapping[str, Any],
+    shapes: Sequence[Sequence[int | None]],
+    listed: bool,
+    custom: custom_layers.Custom,
+    dtype: str,
+) -> dict[str, Any]:
+    """See `told`. `dtype`: of the inputs."""
+    inputs = [_input(f"in_{number}", shape, dtype) for number, shape in enumerate(shapes)]
+    tensors = [_tensor(one["name"], shape, dtype) for one, shape in zip(inputs, shapes, strict=True)]
     call = {"args": [tensors] if listed else tensors, "kwargs": {}}
     asked = {**layer, "config": {**layer["config"], "name": NAME}, "name": NAME, "inbound_nodes": [call]}
     config = {
@@ -46,17 +67,19 @@ def told(
         return {"shape": None}
     if not outputs[0] or outputs[0][0] is not None:
         return {"refused": f"puts out {list(outputs[0])}, which has no dimension for the rows"}
+    if any(size is not None and not 0 < size <= LARGEST for size in outputs[0][1:]):
+        return {"refused": f"puts out {list(outputs[0])}, where each dimension must be from 1 to {LARGEST}"}
     return {"shape": list(outputs[0][1:])}
 
 
-def _input(name: str, shape: Sequence[int | None]) -> dict[str, Any]:
-    config = {"batch_shape": [None, *shape], "name": name, "dtype": "float32"}
+def _input(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
+    config = {"batch_shape": [None, *shape], "name": name, "dtype": dtype}
     own = {"module": "keras.layers", "class_name": "InputLayer", "config": config, "registered_name": None}
     return {**own, "name": name, "inbound_nodes": []}
 
 
-def _tensor(name: str, shape: Sequence[int | None]) -> dict[str, Any]:
-    config = {"shape": [None, *shape], "dtype": "float32", "keras_history": [name, 0, 0]}
+def _tensor(name: str, shape: Sequence[int | None], dtype: str) -> dict[str, Any]:
+    config = {"shape": [None, *shape], "dtype": dtype, "keras_history": [name, 0, 0]}
     return {"class_name": "__keras_tensor__", "config": config}
 
 

@@ -150,7 +150,9 @@ def normalise(
     """
     try:
         # (the backend has refused super-nets of users)
-        made = architectures.check(text, super_net=True, custom=custom.layers, custom_models=custom.models)
+        made = architectures.check(
+            text, super_net=True, custom=custom.layers, custom_models=custom.models, no_layers=custom.no_layers
+        )
         return made if dropout is None else architecture_dropout.with_dropout(made, dropout)
     except architectures.ArchitectureError as error:
         raise ConfigurationError(str(error)) from error

@@ -81,6 +81,41 @@ def test_members_with_custom_layers_are_searched_and_predict(db):
     assert db.value(order.format("found")) == db.value(order.format("again"))
 
 
+def test_a_custom_layer_within_another_layer_is_of_the_space(db):
+    """Only a value of a mutator names it."""
+    whole = {"class_name": "Sequential", "config": {"name": "times", "layers": []}}
+    whole["config"]["layers"] = [
+        {"class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "in"}},
+        {"class_name": "Reshape", "config": {"name": "steps", "target_shape": [2, 2]}},
+        {
+            "class_name": "TimeDistributed",
+            "config": {"name": "each", "layer": {"class_name": "Dense", "config": {"name": "inner", "units": 2}}},
+        },
+        {"class_name": "Flatten", "config": {"name": "flat"}},
+        {"class_name": "Dense", "config": {"name": "out", "units": 3, "activation": "softmax"}},
+    ]
+    load(db, "arch", json.dumps(whole))
+    choices = [{"class_name": "Scale", "config": {"name": "inner", "start": start}} for start in (1.0, 2.0)]
+    assert make(db, mutators=[{"change": "value", "match": "each", "argument": "layer", "choices": choices}]) == 2
+    assert list(db.value("SELECT custom_layers FROM nets")["digests"]) == ["Scale"]
+    assert db.value("SELECT madlib.mop_space_size('nets')") == 2
+    search(db)
+    assert db.value("SELECT count(*) FROM found_trials WHERE status = 'finished'") == 2
+
+
+def test_a_layer_that_puts_out_an_empty_dimension_fits_nowhere(db):
+    put(db, "Half", pickle("Half", HALF))
+    halves = [{"class": "Half"}] * 2
+    mutators = [
+        {"change": "value", "match": "hidden", "argument": "units", "choices": [6, 1]},
+        {"change": "insert", "match": "hidden", "choices": [None, halves]},
+    ]
+    put(db, "Half", pickle("Half", HALF.replace('raise ValueError("an odd number of channels")', "pass")), "other")
+    make(db, mutators=mutators, table="other", base=(2,))
+    assert db.value("SELECT madlib.mop_space_size('nets')") == 4
+    assert "must be from 1 to" in db.value("SELECT madlib.mop_space_show('nets')")
+
+
 def test_shapes_that_layers_tell_decide_what_fits(db):
     put(db, "Half", pickle("Half", HALF))
     found = make(

@@ -228,6 +228,27 @@ class Two(keras.layers.Layer):
     def compute_output_shape(self, shape):
         return shape, shape
 
+class Ids(keras.layers.Layer):
+    def __init__(self, width=3, **more):
+        super().__init__(**more)
+        self.width = width
+
+    def call(self, inputs):
+        if not keras.backend.is_int_dtype(inputs.dtype):
+            raise ValueError("numbers of words are integers")
+        return keras.ops.one_hot(inputs, self.width)
+
+class Wide(keras.layers.Layer):
+    def __init__(self, width, **more):
+        super().__init__(**more)
+        self.width = width
+
+    def call(self, inputs):
+        return inputs
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], self.width)
+
 class Large(keras.layers.Layer):
     def build(self, shape):
         self.table = self.add_weight(shape=(10**7, 10**5), name="table")
@@ -254,6 +275,8 @@ def test_a_layer_tells_its_output_shape():
     assert told("Both", [[4, 2], [4, 3]], listed=True) == {"shape": [4, 5]}
     assert told("Two", [[4]]) == {"shape": None}
     assert told("Large", [[4]]) == {"shape": [4]}, "no weights are allocated"
+    assert told("Ids", [[5]]) == {"shape": [5, 3]}, "where float32 is refused, int32 is tried"
+    assert told("Wide", [[4]], width=2**31 - 1) == {"shape": [2**31 - 1]}
 
 
 @pytest.mark.parametrize(
@@ -263,6 +286,9 @@ def test_a_layer_tells_its_output_shape():
         ("Half", [[4]], {"pieces": 2}, "takes no input of shape (4): "),
         ("Half", [[4]], {"parts": {"class_name": "Lambda", "config": {}}}, "'Lambda'"),
         ("Rows", [[4]], {}, "puts out [4], which has no dimension for the rows"),
+        ("Wide", [[4]], {"width": 0}, "puts out [None, 0], where each dimension must be from 1 to 2147483647"),
+        ("Wide", [[4]], {"width": 2**31}, "puts out [None, 2147483648], where each dimension must be"),
+        ("Ids", [[5]], {"width": "x"}, "takes no input of shape (5): numbers of words are integers"),
     ],
 )
 def test_a_layer_tells_why_it_takes_no_such_inputs(name, shapes, config, problem):
@@ -270,4 +296,5 @@ def test_a_layer_tells_why_it_takes_no_such_inputs(name, shapes, config, problem
 
 
 def test_what_is_no_layer_tells_nothing():
-    assert "'Stepper'" in told("Stepper", [[4]], code=MODEL)["refused"]
+    refused = told("Stepper", [[4]], code=MODEL)["refused"]
+    assert "'Stepper' of the object table is no class of layers" in refused

@@ -382,6 +382,18 @@ def test_a_class_without_a_training_step_is_said_to_have_code():
     assert ours.kernels.refused["loop"] == "model class Stepper has code of its own: the kernel plain runs it"
 
 
+def test_a_constructor_that_keras_does_not_call_is_named():
+    from mop_udf.models import ConfigurationError
+
+    own = "def __init__(self, *a, **k):\n        super().__init__(*a, **k)\n"
+    with pytest.raises(ConfigurationError) as error:
+        of_steps(MODEL.replace("factor = 0.5", f"factor = 0.5\n\n    {own}"))
+    assert str(error.value) == (
+        "the constructor of model class Stepper takes (self, *a, **k): Keras makes such a model from its layers only by "
+        "__init__(self, *args, **kwargs), with these names"
+    )
+
+
 def test_a_step_of_another_framework_is_refused():
     from mop_udf.models import ConfigurationError
 

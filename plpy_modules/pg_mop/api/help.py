@@ -568,7 +568,7 @@ ARGUMENTS = {
     "num_configs": "random search: number of configurations",
     "divided_share": "share of a unit's seconds that several cores divide: cores of sessions without work are dealt",
     "num_iterations": "visits of every configuration to every segment",
-    "object": "dill.dumps(function), or of a class of layers or losses",
+    "object": "dill.dumps of a function, or of a class of losses, layers or models",
     "object_table": "custom losses, metrics, layers and models, in this schema",
     "pred_type": "'prob', 'response', a number of best classes, or a minimum probability",
     "procedure": "'asha', 'grid', 'random', 'hyperband', ...: docs/search.md lists all",

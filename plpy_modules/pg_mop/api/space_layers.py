@@ -58,7 +58,9 @@ class Asking:
 
 def used_by(models: ModelSpace) -> list[str]:
     """The custom classes that the base models and the mutators of a space name."""
-    found = {name for planned in models.bases for name in custom_classes(planned.checked)}
+    found = {
+        name for planned in models.bases for name in custom_classes([planned.checked, planned.plan.checked_values])
+    }
     for mutator in models.mutators:
         found.update(name for option in mutator.options for name in custom_classes(option))
         for match in (mutator.match, mutator.to):

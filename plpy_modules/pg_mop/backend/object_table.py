@@ -63,8 +63,8 @@ def check(db, text):
 def check_unchanged(db, text, digests, what, hint, event):
     """The quoted name of the object table that `what` (a text for errors) needs, with the classes that it had.
 
-    `digests`: {name: SHA-256 of its pickle} at the `event`, as in "after the training". Raises MopError where the table is no usable object table any more, or where one
-    of the classes is another one now.
+    `digests`: {name: SHA-256 of its pickle} at the `event`, as in "after the training". Raises MopError where the table is no
+    usable object table any more, or where one of the classes is another one now.
     """
     try:
         quoted = check(db, text)

@@ -94,9 +94,9 @@ class Model:
         """Raises MopError where the model has custom classes: their code does not go with it to another place."""
         if self.objects:
             names = ", ".join(self.objects)
+            classes = "classes" if len(self.objects) > 1 else "class"
             raise MopError(
-                f"{self.what} has the custom class{'es' * (len(self.objects) > 1)} {names}: {place} has Keras' own alone",
-                sqlstate="0A000",
+                f"{self.what} has the custom {classes} {names}: {place} has Keras' own classes alone", sqlstate="0A000"
             )
 
     def check_classes(self) -> None:

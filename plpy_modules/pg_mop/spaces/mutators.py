@@ -193,6 +193,11 @@ class Plan:
 
         self.steps.append(step)
 
+    @property
+    def checked_values(self) -> list[Any]:
+        """The values of all `value` mutators, as the allow-list writes them."""
+        return [value for values in self._checked.values() for value in values]
+
     def _checked_values(self, mutator: Mutator, target: Target) -> list[Any]:
         """The mutator's values, as the allow-list writes them, checked for each class that the layer may have."""
         made = list(mutator.options)
