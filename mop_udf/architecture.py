@@ -91,7 +91,8 @@ def check(
     the object table's objects: a layer whose class has such a name, which is none of Keras', is a custom layer.
     `custom_models`: the same for the class of the whole model, by default those of `custom` (a backend does not know which
     objects are layers); `no_layers`: the names of objects that are known to be none, for errors. A custom model has the
-    `class_name` of the kind of Keras' models that it is, Sequential or Functional, and its own registered name. Modules and registered names of custom classes are not looked at; Keras finds them within
+    `class_name` of the kind of Keras' models that it is, Sequential or Functional, and its own registered name.
+    Modules and registered names of custom classes are not looked at; Keras finds them within
     custom_layers.scope() alone. Raises ArchitectureError where the JSON is not a Keras model, or names any other class that is
     not on the allow-list.
     """

@@ -41,8 +41,8 @@ def check_constructor(kind: type, name: str, architecture: Mapping[str, Any]) ->
         and not _is_of_framework(_definer(kind, "__init__"))
     ):
         raise ConfigurationError(
-            f"the constructor of model class {name} takes {inspect.signature(kind.__init__)}: Keras makes such a model from its "
-            f"layers only by __init__(self, *args, **kwargs), with these names"
+            f"the constructor of model class {name} takes {inspect.signature(kind.__init__)}: Keras makes such a model from "
+            f"its layers only by __init__(self, *args, **kwargs), with these names"
         )
 
 
