@@ -81,7 +81,8 @@ def check_attributes(model: keras.Model, name: str | None) -> None:
                     f"{where} has an optimizer of its own in {attribute!r}: only the variables of the optimizer in the "
                     f"compile parameters are part of a state"
                 )
-            if _varies(value) or custom and _is_torch(value, "Tensor"):
+            # (Keras keeps tensors of its own, as losses, in attributes that begin with _)
+            if _varies(value) or custom and not attribute.startswith("_") and _is_torch(value, "Tensor"):
                 raise ConfigurationError(
                     f"{where} has a variable in {attribute!r} that is no part of a state: make it by add_weight"
                 )

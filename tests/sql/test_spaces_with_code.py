@@ -83,6 +83,10 @@ def test_members_with_custom_layers_are_searched_and_predict(db):
 
 def test_a_custom_layer_within_another_layer_is_of_the_space(db):
     """Only a value of a mutator names it."""
+    shaped = (
+        LAYER + "\n    def compute_output_shape(self, shape):\n        return shape\n"
+    )  # (as TimeDistributed needs it)
+    db.run("UPDATE madlib.layers SET object = %s WHERE name = 'Scale'", [pickle("Scale", shaped)])
     whole = {"class_name": "Sequential", "config": {"name": "times", "layers": []}}
     whole["config"]["layers"] = [
         {"class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "in"}},

@@ -268,6 +268,14 @@ def test_the_example_of_the_documents_trains():
             "self.seen = {'a': [tf.Variable(0.0)]}",
             "model class Kept has a variable in 'seen' that is no part of a state",
         ),
+        (  # (as PyTorch's classes look)
+            "self.tensor = type('Tensor', (), {'__module__': 'torch'})()",
+            "model class Kept has a variable in 'tensor' that is no part of a state",
+        ),
+        (
+            "self.opt = type('Adam', (type('Optimizer', (), {'__module__': 'torch.optim.optimizer'}),), {})()",
+            "model class Kept has an optimizer of its own in 'opt'",
+        ),
         ("self.opts = [keras.optimizers.Adam()]", "model class Kept has an optimizer of its own in 'opts'"),
     ],
 )
