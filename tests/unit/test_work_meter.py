@@ -92,8 +92,23 @@ def test_a_unit_has_the_mean_of_its_readings_and_the_most_memory(compiled):
     assert meter.report([]) == {"gpu_utilization": 0.4, "gpu_memory_bytes": GIB}, "read when the unit ends"
 
 
-def test_a_thread_reads_while_a_unit_trains_and_not_between_units(compiled):
+class Watched(threading.Event):
+    """An event that tells whether a thread waits for it: `idle`."""
+
+    idle = False
+
+    def wait(self, timeout=None):
+        self.idle = not self.is_set()
+        try:
+            return super().wait(timeout)
+        finally:
+            self.idle = False
+
+
+def test_a_thread_reads_while_a_unit_trains_and_not_between_units(compiled, monkeypatch):
+    monkeypatch.setattr(threading, "Event", Watched)
     meter, found = WorkMeter(nvml.devices("0", compiled()), 0.001), []
+    monkeypatch.undo()
 
     def has_read():
         found.extend(meter.take())
@@ -102,10 +117,10 @@ def test_a_thread_reads_while_a_unit_trains_and_not_between_units(compiled):
     for _ in range(2):
         found.clear()
         with meter:
-            eventually(has_read)
+            assert eventually(has_read, 60)
         assert {share for share, _ in found} <= {0.4, 0.6, 0.8}
         assert {size for _, size in found} <= {GIB, 2 * GIB, 3 * GIB}
-        time.sleep(0.1)
+        assert eventually(lambda: meter._wanted.idle, 60), "the thread goes on between units"
         assert len(meter.take()) <= 1, "the reading that was under way"
 
 
