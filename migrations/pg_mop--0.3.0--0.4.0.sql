@@ -481,6 +481,7 @@ CREATE TABLE @extschema@.mop_taken_unit (
     train_seconds double precision,
     threads integer,
     kernels json,                       -- of each batch, where several trained the unit
+    divided_by integer,                 -- devices that the model was divided among; NULL: one had all of it
     PRIMARY KEY (run_id, stage, segment),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );

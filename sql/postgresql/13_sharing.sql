@@ -396,8 +396,10 @@ BEGIN
     INSERT INTO @extschema@.mop_taken_stage (run_id, stage, of_group, giver, giver_run, giver_stage)
     SELECT of_run, of_stage, @extschema@.mop_group_of(caller), r.owner, giver, given
     FROM @extschema@.mop_run r WHERE r.run_id = giver ON CONFLICT DO NOTHING;
-    INSERT INTO @extschema@.mop_taken_unit (run_id, stage, segment, version, kernel, rows, loss, train_seconds, threads, kernels)
-    SELECT of_run, of_stage, u.segment, u.version, u.kernel, u.rows, u.loss, u.train_seconds, u.threads, u.choice -> 'order'
+    INSERT INTO @extschema@.mop_taken_unit (run_id, stage, segment, version, kernel, rows, loss, train_seconds, threads, kernels,
+        divided_by)
+    SELECT of_run, of_stage, u.segment, u.version, u.kernel, u.rows, u.loss, u.train_seconds, u.threads, u.choice -> 'order',
+        CASE u.choice ->> 'divides' WHEN 'model' THEN (u.choice ->> 'devices')::integer END
     FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u
     ON (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))
     WHERE s.run_id = giver AND s.stage = given AND u.kind = 'train' AND u.status = 'finished' ON CONFLICT DO NOTHING;

@@ -3,10 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, load, make_data, pickled, selection
+from workload import ADAM, dense, layer, load, make_data, needs_jax, pickled, selection, sequential
 
 SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
 ITERATIONS = 3
@@ -207,6 +208,27 @@ def test_the_giver_drops_its_run_and_the_taker_loses_nothing(db, clients):
     bob.run("DROP TABLE m, m_info, m_summary")
     assert units(db, train(bob)) == 0, "its own run is taken over as ever"
     assert "stages that run" in "\n".join(bob.connection.notices)
+
+
+@needs_jax
+def test_a_replay_of_stages_of_another_role_takes_as_many_devices(db, clients):
+    ann, bob = clients["ann"], clients["bob"]
+    wide = [layer("Dense", name=name, units=800, activation="relu") for name in ("first", "second")]
+    load(db, "wide", sequential("wide", [4], *wide, layer("Dense", name="out", units=3, activation="softmax")))
+    selection(db, "wide_mst", "wide", [(1, ADAM.format(0.01).replace("Adam", "SGD"), "batch_size=50")])
+    db.run("GRANT SELECT ON ALL TABLES IN SCHEMA rows TO ann, bob")
+    for client in (ann, bob):
+        client.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.threads = 1")
+        client.run("SET pg_mop.most_devices = 2; SET pg_mop.device_memory_mb = 8")
+    one = train(ann, "wide_mst", iterations=1)
+    two = train(bob, "wide_mst", iterations=1)
+    devices = "SELECT DISTINCT devices FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'"
+    assert ann.run(devices, [one]) == [{"devices": 2}] and units(db, two) == 0
+    bob.run("RESET pg_mop.device_memory_mb; SET pg_mop.reuse = off; SELECT madlib.mop_replay(%s, 'again')", [two])
+    assert bob.run(devices, [bob.value("SELECT max(run_id) FROM madlib.mop_runs")]) == [{"devices": 2}]
+    found = [bob.value(f"SELECT model_weights FROM bob.{table}") for table in ("m", "again")]
+    one, other = (np.frombuffer(bytes(state), "<f4") for state in found)
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_both_directions_and_more_iterations(db, clients):

@@ -105,7 +105,7 @@ class Units(CatalogSession):
             WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'
             UNION ALL
             SELECT s.stage, s.iteration, u.segment, 'train', 'training', 1, 'finished', u.version, u.kernel,
-                   u.threads, u.kernels, NULL, false
+                   u.threads, u.kernels, u.divided_by, false
             FROM {self.prefix}stage s
             JOIN {self.prefix}taken_unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
             WHERE s.run_id = %(run_id)s
