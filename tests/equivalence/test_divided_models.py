@@ -13,7 +13,8 @@ from mop_udf.layout import divided_dimension
 from workload import needs_jax
 
 pytestmark = needs_jax
-SGD, ADAM = "SGD(lr=0.01, momentum=0.9)", "Adam(lr=0.01)"
+# (Adam divides by the size of a gradient, so that it enlarges the rounding of those that are small beside its epsilon)
+SGD, ADAM = "SGD(lr=0.01, momentum=0.9)", "Adam(lr=0.01, epsilon=0.01)"
 
 # Two passes over 130 rows in mini-batches of 40: a loop of whole mini-batches, and a short one. The state that a pass ends with
 # is saved, and the next pass begins with it, in this process or in one with other devices.
@@ -82,27 +83,24 @@ def in_process(folder, devices, kernel, optimizer, before):
     }
     state, arrays = folder / "state", folder / "arrays.npz"
     command = [sys.executable, "-B", "-c", PROGRAM, kernel, optimizer, str(before or "none"), str(state), str(arrays)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     found = dict(np.load(arrays))
     assert found.pop("devices") == devices and found.pop("divides") == (devices > 1)
     return found, json.loads(done.stdout.splitlines()[-1])
 
 
-def assert_close(several, one, text, atol=2e-6):
+def assert_close(several, one, text):
     assert several.keys() == one.keys()
     for name, value in one.items():
-        np.testing.assert_allclose(several[name], value, rtol=1e-4, atol=atol, err_msg=f"{name} {text}")
+        np.testing.assert_allclose(several[name], value, rtol=1e-4, atol=1e-5, err_msg=f"{name} {text}")
 
 
-# (Adam divides by the size of a gradient, so that it enlarges the rounding of small ones: by a share of its steps of 0.01)
-@pytest.mark.parametrize(
-    "devices,kernel,optimizer,atol", [(2, "plain", ADAM, 1e-3), (2, "loop", SGD, 2e-6), (4, "loop", SGD, 2e-6)]
-)
-def test_a_divided_model_is_trained_as_a_whole_one(trained, devices, kernel, optimizer, atol):
+@pytest.mark.parametrize("devices,kernel,optimizer", [(2, "plain", ADAM), (2, "loop", SGD), (4, "loop", SGD)])
+def test_a_divided_model_is_trained_as_a_whole_one(trained, devices, kernel, optimizer):
     _, one, _ = trained(1, kernel, optimizer)
     _, several, layouts = trained(devices, kernel, optimizer)
-    assert_close(several, one, f"on {devices} devices", atol)
+    assert_close(several, one, f"on {devices} devices")
     for shape, part, held_by in layouts:
         axis = divided_dimension(shape, devices)
         expected = [size // devices if i == axis else size for i, size in enumerate(shape)]
@@ -118,7 +116,7 @@ def test_a_state_goes_from_any_number_of_devices_to_any_other(trained):
     _, whole, _ = trained(1, before=folders[1] / "state")
     for devices, before in ((2, 1), (1, 2)):
         _, mixed, _ = trained(devices, before=folders[before] / "state")
-        assert_close(mixed, whole, f"from {before} devices on {devices}", 1e-5)
+        assert_close(mixed, whole, f"from {before} devices on {devices}")
     assert any((whole[name] != value).any() for name, value in trained(1)[1].items()), (
         "the third pass has trained nothing"
     )
