@@ -122,13 +122,15 @@ SETTINGS = {
     ),
     "device_memory_mb": (
         "what nvidia-smi tells",
-        "Memory of a device that a call plans with: of each GPU with `use_gpus`. A net that needs more is divided among "
-        "several devices ([large models](how_it_works.md#models-that-fit-no-device)).",
+        "Memory of a device that a call plans with: of each GPU with `use_gpus`, else of each virtual device "
+        "(`pg_mop.most_devices`). A net that needs more is divided among several devices "
+        "([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "most_devices": (
         "all GPUs of a server",
         "How many devices of a server one model may be divided among, with Keras on JAX; `1`: models are not divided. Without "
-        "GPUs, the processors of a server stand for so many virtual devices, which serve to try this out "
+        "GPUs, the processors of a server stand for so many virtual devices, which serve to try this out, and "
+        "`pg_mop.gpu_memory_share` is refused "
         "([large models](how_it_works.md#models-that-fit-no-device)).",
     ),
     "deal_threads": (

@@ -16,6 +16,7 @@ from pg_mop.plan.stages import Plan
 from pg_mop.report.plan_text import _devices
 from pg_mop.run.attempt import Action, Attempt, DeviceMemoryExceeded, MemoryExceeded, Policy, State, decide
 from pg_mop.run.devices import Places
+from pg_mop.run.trainer_memory import check_virtual
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.divided_nets import DividedNets, fewest, sizes
 from pg_mop.schedule.longest_first import LongestFirst
@@ -129,10 +130,44 @@ def test_the_memory_and_the_numbers_of_devices():
     assert list(gpus.group(None, 2, 3)) == [0, 1, 2]
     assert gpus.memory(None) == 80 << 30 and not gpus.are_virtual(None)
     assert Places(options(device_memory_mb=512, gpu_memory_share=0.5), True, info, True).memory(None) == 256 << 20
+    virtual = options(device_memory_mb=512, gpu_memory_share=0.5, most_devices=2)
+    assert Places(virtual, False, info, True).memory(None) == 512 << 20, "no share of main memory"
+    for given in (options(device_memory_mb=512), {**virtual, "keras_backend": "tensorflow"}):
+        assert Places(given, False, info, True).memory(None) is None, "nothing limits a processor's memory to it"
     processors = Places(options(most_devices=2), False, info, True)
     assert processors.memory(None) is None, "they have no memory of their own, unless a setting says so"
     assert processors.are_virtual(None) and [processors.place(None, worker) for worker in range(3)] == [0, 1, 0]
     assert Places(options(), False, info, True).place(None, 5) is None
+
+
+def test_a_role_has_as_many_virtual_devices_as_threads():
+    limits = {None: 2, "one": 1, "other": None, "many": 9}
+    info = lambda server: {"gpus": 0}  # noqa: E731
+    places = Places(options(most_devices=4), False, info, True, limits.get)
+    assert [places.most(server) for server in limits] == [2, 1, 4, 4]
+    assert [places.why_one(server) is None for server in limits] == [True, False, True, True]
+    assert [places.why_no_more(server) is None for server in limits] == [False, False, True, True]
+    assert places.why_one("one") == (
+        "pg_mop.most_devices is 4, and the role may have 1 thread, one for each device (mop_limit)"
+    )
+    gpus = Places(options(most_devices=4), True, lambda server: {"gpus": 4}, True, limits.get)
+    assert gpus.most(None) == 4 and gpus.why_no_more(None) is None, "a GPU needs no thread of its own"
+
+
+def test_the_need_is_that_of_the_server_of_the_unit():
+    board, asked = board_of(), []
+    needed = lambda stage, n, server: asked.append(server) or (20 if server == "GPUs" else 10) // n  # noqa: E731
+    divided = DividedNets(lambda server: 2, lambda server: 10, needed, lambda stage: stage, None, True)
+    assert [divided.of(server, unit(board, LARGE)) for server in (None, "GPUs")] == [1, 2]
+    assert asked == [None, "GPUs", "GPUs"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_share_of_memory_is_refused_where_devices_are_virtual(earlier):
+    check_virtual(options(most_devices=2), earlier)
+    with pytest.raises(MopError, match=r"gpu_memory_share \(0.02\) does not apply to virtual devices") as error:
+        check_virtual(options(most_devices=2, gpu_memory_share=0.02), earlier)
+    assert error.value.hint == "RESET pg_mop.gpu_memory_share;" + " or SET pg_mop.most_devices = 1;" * (not earlier)
 
 
 @pytest.mark.parametrize("name", ["device_memory_mb", "most_devices"])
@@ -155,7 +190,7 @@ def board_of(workers=4, segments=4, keys=2):
 
 def packing_of(board, devices=4, large=2, log=None, **more):
     """A Packing on so many devices of 10 bytes, of which the configuration LARGE needs `large` and the others one."""
-    needed = lambda stage, n: 10 * large // n if stage == LARGE else 10  # noqa: E731
+    needed = lambda stage, n, server: 10 * large // n if stage == LARGE else 10  # noqa: E731
     divided = DividedNets(lambda server: devices, lambda server: 10, needed, lambda stage: stage, log, devices > 1)
 
     def group_of(device, count):
@@ -335,3 +370,6 @@ def test_explain_says_how_many_devices_and_why():
     text = _devices({**own, "count": 1, "why_one": "there is one device"})
     assert text.startswith("may run out of memory: one GPU has 80.0 GB") and text.endswith("; there is one device")
     assert _devices({**own, "count": 1}).endswith("or 24.0 GB of each of 4")
+    assert _devices({**own, "count": 1, "why_one": "the limit"}).endswith("or 24.0 GB of each of 4; the limit")
+    text = _devices({**own, "count": 1, "most": 1, "why_one": "there is one device"})
+    assert text.endswith("the net needs about 90.0 GB of it; there is one device")

@@ -104,7 +104,7 @@ def check_room(variables) -> None:
     values = [v.value for v in variables]
     held = 2 * sum(value.addressable_shards[0].data.nbytes for value in values if isinstance(value, jax.Array))
     if held > limit << 20:
+        where = f"each of {count()} devices" if count() > 1 else "one device"
         raise DeviceMemoryError(
-            f"the model's variables need {held >> 20} MB of each of {count()} devices, more than pg_mop.device_memory_mb "
-            f"({limit} MB)"
+            f"the model's variables need {held >> 20} MB of {where}, more than pg_mop.device_memory_mb ({limit} MB)"
         )

@@ -215,9 +215,8 @@ def _devices(own: Mapping[str, Any]) -> str:
     needs = f"one {own['of']} has {size(own['memory'])}, and the net needs about {size(own['needed_by_one'])} of it"
     if own["count"] > 1:
         return f"divided among {own['count']} {own['of']}s: {needs}, or {size(own['needed_by_each'])} of each of these"
-    if own["why_one"]:
-        return f"may run out of memory: {needs}; {own['why_one']}"
-    return f"may run out of memory: {needs}, or {size(own['needed_by_most'])} of each of {own['most']}"
+    several = f", or {size(own['needed_by_most'])} of each of {own['most']}" if own["most"] > 1 else ""
+    return f"may run out of memory: {needs}{several}{'; ' * bool(own['why_one'])}{own['why_one'] or ''}"
 
 
 def source(net: Mapping[str, Any]) -> str:

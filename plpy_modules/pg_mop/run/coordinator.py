@@ -216,6 +216,11 @@ class Coordinator(PlannedRun):
                 pass
         return own
 
+    def _threads_limit(self, server: str | None) -> int | None:
+        if server not in self._threads_at and server in self.servers:
+            self._threads_at[server] = self._most_threads_at(self.servers[server])
+        return self._threads_at.get(server)
+
     def _begin_run(self) -> None:
         """Open a new run in the catalog, take over the stages that earlier runs have trained, and write the initial
         weights."""

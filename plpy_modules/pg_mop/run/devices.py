@@ -17,10 +17,16 @@ class Places:
     """
 
     def __init__(
-        self, options: Mapping[str, Any], use_gpus: bool, info: Callable[[Server], Any], divides: bool
+        self,
+        options: Mapping[str, Any],
+        use_gpus: bool,
+        info: Callable[[Server], Any],
+        divides: bool,
+        threads: Callable[[Server], int | None] = lambda server: None,
     ) -> None:
-        """`info(server)`: a server's description of itself; `divides`: a net may be divided in this call."""
-        self.options, self.use_gpus, self.info = options, use_gpus, info
+        """`info(server)`: a server's description of itself; `divides`: a net may be divided in this call; `threads(server)`:
+        that a trainer of the role may have there (mop_limit), None: no limit."""
+        self.options, self.use_gpus, self.info, self.threads = options, use_gpus, info, threads
         self.divides = divides and options["keras_backend"] == "jax" and not options["trainers"]
 
     def gpus(self, server: Server) -> int:
@@ -39,8 +45,10 @@ class Places:
         """How many devices of a server one net may have."""
         if not self.divides:
             return 1
-        count, most = self.count(server), self.options["most_devices"]
-        return max(1, count if most is None else min(count, most))
+        found, most = self.count(server), self.options["most_devices"]
+        # (each of a processor's devices computes in a thread of its own, see Limits.allowed)
+        limit = self.threads(server) if self.are_virtual(server) else None
+        return max(1, min([found, *(number for number in (most, limit) if number is not None)]))
 
     def place(self, server: Server, worker: int) -> int | None:
         """The number of a worker's device; None: the server's processors."""
@@ -53,11 +61,11 @@ class Places:
         return range(first, first + count)
 
     def memory(self, server: Server) -> int | None:
-        """Bytes of each of a server's devices that a trainer may be planned with; None: unknown."""
+        """Bytes of each of a server's devices that a trainer may be planned with; None: unknown, or without a limit."""
         given = self.options["device_memory_mb"]
+        if not self.gpus(server):  # (processors have no memory of their own, unless they stand for several devices)
+            return given << 20 if given is not None and self.are_virtual(server) else None
         found = given << 20 if given is not None else (self.info(server).get("memory") or {}).get("gpu")
-        if given is None and not self.gpus(server):
-            return None
         share = self.options["gpu_memory_share"]
         return found if found is None or share is None else int(found * share)
 
@@ -71,4 +79,14 @@ class Places:
             return None
         if self.options["most_devices"] == 1:
             return "pg_mop.most_devices is 1"
-        return "there is one device"
+        return self.why_no_more(server) or "there is one device"
+
+    def why_no_more(self, server: Server) -> str | None:
+        """Why a net has fewer virtual devices at most than pg_mop.most_devices; None where it may have as many."""
+        limit, wanted = self.threads(server) if self.are_virtual(server) else None, self.options["most_devices"]
+        if limit is None or limit >= wanted:
+            return None
+        return (
+            f"pg_mop.most_devices is {wanted}, and the role may have {limit} thread{'s' * (limit > 1)}, one for each device "
+            "(mop_limit)"
+        )

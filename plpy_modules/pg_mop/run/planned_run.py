@@ -59,6 +59,7 @@ class PlannedRun(EstimatedRun):
         self.fixed = FixedCosts()
         self.packing: Packing | None = None  # (a preview has none before its trial)
         self._arithmetic: dict[str, Arithmetic | None] = {}  # of each architecture (JSON)
+        self._threads_at: dict[str | None, int | None] = {}  # the limits that servers have told
 
     def reserve(self) -> None:
         """Keep other calls from the output table until this call ends. Raises MopError."""
@@ -198,6 +199,8 @@ class PlannedRun(EstimatedRun):
         )
         info, on_gpus = self.servers[None].info, bool(inputs.use_gpus and self.servers[None].info["gpus"])
         most_share = self.limits["device_share"] if self._packs() else None
+        if any(self.places().are_virtual(server) for server in self.servers):
+            trainer_memory.check_virtual(options, self.earlier is not None)
         options["gpu_memory_share"] = trainer_memory.allowed_share(options, most_share, self.db.extension)
         trainer_memory.check(options, info, on_gpus, most_share, self.db.extension)
         if self.followed is not None:
@@ -294,7 +297,12 @@ class PlannedRun(EstimatedRun):
     def places(self) -> Places:
         """The devices of the run's servers. (A call that applies a model has one device for it.)"""
         divides = self._packs() and self.spec.application is None
-        return Places(self.options, self.inputs.use_gpus, self._info_of, divides)
+        return Places(self.options, self.inputs.use_gpus, self._info_of, divides, self._threads_limit)
+
+    def _threads_limit(self, server: str | None) -> int | None:
+        """The limit of a trainer's threads on a server; None: no limit."""
+        limit: int | None = self.limits["threads"]
+        return limit
 
     def divided(self, memory: TrainerMemory) -> DividedNets:
         """How many devices each net is divided among. `memory`: of the trainers of a planned run."""
@@ -303,7 +311,7 @@ class PlannedRun(EstimatedRun):
         found = DividedNets(
             places.most,
             places.memory,
-            lambda number, devices: memory.needed_on_each_of(stages[number], devices, places.gpus(None) > 0),
+            lambda number, devices, server: memory.needed_on_each_of(stages[number], devices, places.gpus(server) > 0),
             lambda number: planner.sharing.key(stages[number]),
             None if self.followed is None else self._logged_devices(planner),
             any(places.most(server) > 1 for server in self.servers),

@@ -165,6 +165,10 @@ class Preview(PlannedRun):
             (lambda board: self.packing_of(board, planner)) if packs else None,
         )
 
+    def _info_of(self, server: str | None) -> dict[str, Any]:
+        """(A preview asks no other server, and takes each for one like its own.)"""
+        return self.servers[None].info
+
     def _sessions_of(self, planner: Planner) -> int:
         return self.wanted if planner is self.planner else planner.sessions(self.inputs.capacity)
 
@@ -342,7 +346,7 @@ class Preview(PlannedRun):
             "needed_by_each": memory.needed_on_each_of(stage, count, gpus > 0),
             "most": most,
             "needed_by_most": memory.needed_on_each_of(stage, most, gpus > 0),
-            "why_one": places.why_one(None),
+            "why_one": places.why_one(None) or places.why_no_more(None),
         }
 
     def _packed(self, memory: TrainerMemory) -> dict[str, Any] | None:
@@ -356,7 +360,9 @@ class Preview(PlannedRun):
         stages = [stage for stage in self.planner.plan.stages.values() if stage.trials and not stage.ended]
         most = max((memory.needed(stage, gpus > 0) for stage in stages), default=0)
         workers = -(-self.wanted // max(1, gpus))
-        return {"device": "GPU" if gpus else "main memory", "bytes": whole, "side_by_side": parts(workers, whole, most)}
+        # (each trainer of virtual devices has an equal part, whatever its net needs)
+        beside = workers if self.places().are_virtual(None) else parts(workers, whole, most)
+        return {"device": "GPU" if gpus else "main memory", "bytes": whole, "side_by_side": beside}
 
     def _states(self, found: Prediction) -> dict[str, Any]:
         """Disk for states, and bytes of states that go from server to server."""

@@ -135,6 +135,21 @@ def budget(share: float, info: Mapping[str, Any], on_gpu: bool) -> int | None:
     return None if whole is None else int(share * whole)
 
 
+def check_virtual(options: Mapping[str, Any], earlier: bool) -> None:
+    """Raises MopError where the trainers of virtual devices should have parts of a share of memory: these devices share main
+    memory, and no trainer of them has a part of one. `earlier`: the number of devices is that of an earlier run."""
+    share, devices = options["gpu_memory_share"], options["most_devices"]
+    if share is None:
+        return
+    alternative = "" if earlier else " or SET pg_mop.most_devices = 1;"
+    raise MopError(
+        f"pg_mop.gpu_memory_share ({share:g}) does not apply to virtual devices (pg_mop.most_devices is {devices})",
+        detail=f"Without GPUs, the processors of a server stand for {devices} devices, which share its main memory.",
+        hint=f"RESET pg_mop.gpu_memory_share;{alternative}",
+        sqlstate="22023",
+    )
+
+
 def allowed_share(options: Mapping[str, Any], limit: float | None, schema: str) -> float | None:
     """The share of a device's memory that the trainers of a run take together, pg_mop.gpu_memory_share or else the role's
     limit (device_share of mop_limit); None: no limit. Raises MopError where the setting is more than the limit."""

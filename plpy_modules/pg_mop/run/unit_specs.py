@@ -99,9 +99,11 @@ class UnitSpecs:
         return self.places is not None and self.places.are_virtual(self.board.server(worker))
 
     def why_one_device(self, worker: int) -> str | None:
-        """Why a net cannot be divided among the devices of a worker's server, where it has several; else None."""
+        """Why a net cannot be divided among all devices of a worker's server, where it has several; else None."""
         server = self.board.server(worker)
-        return self.places.why_one(server) if self.places is not None and self.places.gpus(server) > 1 else None
+        if self.places is None:
+            return None
+        return self.places.why_one(server) if self.places.gpus(server) > 1 else self.places.why_no_more(server)
 
     def wants(self, worker: int) -> dict[str, list[str]]:
         """What a worker's trainer should hold already, if the pool has such a trainer: rows and compiled models."""

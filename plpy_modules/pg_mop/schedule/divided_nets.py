@@ -45,14 +45,15 @@ class DividedNets:
         self,
         most_of: Callable[[Server], int] = lambda server: 1,
         memory_of: Callable[[Server], int | None] = lambda server: None,
-        needed: Callable[[StageNumber, int], int] = lambda stage, devices: 0,
+        needed: Callable[[StageNumber, int, Server], int] = lambda stage, devices, server: 0,
         key_of: Callable[[StageNumber], Hashable] = lambda stage: stage,
         log: Mapping[Unit, int] | None = None,
         are_possible: bool = False,
     ) -> None:
         """`most_of`: devices of a server that one net may have; `memory_of`: bytes of each of them, None: unknown; `needed`:
-        bytes of each of so many devices that train a stage, 0: unknown; `key_of`: equal for stages of one net; `log`: of a
-        replay: {training unit: devices}, where these were several; `are_possible`: a server may have several for a net."""
+        bytes of each of so many devices of a server that train a stage, 0: unknown; `key_of`: equal for stages of one net;
+        `log`: of a replay: {training unit: devices}, where these were several; `are_possible`: a server may have several for
+        a net."""
         self.most_of, self.memory_of, self.needed, self.key_of, self.log = most_of, memory_of, needed, key_of, log
         self.are_possible = are_possible
         self._least: dict[
@@ -74,7 +75,9 @@ class DividedNets:
             logged = self.log.get(unit, 1) if unit.kind == "train" else self._logged.get(unit.stage, 1)
             return min(most, max(least, logged))
         if (key, server) not in self._found:
-            self._found[key, server] = fewest(most, self.memory_of(server), lambda n: self.needed(unit.stage, n))
+            self._found[key, server] = fewest(
+                most, self.memory_of(server), lambda n: self.needed(unit.stage, n, server)
+            )
         return min(most, max(least, self._found[key, server]))
 
     def next(self, server: Server, had: int) -> int | None:
