@@ -253,6 +253,9 @@ class Specs:
     def functions_of(self, stage):
         return []
 
+    def why_one_device(self, worker):
+        return None
+
 
 class _Segment:
     def __init__(self, server):
