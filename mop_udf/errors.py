@@ -18,6 +18,7 @@ MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 
 def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = None, hint: str | None = None) -> None:
     """Raise a PostgreSQL error with DETAIL and HINT."""
+    message, detail, hint = sendable(message), detail and sendable(detail), hint and sendable(hint)
     try:
         plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
     except TypeError:  # before PostgreSQL 9.6, plpy.error takes only a text
@@ -25,6 +26,16 @@ def raise_error(plpy: Any, message: str, sqlstate: str, detail: str | None = Non
         problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
         problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
         raise problem from None
+
+
+def sendable(message: str) -> str:
+    """A message that PL/Python can send: half of a surrogate pair, as JSON and literals of Python may have it, is written as an
+    escape. (PL/Python would raise its own error past Python's frames, and the next call would end the server.)
+
+    >>> sendable("half " + chr(0xD800)) == "half " + chr(92) + "ud800"
+    True
+    """
+    return message.encode("utf-8", "backslashreplace").decode()
 
 
 def as_before_9_5(hint: str | None) -> str | None:

@@ -542,3 +542,25 @@ def test_an_index_whose_predicate_hides_a_cast_is_code(honest, packed_by_forger)
         assert "of an expression" in error
     finally:
         packed_by_forger.run("DROP TABLE cast_rows, lure_packed_summary; DROP TYPE sprung CASCADE")
+
+
+def test_a_message_with_half_of_a_character_leaves_the_session_whole(honest):
+    """PL/Python's own error would pass Python's frames, and the next call of the session would end the server."""
+    honest.run("CREATE EXTENSION IF NOT EXISTS plpython3u")
+    begun = honest.value("SELECT pg_postmaster_start_time()")
+    pid = honest.value("SELECT pg_backend_pid()")
+    for report in ("raise_error(plpy, half, '22023', half, half)", "db.info(half)", "db.notice(half, half, half)"):
+        block = (
+            "DO $$from mop_udf.errors import raise_error\nfrom pg_mop.backend.database import Database\n"
+            f"half, db = 'half ' + chr(0xD800), Database(plpy, 'madlib')\n{report} $$ LANGUAGE plpython3u"
+        )
+        if "raise" in report:
+            error = honest.error(block)
+            assert (
+                error.pgcode == "22023" and r"half \ud800" in str(error) and error.diag.message_hint == r"half \ud800"
+            )
+        else:
+            honest.run(block)
+        assert "does not exist" in str(honest.error("SELECT madlib.mop_use_version('nothing', 1)"))
+    assert honest.value("SELECT pg_backend_pid()") == pid
+    assert honest.value("SELECT pg_postmaster_start_time()") == begun

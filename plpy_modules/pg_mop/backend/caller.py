@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mop_udf.errors import as_before_9_5
+from mop_udf.errors import as_before_9_5, sendable
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.explaining import Explaining
 from pg_mop.backend.quoting import quote_identifier
@@ -222,7 +222,7 @@ class CallerSession:
 
     def info(self, message: str) -> None:
         """Send an INFO message to the client."""
-        self.plpy.info(message)
+        self.plpy.info(sendable(message))
 
     def notice(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Send a NOTICE to the client."""
@@ -233,6 +233,7 @@ class CallerSession:
         self._report(self.plpy.warning, message, detail, hint)
 
     def _report(self, level: Callable[..., None], message: str, detail: str | None, hint: str | None) -> None:
+        message, detail, hint = sendable(message), detail and sendable(detail), hint and sendable(hint)
         try:
             level(message, **{name: text for name, text in (("detail", detail), ("hint", hint)) if text})
         except TypeError:  # before PostgreSQL 9.6 a message is one text
