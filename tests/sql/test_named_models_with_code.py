@@ -192,6 +192,18 @@ def test_trained_weights_are_not_deployed_with_other_code(db, mst_key, name, cod
     db.run("DROP TABLE other")
 
 
+def test_a_model_that_was_trained_further_is_deployed_with_its_code(db):
+    selection(db, "mst3", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
+    fit(db, "flowers_packed", "longer", "mst3", 1)
+    digests = "SELECT object_digests::json->>'Scale' FROM longer_summary"
+    digest = db.value(digests)
+    assert digest == db.value("SELECT encode(sha256(object), 'hex') FROM madlib.layers WHERE name = 'Scale'")
+    db.run("SELECT madlib.mop_more((SELECT max(run_id) FROM madlib.mop_runs), 1, 1)")
+    assert db.value(digests) == digest
+    assert db.value("SELECT madlib.mop_deploy('further', 'longer', 1)") == 1
+    db.run("DROP TABLE further")
+
+
 def test_a_replay_with_other_code_says_so(db):
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'made'")
     replay = "DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')"
