@@ -285,7 +285,7 @@ def test_balanced_weights_make_rare_classes_count(people):
     for name, weight in (("plain_rare", "NULL"), ("balanced_rare", "'balanced'")):
         people.run(
             f"SELECT mop_train('rare', '{name}', target => 'y', id => 'id', weight => {weight}, max_trials => 2, "
-            "time_limit => '20 s', baselines => false, layers => 'linear')"
+            "time_limit => '3 min', baselines => false, layers => 'linear')"
         )
     said = {
         name: people.value(f"SELECT count(*) FROM mop_predict('{name}', 'rare') WHERE prediction = 'true'")
