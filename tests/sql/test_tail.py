@@ -106,7 +106,7 @@ def test_stages_of_the_other_tail_are_not_reused(db):
 def test_explain_tells_on_how_many_devices(db):
     db.run("SET pg_mop.tail = 'data-parallel'")
     # (so much work that no trainer takes too long to start, however busy the machine was when starts were measured)
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 1000, FALSE)"
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'n', 'mst', 60, FALSE)"
     assert f"session of {CORES} threads on {CORES // FEW} devices" in db.value("SELECT madlib.mop_explain(%s)", [call])
 
 
