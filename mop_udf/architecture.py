@@ -53,7 +53,7 @@ def custom_name(name: str, digest: str) -> str:
 
 
 def custom_model(checked: Mapping[str, Any]) -> str | None:
-    """The name of a custom class of models in what `check` gives, else None."""
+    """The name of the custom class of a model, None for a class of Keras. `checked`: the result of `check`."""
     return _custom_in(checked)
 
 
@@ -64,7 +64,7 @@ def _custom_in(node: Mapping[str, Any]) -> str | None:
 
 
 def custom_classes(checked: Any) -> list[str]:
-    """The names of the custom layers and of the custom model in what `check` gives, each once."""
+    """The names of all custom classes, of layers and of the model, each once. `checked`: the result of `check`."""
     found: dict[str, None] = {}
     below = [checked]
     while below:

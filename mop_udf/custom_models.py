@@ -113,7 +113,7 @@ def _is_of_framework(kind: type) -> bool:
 
 
 def _definer(kind: type, method: str) -> type:
-    """The class from which `kind` has a method."""
+    """The class that defines a method which `kind` has or inherits."""
     return next(base for base in kind.__mro__ if method in vars(base))
 
 

@@ -1,6 +1,6 @@
 """Training steps of custom models on TensorFlow: whether a traced step changes more than a state of a unit has.
 
-The step is Python code of a user, so its attributes do not tell what it uses; its trace does.
+A user wrote the step in Python. Its attributes do not show which variables it uses, so this module searches its trace.
 """
 
 import re

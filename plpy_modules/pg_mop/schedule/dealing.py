@@ -216,12 +216,12 @@ class Dealer(Threads):
     # --- what is left ---------------------------------------------------------------------------------------------
     def _is_wide(self) -> bool:
         """True where there is a stage to train for each worker (of one server): the usual case, found at once."""
-        board, workers = self.board, len(self._among())
-        if len(board.idle) >= workers or len(board.idle) + len(board.training) < workers:
-            return len(board.idle) >= workers
-        # (a chain may have units of several stages, one after another: these are one path, and the work of one worker)
+        board, missing = self.board, len(self._among()) - len(self.board.idle)
+        if missing <= 0 or len(board.training) < missing:
+            return missing <= 0
+        # one worker trains a chain, which may have units of a stage and of its children: only the first stage counts
         parents = (board.plan.stages[number].parent for number in board.training)
-        return len(board.idle) + sum(p is None or p.number not in board.training for p in parents) >= workers
+        return sum(parent is None or parent.number not in board.training for parent in parents) >= missing
 
     def _paths(self) -> dict[StageNumber, float]:
         """{stage: seconds left} of the paths that can be worked on side by side: from each stage whose parent has ended, to
