@@ -174,6 +174,18 @@ def test_a_configuration_that_comes_later_gets_its_threads():
     assert dealer.begin(0, unit, [0], lambda cores: True) == 1
 
 
+@pytest.mark.parametrize("others", (0, 1))
+def test_a_chain_of_several_stages_counts_as_one_path(others):
+    """A command trains two iterations of a configuration. With no other configuration, it has both cores."""
+    plan, board = made(dict.fromkeys(range(1 + others), 4))
+    dealer = dealer_of(board, Costs(dict.fromkeys(range(1 + others), 5.0)))
+    chain = [board.unit(number, "train", "training", segment) for number in (1, 2) for segment in (0, 1)]
+    for unit in chain:
+        board.start(unit)
+    assert board.training == {1, 2}
+    assert dealer.begin(0, chain[0], [0], lambda cores: True) == 2 - others
+
+
 def test_an_evaluation_has_the_threads_of_the_trainer():
     plan, board = made({1: 4}, evaluated=(2, 4))
     visits = simulate(board, Randomized(board, 1), lambda unit: 5.0, dealer=dealer_of(board, Costs({1: 5.0})))
