@@ -39,7 +39,7 @@ class Evaluation:
 
     def report(self):
         """The result of :meth:`CompiledModel.score` for all pieces, with "sums", "kernel", "seconds", "cpu_seconds" (of
-        this process), and of GPUs what :meth:`WorkMeter.report` tells."""
+        this process), and on a GPU its utilization and memory (:meth:`WorkMeter.report`)."""
         took = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, **self.meter.report(self.readings)}
         if np.isscalar(self.sums):
             return {"rows": 0, **took}
