@@ -237,3 +237,18 @@ def test_a_search_takes_custom_layers(db):
         [space],
     )
     assert db.value("SELECT count(*) FROM found_trials WHERE status = 'finished'") == 4
+    run_id = last_run(db)
+    db.connection.notices.clear()
+    replay = (
+        "DROP TABLE IF EXISTS again, again_info, again_summary, again_trials; SELECT madlib.mop_replay(%s, 'again')"
+    )
+    db.run(replay, [run_id])
+    assert not any("custom code" in notice for notice in db.connection.notices)
+    assert weights(db, "again") == weights(db, "found")
+    db.run("DELETE FROM madlib.layers")
+    put(db, "Half", pickle("Half", CODE.replace("/ 2", "/ 4")))  # no trial takes it
+    put(db, "Scale", pickle("Scale", LAYER.replace("start=1.0", "start=3.0")))
+    db.connection.notices.clear()
+    db.run(replay, [run_id])
+    (told,) = [notice for notice in db.connection.notices if "custom code" in notice]
+    assert f"the custom code 'Scale' was changed after run {run_id}, which is repeated" in told and "Half" not in told

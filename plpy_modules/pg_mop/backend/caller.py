@@ -89,7 +89,7 @@ class CallerSession:
         Python's frames without running them: no file is closed, no `finally` runs.
         """
         if self.on_nodes and ctypes.c_int.in_dll(ctypes.CDLL(None), "QueryCancelPending").value:
-            self.plpy.log("pg_mop: a cancel is heard")  # PostgreSQL checks for cancels at each message
+            self.log("a cancel is heard")  # PostgreSQL checks for cancels at each message
 
     def commit(self) -> None:
         """Commit, and begin a transaction that has no snapshot until its first query."""
@@ -219,6 +219,10 @@ class CallerSession:
     def is_superuser(self) -> bool:
         """True if the current role is a superuser."""
         return self.value("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+
+    def log(self, message: str) -> None:
+        """Write a message to the server's log."""
+        self.plpy.log(sendable(f"pg_mop: {message}"))
 
     def info(self, message: str) -> None:
         """Send an INFO message to the client."""

@@ -182,6 +182,15 @@ def digests(db, object_table, compile_params, layers=()):
     return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
 
 
+def all_digests(db, object_table):
+    """{name: SHA-256 of its pickle} of all objects of an object table (quoted)."""
+    rows = db.execute(
+        f"SELECT name, encode({db.extension}.mop_sha256(object), 'hex') AS digest FROM {object_table} "
+        "WHERE name IS NOT NULL AND object IS NOT NULL ORDER BY name"
+    )
+    return {row["name"]: row["digest"] for row in rows}
+
+
 def digests_sql(object_table, names):
     """SQL for the digests of functions, by name."""
     schema = object_table[: -len(within_schema(object_table))]

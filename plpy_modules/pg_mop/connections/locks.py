@@ -130,7 +130,7 @@ class Locks:
         try:
             self._value("SELECT 1")
         except psycopg2.Error:
-            self.db.plpy.log("pg_mop: the session that holds the locks of a call was lost")
+            self.db.log("the session that holds the locks of a call was lost")
             self._open()
             if self.output is not None:
                 self.reserve(self.output)

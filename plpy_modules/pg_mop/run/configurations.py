@@ -76,6 +76,13 @@ class Configurations:
         """{name: SHA-256 of its pickle} of their custom functions and classes."""
         return {name: digest for c in self for name, digest in c["functions"]}
 
+    @property
+    def code_to_log(self) -> dict[str, str]:
+        """The code that a run logs: its own, and for a search, whose configurations come later, all of the object table."""
+        if not self.searches or self.functions is None:
+            return self.code
+        return object_table.all_digests(self.inputs.db, self.functions)
+
     def __getitem__(self, mst_key: int) -> Configuration:
         return self.by_key[mst_key]
 

@@ -252,7 +252,7 @@ class Coordinator(PlannedRun):
                 "settings": {**self.options, "seed": self.seed},
                 "tables": tables,
                 "search_path": self.db.callers_path,
-                **({"code": self.configurations.code} if self.configurations.code else {}),
+                **({"code": code} if (code := self.configurations.code_to_log) else {}),
             },
             expected,
             prediction,
@@ -503,7 +503,7 @@ class Coordinator(PlannedRun):
         try:
             self.catalog.note_costs(self.run_id, passes)
         except (MopError, psycopg2.Error) as trouble:  # the run does not depend on it
-            self.db.plpy.log(f"pg_mop: the costs of run {self.run_id} could not be kept: {trouble}")
+            self.db.log(f"the costs of run {self.run_id} could not be kept: {trouble}")
 
     def _failed(self, kind: Any, error: BaseException | None, _: Any) -> bool:
         """The run ends with an error: end its sessions and note why. The units that are committed stay."""
@@ -525,7 +525,7 @@ class Coordinator(PlannedRun):
             self.catalog.terminate(stuck)
             self.catalog.close_run(self.run_id, *ending.outcome_of(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
-            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
+            self.db.log(f"run {self.run_id} could not be closed: {trouble}")
         if self.spec.application is not None:
             self.drop()
 
@@ -534,7 +534,7 @@ class Coordinator(PlannedRun):
         try:
             self.catalog.drop_run(self.run_id)
         except (MopError, psycopg2.Error) as trouble:  # the next call that trains drops it
-            self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
+            self.db.log(f"run {self.run_id} is left behind: {trouble}")
 
     def output(self) -> contextlib.AbstractContextManager[None]:
         """Within it the caller writes the output tables. Then the run is finished; an error is noted in its row."""

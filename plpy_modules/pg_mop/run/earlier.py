@@ -97,7 +97,7 @@ class Earlier:
         self.tables = parameters.get("tables", {})
         self.code: dict[str, str] = parameters.get(
             "code", {}
-        )  # {custom function or class: digest}; {}: before 0.4.0, or a search
+        )  # {custom function or class: digest}, of a search all that it may take; {}: before 0.4.0
         self.path = parameters.get("search_path")  # the call's search_path; None: before 0.4.0
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(catalog)

@@ -52,7 +52,7 @@ def _abandon(result: RunResult, error: BaseException) -> None:
         with result.catalog:
             result.catalog.close_run(result.run_id, *outcome_of(error))
     except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
-        result.db.plpy.log(f"pg_mop: run {result.run_id} could not be closed: {trouble}")
+        result.db.log(f"run {result.run_id} could not be closed: {trouble}")
 
 
 def _name_taken(db: Any, error: BaseException, run_id: int | None, output: str) -> MopError | None:

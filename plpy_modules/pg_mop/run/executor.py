@@ -657,4 +657,4 @@ class Executor:
         try:
             self.run.catalog.note_growth(self.run.run_id)
         except psycopg2.Error as error:  # the run is no worse for it
-            self.run.db.plpy.log(f"pg_mop: the planner was not told of run {self.run.run_id}: {error}")
+            self.run.db.log(f"the planner was not told of run {self.run.run_id}: {error}")

@@ -128,7 +128,7 @@ class Failover:
             if (server := run.servers.pop(name, None)) is not None:  # it has gone once more
                 run.catalog.forget_remote_run(run.run_id, name)
                 server.catalog.close()
-            run.db.plpy.log(f"pg_mop: server {name} is not used again: {error}")
+            run.db.log(f"server {name} is not used again: {error}")
             delay = self.delays[name]
             self.delays[name] = min(BACK_SECONDS[1], 2 * delay)
             self.given_up[name] = heartbeat, time.monotonic() + delay

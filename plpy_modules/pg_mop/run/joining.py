@@ -324,7 +324,7 @@ class Joining:
                 if tables:
                     guest.link.run(f"ROLLBACK; SET lock_timeout = '{CLEAN_SECONDS}s'; DROP TABLE IF EXISTS {tables}")
             except (psycopg2.Error, SessionLost) as error:  # (the next join of this run replaces them)
-                self.run.db.plpy.log(f"pg_mop: {tables} on server {name} are left behind: {message_of(error)}")
+                self.run.db.log(f"{tables} on server {name} are left behind: {message_of(error)}")
         self.hosts.part(name)
 
 

@@ -245,7 +245,7 @@ class Recovery:
             try:
                 self._note_on(attempt, decision, server)
             except (psycopg2.Error, MopError) as error:
-                self.run.db.plpy.log(f"pg_mop: server {server.name} could not log a unit's failure: {error}")
+                self.run.db.log(f"server {server.name} could not log a unit's failure: {error}")
 
     def _note_here(self, attempt: Attempt, decision: Decision) -> None:
         self.run.catalog.fail_unit(attempt.row, attempt.message, decision.reason)

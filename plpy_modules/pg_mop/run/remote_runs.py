@@ -232,7 +232,7 @@ class RemoteRuns:
             try:
                 server.catalog.drop_run(remote_run)
             except (psycopg2.Error, MopError) as error:
-                db.plpy.log(f"pg_mop: run {remote_run} on server {server.name} is left behind: {error}")
+                db.log(f"run {remote_run} on server {server.name} is left behind: {error}")
         if server.run_id is None:
             server.run_id = server.catalog.leads = self.open_run(server.catalog, leader)
             self.catalog.add_remote_run(self.run_id, server.name, server.run_id)
@@ -265,4 +265,4 @@ class RemoteRuns:
                         server.catalog.drop_run(server.run_id)
                 server.catalog.close()
             except (MopError, SessionLost, psycopg2.Error) as trouble:
-                self.db.plpy.log(f"pg_mop: run {server.run_id} on server {server.name} is left open: {trouble}")
+                self.db.log(f"run {server.run_id} on server {server.name} is left open: {trouble}")

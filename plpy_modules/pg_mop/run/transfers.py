@@ -39,7 +39,7 @@ def note(run: RunContext, hops: list[Hop]) -> None:
         except psycopg2.Error as error:
             if error.pgcode in ("55000", "57014"):  # the run has been taken over, or is cancelled
                 raise
-            run.db.plpy.log(f"pg_mop: hops of run {run.run_id} were not logged: {error}")
+            run.db.log(f"hops of run {run.run_id} were not logged: {error}")
 
 
 class Transfers:
@@ -154,7 +154,7 @@ class Transfers:
         if isinstance(error, SessionLost):
             relay.close()
         if relay.target.server is not None:
-            self.run.db.plpy.log(f"pg_mop: server {relay.target.server} cannot fetch states: {message_of(error)}")
+            self.run.db.log(f"server {relay.target.server} cannot fetch states: {message_of(error)}")
             states.not_direct(moves)
         elif (getattr(error, "pgcode", None) or "").startswith("42"):  # a right is missing: waiting does not help
             return error
