@@ -31,11 +31,12 @@ import traceback
 
 from mop_udf import lease
 from mop_udf.child_process import prefer_oom_kill
-from mop_udf.fork_server_client import MOST_BYTES, RELAYS, peer
+from mop_udf.fork_server_client import MOST_BYTES, RELAYS, peer, receive
 from mop_udf.pool import Member, Pool, Waiting, memory_short
 
 UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainers
 ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
+LATE_SECONDS = 1  # that an event loop is late where the machine has stood still meanwhile
 
 
 class ForkServer:
@@ -62,7 +63,10 @@ class ForkServer:
                 if wait <= 0 or memory_short():
                     return
                 wait = min(wait, UNUSED_LOOK_SECONDS)
-            for key, _ in self._events.select(wait):
+            found = self._events.select(wait)
+            if wait is not None and (late := time.monotonic() - now - wait) > LATE_SECONDS:
+                self._pool.forgive(late)
+            for key, _ in found:
                 if self._is_registered(key):  # (not where an event before this one has closed it)
                     key.data(key.fileobj)
             self._end_some()
@@ -206,7 +210,7 @@ class ForkServer:
         try:
             member.control.settimeout(ANSWER_SECONDS)
             socket.send_fds(member.control, [json.dumps(offer).encode()], files)
-            if not member.control.recv(MOST_BYTES):
+            if not receive(member.control, ANSWER_SECONDS):
                 return False
         except OSError:
             return False

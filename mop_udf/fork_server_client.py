@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mop_udf.child_process import environment
+from mop_udf.patience import Patience
 from mop_udf.server_folder import own_folder, version
 
-ANSWER_SECONDS = 20  # time that the import of Keras takes at most, even on a busy machine
+ANSWER_SECONDS = 60  # time that the import of Keras takes at most, even on a busy machine
 LOOK_SECONDS = 2  # that a look into the pool takes at most
 RELAYS = "relays"  # in place of a framework: the fork server that starts relays
 MOST_BYTES = 1 << 16  # size limit of a message
@@ -37,7 +38,7 @@ class ForkedTrainer:
     def __init__(self, connection, name, life, was_running):
         """`life`: the writing end of the pipe that the trainer dies with; `was_running`: the fork server has not been
         started for this request."""
-        self._connection, self._name, self._requested = connection, name, time.monotonic()
+        self._connection, self._name, self._patience = connection, name, Patience(ANSWER_SECONDS)
         self.pid, self.code, self.held = None, None, None
         self.full: str | None = None  # why the trainer cannot be had: other trainers hold the memory of its device
         self._heard, self._file = not was_running, None
@@ -53,7 +54,7 @@ class ForkedTrainer:
         """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
         if self.pid is None:  # (an earlier call may have read the report)
             self._read_reports(seconds)
-        if self.pid is None and self._connection is not None and time.monotonic() - self._requested > ANSWER_SECONDS:
+        if self.pid is None and self._connection is not None and self._patience.over():
             self._name.end()
             self._close()
         return True if self.pid is not None else None if self._connection is not None else False
@@ -80,8 +81,8 @@ class ForkedTrainer:
         """Wait until the trainer, which has been killed and whose pipes have been closed, has ended, and read its exit
         status if the fork server reports it.
         """
-        deadline = time.monotonic() + 5
-        while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
+        patience = Patience(5)
+        while self.pid is not None and self._connection is not None and not patience.over():
             self._read_reports(0.1)
         self._close()
         self._forget()
@@ -179,10 +180,19 @@ def _answers(home, keras_backend, request):
                 with connection:
                     connection.settimeout(LOOK_SECONDS)
                     connection.send(json.dumps(request).encode())
-                    while answer := connection.recv(MOST_BYTES):
+                    while answer := receive(connection, LOOK_SECONDS):
                         yield json.loads(answer)
         except (OSError, ValueError):
             pass
+
+
+def receive(connection: socket.socket, seconds: float) -> bytes:
+    """The next message, b"" at the end. Raises TimeoutError where none comes within so many seconds."""
+    patience = Patience(seconds)
+    while not select.select([connection], [], [], 0.1)[0]:
+        if patience.over():
+            raise TimeoutError
+    return connection.recv(MOST_BYTES)
 
 
 def _send(home, keras_backend, request, files=()):

@@ -121,6 +121,14 @@ class Pool:
         if member.state == "leased":
             member.state, member.returning = "returning", now
 
+    def forgive(self, seconds: float) -> None:
+        """The machine has stood still for so many seconds: they do not count for the members on their way back, and for the
+        requests that wait."""
+        for member in self.members.values():
+            member.returning += seconds
+        for waiting in self.waiting:
+            waiting.since += seconds
+
     def to_end(self, now: float, since: int) -> list[Member]:
         """The members that are to end: idle for too long, or not back from their lease in time.
 

@@ -87,6 +87,15 @@ def test_requests_wait_for_trainers_that_will_be_back_and_for_no_others():
     assert 0 < pool.wait_seconds(11.0, 0) <= WAIT_SECONDS
 
 
+def test_the_time_in_which_the_machine_stood_still_does_not_count():
+    pool = Pool()
+    pool.leave(member(pool, 1, state="leased"), 10.0)
+    pool.waiting.append(Waiting(2, {"key": "k"}, [], None, 10.0))
+    pool.forgive(9.0)
+    assert pool.to_end(19.0 + RETURN_SECONDS, 0) == [] and pool.not_to_wait(19.0 + WAIT_SECONDS) == []
+    assert pids(pool.to_end(19.1 + RETURN_SECONDS, 0)) == [1] and pool.not_to_wait(19.1 + WAIT_SECONDS) == pool.waiting
+
+
 def test_only_the_idle_ones_of_the_roles_are_ended_on_request():
     pool = Pool()
     member(pool, 1, role=10, database=1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg2.extensions
 
+from mop_udf.patience import Patience
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.catalog import Catalog
 from pg_mop.catalog.session import T
@@ -65,13 +65,13 @@ class RemoteCatalog(Catalog):
         If this raises, psycopg2 closes the connection and drops the answer. Do not close the connection in this
         function: it would wait for psycopg2's own lock for ever.
         """
-        deadline = time.monotonic() + self.SECONDS
+        patience = Patience(self.SECONDS)
         while (state := connection.poll()) != psycopg2.extensions.POLL_OK:
             reading = [connection] if state == psycopg2.extensions.POLL_READ else []
             writing = [connection] if state == psycopg2.extensions.POLL_WRITE else []
             if not any(select.select(reading, writing, [], 0.1)):
                 self.check_interrupts()
-                if time.monotonic() > deadline:
+                if patience.over():
                     raise MopError(
                         f"server {self.target.server} has not answered for {self.SECONDS} s", sqlstate="08006"
                     )

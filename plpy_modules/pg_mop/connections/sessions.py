@@ -12,6 +12,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
+from mop_udf.patience import Patience
 from pg_mop.backend.errors import has_lost_segment
 from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq
@@ -211,7 +212,7 @@ def open_sessions(
     """Open a session for each connection target, all within so many seconds. Raises MopError."""
     opened: list[WorkerSession] = []
     connecting: dict[WorkerSession, Target] = {}
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     try:
         for target in targets:
             with _refused_by(target):
@@ -224,7 +225,7 @@ def open_sessions(
                 with _refused_by(connecting.pop(session)):
                     if error is not None:
                         raise error
-            if connecting and time.monotonic() > deadline:
+            if patience.over() and connecting:
                 with _refused_by(next(iter(connecting.values()))):
                     raise SessionLost(f"no answer within {seconds} s")
     except BaseException:
@@ -250,7 +251,7 @@ class Heartbeat:
     def __init__(self, target: Target, name: str) -> None:
         self.target, self.name = target, name
         self.session: WorkerSession | None = None
-        self.asked: float | None = None  # time of the open question
+        self.asked: Patience | None = None  # since the open question
         self.answered = time.monotonic()  # time of the last answer
 
     def look(self) -> float:
@@ -258,7 +259,7 @@ class Heartbeat:
         now = time.monotonic()
         try:
             if self.session is None:
-                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: heartbeat"), now
+                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: heartbeat"), Patience()
             # connecting takes several steps
             while (
                 self.asked is not None
@@ -270,10 +271,10 @@ class Heartbeat:
                 self.asked, self.answered = None, now
             elif self.asked is None and now - self.answered > self.EVERY:
                 self.session.begin("SELECT 1")
-                self.asked = now
+                self.asked = Patience()
         except (psycopg2.Error, SessionLost):  # the sessions with units notice the loss themselves
             self.close()
-        return 0 if self.asked is None else now - self.asked
+        return 0 if self.asked is None else self.asked.look()
 
     @property
     def beats(self) -> bool:

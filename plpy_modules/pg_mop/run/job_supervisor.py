@@ -24,6 +24,7 @@ import psycopg2
 import psycopg2.extensions
 from setproctitle import setproctitle
 
+from mop_udf.patience import Patience
 from pg_mop.backend.session_settings import KEEPALIVES, SESSION_OPTIONS, options_without
 from pg_mop.connections import libpq
 from pg_mop.connections.sessions import SessionLost, WorkerSession, answer, message_of, run, wait
@@ -62,10 +63,10 @@ def ask(session: WorkerSession, sql: str, *values: Any) -> Any:
 
 def within(seconds: float) -> Callable[[], None]:
     """A function to call while waiting: it raises SessionLost once so many seconds have passed."""
-    until = time.monotonic() + seconds
+    patience = Patience(seconds)
 
     def check_interrupts() -> None:
-        if time.monotonic() > until:
+        if patience.over():
             raise SessionLost(f"no answer within {seconds} s")
 
     return check_interrupts

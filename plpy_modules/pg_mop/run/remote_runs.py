@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
+from mop_udf.patience import Patience
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
@@ -149,11 +149,11 @@ class RemoteRuns:
 
     def within(self, seconds: float) -> Callable[[], None]:
         """A function to be called while another server is waited for; it raises SessionLost after so many seconds."""
-        until = time.monotonic() + seconds
+        patience = Patience(seconds)
 
         def check_interrupts() -> None:
             self.db.check_interrupts()
-            if time.monotonic() > until:
+            if patience.over():
                 raise SessionLost(f"no answer within {seconds} s")
 
         return check_interrupts

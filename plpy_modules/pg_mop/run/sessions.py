@@ -4,13 +4,13 @@ A session ends with the run; its trainer returns to the pool (mop_udf/pool.py) w
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
 
+from mop_udf.patience import Patience
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.connections.sessions import (
@@ -111,8 +111,8 @@ class Sessions:
 
     def _connected(self, opening: dict[WorkerSession, bool]) -> None:
         """Wait until all of `opening` are ready; a session that fails leaves `by_worker`."""
-        deadline = time.monotonic() + CONNECT_SECONDS
-        while opening and time.monotonic() < deadline:
+        patience = Patience(CONNECT_SECONDS)
+        while opening and not patience.over():
             for session, error in wait(list(opening), self.check_interrupts):
                 try:
                     if error is not None:
@@ -209,8 +209,8 @@ class Sessions:
                     busy.append(at_work)
                 else:
                     at_work.close()  # a cancel would wait for its server, which notices this within half a second
-        deadline = time.monotonic() + CANCEL_SECONDS
-        while busy and time.monotonic() < deadline:
+        patience = Patience(CANCEL_SECONDS)
+        while busy and not patience.over():
             ended = {id(s) for s, _ in wait(busy, lambda: None, 0.05)}
             busy = [s for s in busy if id(s) not in ended]
         stuck = [s.pid for s in busy]
