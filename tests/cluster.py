@@ -8,6 +8,7 @@ import atexit
 import functools
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -67,7 +68,7 @@ class Cluster(testing.postgresql.Postgresql):
     `small_mb`: mounts a disk of that size at `small`. `clock`: `set_clock` sets the server's clock.
     """
 
-    DEFAULT_BOOT_TIMEOUT = 60.0
+    DEFAULT_BOOT_TIMEOUT = 180.0
     subdirectories = ["data", "small"]
 
     def __init__(self, small_mb=None, clock=False, **settings):
@@ -203,10 +204,8 @@ class Cluster(testing.postgresql.Postgresql):
         self._wait()
 
     def _wait(self):
-        self.process.wait(30)
-        assert eventually(lambda: not self.processes() and not self._attached(), 30), (
-            "backends outlive their postmaster"
-        )
+        self.process.wait(120)
+        assert eventually(lambda: not self.processes() and not self._attached()), "backends outlive their postmaster"
 
     def _attached(self):
         """The number of processes attached to the server's shared memory.
@@ -253,17 +252,35 @@ class Cluster(testing.postgresql.Postgresql):
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that no process uses now."""
+    """A TCP port of 127.0.0.1 that no process uses now. None of the ports that the kernel gives to clients, which might take it
+    before the server listens, or while it is down."""
+    try:
+        first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    ports = range(10_000, first)
+    for port in random.SystemRandom().sample(ports, min(1000, len(ports))):
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
-def eventually(condition, seconds=10):
-    """Wait until `condition()` is true, for at most `seconds`. Returns its last value."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()) and time.monotonic() < deadline:
+def eventually(condition, seconds=60):
+    """Wait until `condition()` is true, for at most `seconds`. Returns its last value.
+
+    Of a look that takes longer than a second only one second counts: the machine may stand still meanwhile.
+    """
+    waited, began = 0.0, time.monotonic()
+    while not (result := condition()) and waited < seconds:
         time.sleep(0.05)
+        ended = time.monotonic()
+        waited, began = waited + min(ended - began, 1), ended
     return result
 
 

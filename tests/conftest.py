@@ -142,7 +142,7 @@ class Calling:
         except psycopg2.Error as error:
             self.error = error
 
-    def end(self, seconds=120):
+    def end(self, seconds=300):
         """Wait for the end of the thread. Returns the exception, or None."""
         self.thread.join(seconds)
         assert not self.thread.is_alive()
