@@ -32,12 +32,13 @@ class Servers:
         load(self.db, "arch", dense())
         selection(self.db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=4") for rate in (0.01, 0.02)])
 
-    def begin(self, settings=""):
-        """Train in another session until the first worker has finished two units: (the Calling, the run_id)."""
+    def begin(self, settings="", meanwhile=lambda: None):
+        """Train in another session until the first worker has finished two units: (the Calling, the run_id). `meanwhile` is
+        called again and again until then."""
         self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
         other = Client(self.coordinator, "postgres")
         other.run(
-            f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '60s'; {self.settings}; "
+            f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; {self.settings}; "
             f"{settings}"
         )
         call = Calling(other, CALL)
@@ -46,8 +47,21 @@ class Servers:
             "SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
             "WHERE run_id = %s AND mop_segment.server = 'w1' AND mop_unit.status = 'finished'"
         )
-        assert eventually(lambda: self.db.value(find) and self.db.value(done, [self.db.value(find)]) > 1, 120)
-        return call, self.db.value(find)
+
+        def at_work():
+            found = self.db.value(find)
+            return found and self.db.value(done, [found]) > 1 and found or meanwhile()
+
+        run_id = eventually(at_work, 120)
+        assert run_id, call.error
+        return call, run_id
+
+    @contextlib.contextmanager
+    def running(self, settings=""):
+        """As `begin`. Within the context the run does not end: no unit begins on the second worker. The `with` statement gets
+        (the Calling, the run_id, the function that lets the waiting units there begin)."""
+        with self.holding() as let_some_begin:
+            yield *self.begin(settings, let_some_begin), let_some_begin
 
     def holding(self):
         """Within the context, no unit begins on the second worker, so that a running run does not end."""
@@ -80,21 +94,22 @@ class Servers:
         assert call.end() is None
         self.check(run_id, replay=True)
 
-    def kill_at_work(self, run_id):
-        """Kill the first worker while it has a unit of the run. (Of a server without a unit nobody notices at once.)"""
+    def kill_at_work(self, run_id, meanwhile=lambda: None):
+        """Kill the first worker while it has a unit of the run. (Of a server without a unit nobody notices at once.) Until then
+        `meanwhile` is called again and again."""
         running = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND server = 'w1' AND status = 'running'"
 
         def caught():
             if not self.db.value(running, [run_id]):
-                return False
+                return meanwhile()
             self.hang()
-            time.sleep(0.3)  # a commit may be on its way
+            time.sleep(1)  # a commit may be on its way
             if self.db.value(running, [run_id]):
                 return True
             self.go_on()
             return False
 
-        assert eventually(caught, 60)
+        assert eventually(caught, 120)
         self.workers[0].kill()
 
     def stop(self):
