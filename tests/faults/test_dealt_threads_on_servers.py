@@ -139,7 +139,7 @@ def test_a_server_that_is_killed_while_it_has_more_threads_loses_nothing(servers
         "SELECT count(*) FROM madlib.mop_units WHERE threads > %s AND server = 'w1' "
         "AND run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
     )
-    assert eventually(lambda: db.value(grown, [FEW]), 60)
+    assert eventually(lambda: db.value(grown, [FEW]), 120)
     run_id = last_run(db)
     servers.workers[0].kill()
     servers.workers[0].start()

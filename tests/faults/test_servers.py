@@ -32,9 +32,9 @@ def test_a_server_that_hangs_is_waited_for(servers):
 
 
 def test_a_server_that_stays_away_ends_the_run_which_is_resumed(servers):
-    call, run_id = servers.begin("SET pg_mop.server_timeout = '2s'")
-    servers.workers[0].kill()
-    error = call.end(60)
+    with servers.running("SET pg_mop.server_timeout = '6s'") as (call, run_id, let_some_begin):
+        servers.kill_at_work(run_id, let_some_begin)
+        error = call.end()
     assert "w1" in str(error) and f"mop_resume({run_id})" in error.diag.message_hint
     error = servers.db.error("SELECT madlib.mop_resume(%s)", [run_id])
     assert "cannot open a session on server" in str(error)
@@ -44,9 +44,8 @@ def test_a_server_that_stays_away_ends_the_run_which_is_resumed(servers):
 
 
 def test_a_hanging_server_ends_the_run_after_a_while_and_a_cancel_is_heard(servers):
-    call, run_id = servers.begin("SET pg_mop.server_timeout = '6s'")
-    with servers.hanging():
-        error = call.end(60)
+    with servers.running("SET pg_mop.server_timeout = '6s'") as (call, run_id, _), servers.hanging():
+        error = call.end()
         assert "has not answered for" in str(error) or "w1" in str(error)
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id)
@@ -81,37 +80,43 @@ def test_a_line_that_is_down_for_a_while_is_waited_for(servers, seconds):
 
 @pytest.mark.parametrize("seconds", [0.3, 7])
 def test_a_cancel_is_heard_while_the_line_is_down(servers, seconds):
-    call, run_id = servers.begin()
-    pid = servers.db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [run_id])
-    servers.relay.holds.set()
-    try:
-        time.sleep(seconds)
-        servers.db.run("SELECT pg_cancel_backend(%s)", [pid])
-        assert call.end(3).pgcode == "57014"
-    finally:
-        servers.relay.holds.clear()
-    servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
-    servers.check(run_id)
+    for _ in range(3):  # (the machine may stand still while it is heard)
+        with servers.running() as (call, run_id, _):
+            pid = servers.db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [run_id])
+            servers.relay.holds.set()
+            try:
+                time.sleep(seconds)
+                began = time.monotonic()
+                servers.db.run("SELECT pg_cancel_backend(%s)", [pid])
+                assert call.end().pgcode == "57014"
+                took = time.monotonic() - began
+            finally:
+                servers.relay.holds.clear()
+        servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
+        servers.check(run_id)
+        if took < 3:
+            break
+    assert took < 3
 
 
 def test_a_line_that_stays_down_ends_the_run_with_an_error_that_names_the_server(servers):
-    call, run_id = servers.begin("SET pg_mop.server_timeout = '4s'")
-    servers.relay.holds.set()
-    try:
-        error = call.end(60)
-        assert "w1" in str(error) and f"mop_resume({run_id})" in error.diag.message_hint
-    finally:
-        servers.relay.holds.clear()
+    with servers.running("SET pg_mop.server_timeout = '6s'") as (call, run_id, _):
+        servers.relay.holds.set()
+        try:
+            error = call.end()
+            assert "w1" in str(error) and f"mop_resume({run_id})" in error.diag.message_hint
+        finally:
+            servers.relay.holds.clear()
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=True)
 
 
 @pytest.mark.parametrize("moment", range(2))
 def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(servers, moment):
-    call, run_id = servers.begin()
-    time.sleep(0.07 * moment)
-    servers.coordinator.kill()
-    assert call.end() is not None
+    with servers.running() as (call, run_id, _):
+        time.sleep(0.07 * moment)
+        servers.coordinator.kill()
+        assert call.end() is not None
     servers.revive()
     servers.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=moment == 0)
@@ -119,9 +124,9 @@ def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(se
 
 def test_what_the_coordinator_lost_of_begun_units_when_it_was_killed_does_not_matter(servers):
     """It does not wait for the disk there; a server on which they have begun knows of them."""
-    call, run_id = servers.begin()
-    servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
-    assert call.end().pgcode == "57014"
+    with servers.running() as (call, run_id, _):
+        servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+        assert call.end().pgcode == "57014"
     worker = Client(servers.workers[0], "postgres")
     begun = worker.run(
         "INSERT INTO mop.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, queued_at) "
@@ -158,12 +163,16 @@ def chained(servers, run_id):
     "fault", ["none", "a line that is cut", "a server that is killed", "a coordinator that is killed"]
 )
 def test_chains_on_other_servers_count_once_and_have_the_weights_of_single_units(crowded, fault):
-    call, run_id = crowded.begin("SET pg_mop.chain_seconds = 30")
+    chains = "SET pg_mop.chain_seconds = 30"
+    if fault == "a coordinator that is killed":
+        with crowded.running(chains) as (call, run_id, _):
+            crowded.coordinator.kill()
+            assert call.end() is not None
+    else:
+        call, run_id = crowded.begin(chains)
     if fault == "a server that is killed":
         crowded.kill_and_start(call, run_id)
     elif fault == "a coordinator that is killed":
-        crowded.coordinator.kill()
-        assert call.end() is not None
         crowded.revive()
         crowded.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
     else:
@@ -214,10 +223,11 @@ def test_states_go_straight_where_servers_know_one_another(servers):
     assert "Processors: " in text
     rows = servers.db.run("SELECT on_server, server, role, missing FROM madlib.mop_connect_servers('w1, w2')")
     assert [tuple(row.values()) for row in rows] == [("w1", "w2", "postgres", None), ("w2", "w1", "postgres", None)]
-    call, run_id = servers.begin()
-    assert eventually(lambda: fetches(servers), 60)
+    with servers.running() as (call, run_id, let_some_begin):
+        assert eventually(
+            lambda: fetches(servers) and ways(servers, run_id)[True, "direct"] > 0 or let_some_begin(), 120
+        )
     servers.kill_and_start(call, run_id)
-    assert ways(servers, run_id)[True, "direct"] > 0
 
 
 def test_a_line_between_servers_that_is_down_is_gone_around(servers):
@@ -248,8 +258,8 @@ def test_a_server_that_is_another_one_of_that_name_does_no_harm(servers):
 def test_what_a_server_keeps_of_a_run_that_is_done_goes_with_the_next_call_there(servers):
     """The run ends well while a server does not drop its part of it."""
     worker = Client(servers.workers[0], "postgres")
-    call, run_id = servers.begin()
-    worker.run("ALTER FUNCTION mop.mop_drop(bigint, boolean, text) RENAME TO mop_drop_away")
+    with servers.running() as (call, run_id, _):
+        worker.run("ALTER FUNCTION mop.mop_drop(bigint, boolean, text) RENAME TO mop_drop_away")
     try:
         assert call.end() is None
     finally:

@@ -58,11 +58,11 @@ def test_each_segment_has_copies_on_the_two_other_servers(servers):
 
 
 def test_two_of_three_servers_are_killed_one_after_the_other(servers):
-    call, run_id = servers.begin()
-    servers.kill_at_work(run_id)
+    has = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND server = 'w2' AND status = 'running'"
     try:
-        with servers.holding():
-            assert eventually(lambda: gone(servers, run_id, "w1"), 30)
+        with servers.running() as (call, run_id, let_some_begin):
+            servers.kill_at_work(run_id, let_some_begin)
+            assert eventually(lambda: gone(servers, run_id, "w1") and servers.db.value(has, [run_id]), 120)
             servers.workers[1].kill()
         assert call.end() is None
         for name in ("w1", "w2"):
@@ -87,13 +87,12 @@ def test_two_of_three_servers_are_killed_at_once(servers):
 
 
 def test_one_is_killed_while_the_other_one_comes_back(servers):
-    call, run_id = servers.begin("SET pg_mop.server_timeout = '60s'")
-    servers.kill_at_work(run_id)
     try:
-        with servers.holding():
-            assert eventually(lambda: gone(servers, run_id, "w1"), 30)
+        with servers.running("SET pg_mop.server_timeout = '300s'") as (call, run_id, let_some_begin):
+            servers.kill_at_work(run_id, let_some_begin)
+            assert eventually(lambda: gone(servers, run_id, "w1"), 120)
             servers.workers[0].start()
-            assert eventually(lambda: not gone(servers, run_id, "w1"), 30)
+            assert eventually(lambda: not gone(servers, run_id, "w1"), 120)
             servers.workers[1].kill()
         assert call.end() is None
     finally:
@@ -118,9 +117,9 @@ def test_a_run_begins_and_is_resumed_without_both(servers):
     finally:
         revive(servers)
     servers.check(run_id, replay=True)
-    call, run_id = servers.begin("SET pg_mop.reuse = off")
-    db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
-    assert "canceling statement" in str(call.end())
+    with servers.running("SET pg_mop.reuse = off") as (call, run_id, _):
+        db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+        assert "canceling statement" in str(call.end())
     for worker in servers.workers:
         worker.kill()
     try:
@@ -146,12 +145,12 @@ def test_both_are_away_when_a_run_begins_and_one_comes_back(servers):
         "SET pg_mop.lock_timeout = '300s'"
     )
     try:
-        call = Calling(client, CALL)
-        assert eventually(lambda: is_under_way(db, more_than=0), 60)
-        run_id = last_run(db)
-        with holding(Client(servers.coordinator, "postgres"), "madlib"):
+        with holding(Client(servers.coordinator, "postgres"), "madlib") as let_some_begin:
+            call = Calling(client, CALL)
+            assert eventually(lambda: is_under_way(db, more_than=0) or let_some_begin(), 120), call.error
+            run_id = last_run(db)
             servers.workers[0].start()
-            assert eventually(lambda: not gone(servers, run_id, "w1"), 60)
+            assert eventually(lambda: not gone(servers, run_id, "w1"), 120)
         assert call.end() is None
     finally:
         revive(servers)
@@ -187,9 +186,9 @@ def test_the_third_server_relieves_two(servers):
         client = Client(servers.coordinator, "postgres")
         client.run(f"SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '300s'; {REPLICAS}")
         call = Calling(client, CALL.replace("'mst'", "'several'"))
-        assert eventually(lambda: is_under_way(db, more_than=3), 60)
+        assert eventually(lambda: is_under_way(db, more_than=3), 120), call.error
         run_id = last_run(db)
-        assert eventually(lambda: db.value(relieved, [run_id]) == 2, 60)
+        assert eventually(lambda: db.value(relieved, [run_id]) == 2, 120)
     assert call.end() is None
     assert_invariants(db, run_id)
     db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
@@ -238,12 +237,12 @@ def test_units_of_a_chain_count_together_once_the_last_state_is_copied(servers):
 def test_a_server_that_is_killed_in_its_chains_loses_no_unit(servers):
     sql = short_call(servers, 60)
     client = Client(servers.coordinator, "postgres")
-    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {REPLICAS}")
-    call = Calling(client, sql)
-    assert eventually(lambda: is_under_way(servers.db), 60)
-    run_id = last_run(servers.db)
-    assert eventually(lambda: is_under_way(servers.db, more_than=100), 60)
-    servers.kill_at_work(run_id)
+    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; {REPLICAS}")
+    with servers.holding() as let_some_begin:
+        call = Calling(client, sql)
+        assert eventually(lambda: is_under_way(servers.db, more_than=100) or let_some_begin(), 120), call.error
+        run_id = last_run(servers.db)
+        servers.kill_at_work(run_id, let_some_begin)
     try:
         assert call.end() is None
         assert f"run {run_id} goes on without server w1" in said(call)
