@@ -20,7 +20,7 @@ exec(open({path!r}).read().split("np = ")[0], space)
 threading.Thread(target=interrupt).start()
 try:
     space["import_whole"]("numpy", True)
-    time.sleep(5)
+    time.sleep(300)
 except KeyboardInterrupt:  # as Greenplum raises it at a cancel
     raised = True
 import numpy as np

@@ -104,7 +104,7 @@ def test_small_frames_wait_for_the_one_that_follows_and_large_ones_for_none(pipe
     for payload in (b"small", large, large[:70_000]):
         sender.send({"op": "rows"}, payload[:1000], payload[1000:], more=True)
     sender._flush()
-    reader.join(20)
+    reader.join(180)
     assert [payload for _, payload in got] == [b"small", large, large[:70_000]]
     for end in (*there, *back):
         os.close(end)

@@ -47,7 +47,7 @@ def test_those_that_nobody_uses_go(data):
 def other(tmp_path_factory):
     """The data directory of another server on the host, which is up."""
     path = tmp_path_factory.mktemp("größe")
-    with subprocess.Popen(["sleep", "60"], cwd=path) as process:
+    with subprocess.Popen(["sleep", "600"], cwd=path) as process:
         (path / "postmaster.pid").write_text(f"{process.pid}\n")
         yield path, process.pid
         process.kill()

@@ -292,8 +292,8 @@ def test_the_solver_process_answers_and_ends():
     shop = [{0: 3.0, 1: 4.0, 2: 3.0}, {0: 3.0, 1: 3.0, 2: 4.0}, {0: 4.0, 1: 3.0, 2: 3.0}, {0: 1.0, 1: 1.0, 2: 1.0}]
     solver = SolverProcess(sys.prefix)
     for begun in (shop, shop_of(2, 4, 3)):
-        solver.begin(begun, 5)
-        until = time.monotonic() + 60
+        solver.begin(begun, 60)
+        until = time.monotonic() + 180
         while (solution := solver.answer()) is None and time.monotonic() < until:
             time.sleep(0.05)
         assert solution.why == "optimal"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mop_udf import parameter_resolver, params
@@ -225,7 +225,7 @@ PIECES = st.sampled_from(
 TEXTS = st.text() | st.text(alphabet=string.printable) | st.lists(PIECES).map("".join)
 
 
-@settings(max_examples=2000, deadline=None, database=None)
+@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS)
 def test_any_text_gives_a_dictionary_or_one_kind_of_error(text):
     for parse in (parse_compile_params, parse_fit_params):
@@ -235,7 +235,7 @@ def test_any_text_gives_a_dictionary_or_one_kind_of_error(text):
             assert str(error)
 
 
-@settings(max_examples=1000, deadline=None, database=None)
+@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS)
 def test_any_text_gives_a_grid_or_one_kind_of_error(text):
     for keys in (grids.COMPILE_KEYS, grids.FIT_KEYS):
@@ -248,7 +248,7 @@ def test_any_text_gives_a_grid_or_one_kind_of_error(text):
 VALUES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(["momentum", "rho", "epsilon", "nesterov", "clipnorm"]), VALUES),
     st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)),

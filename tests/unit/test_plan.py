@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pg_mop.plan import identity
@@ -120,6 +120,7 @@ def test_stages_come_back_under_their_numbers():
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=12))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_stages_are_exactly_the_distinct_prefixes(trials):
     plan, found = Plan(), Counter()
     for key, (start, along) in enumerate(trials):
@@ -415,7 +416,7 @@ class Story:
                 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, 10**9),
     st.sampled_from(sorted(SCHEDULERS)),
@@ -475,7 +476,7 @@ class Silent:
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_left_is_the_sum_of_what_every_stage_has_left(seed):
     source = random.Random(seed)
     story = Story(seed, "randomized")

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mop_udf import params, sequence_parser, sequences
@@ -442,7 +442,7 @@ def calls(inner):
 SEQUENCES = calls(st.recursive(NUMBERS.map(repr), calls, max_leaves=3))
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SEQUENCES, st.integers(1, 300), st.sampled_from(["", ', per="batch"']))
 def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per):
     if per and text.endswith(")"):
@@ -465,7 +465,7 @@ def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per
     assert parse_fit_params(written[1])["batch_size"] == (5 if iteration == 1 else 6)
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SEQUENCES, st.integers(0, 400))
 def test_values_lie_between_those_that_the_text_names(text, step):
     try:
