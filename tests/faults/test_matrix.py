@@ -8,6 +8,7 @@ when the caller's transaction has written its models but not the summary.
 import os
 import signal
 import socket
+import time
 
 import psycopg2
 import pytest
@@ -58,13 +59,16 @@ def sql(output, packed="flowers_packed", validation="'val_packed'", every=2):
 
 
 class Call:
-    """A call that is brought to a moment, if one is given; `end` gives what it raised."""
+    """A call that is brought to a moment, if one is given; `end` gives what it raised.
+
+    The trainer of the unit at that moment stands still until `end`: the unit has not ended when something happens to it.
+    """
 
     def __init__(self, client, watcher, moment, output, packed="flowers_packed"):
         self.client, self.watcher, self.moment, self.output = client, watcher, moment, output
         self.trainers, self.sessions = set(trainers()), self._sessions()
         client.run("SET application_name = 'caller'")
-        self.gate = None
+        self.gate = self.stopped = None
         if moment == "final write":
             self.gate = watcher.another()
             self.gate.run(f"SELECT pg_advisory_lock({GATE})")
@@ -75,6 +79,8 @@ class Call:
         if moment is None:
             return
         self.unit = eventually(lambda: self._there() or not self.calling.thread.is_alive(), 120)
+        if self.unit in (None, True) and self.gate is not None:
+            self.gate.close()
         assert self.unit not in (None, True), f"the call did not come to its {moment}: {self.calling.error}"
         self.run_id = self.unit["run_id"]
         self.before = self.finished()
@@ -97,7 +103,32 @@ class Call:
                 "WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s",
                 [self.output, kind, kept],
             )
+            if rows and not self._stop(rows[0]):
+                return None
         return rows[0] if rows else None
+
+    def _stop(self, unit):
+        """Stop the trainer of a unit: True if the unit goes on all the same."""
+        found = [pid for pid in trainers() if of_backend(pid) == unit["backend_pid"]]
+        if len(found) != 1:
+            return False
+        os.kill(found[0], signal.SIGSTOP)
+        self.stopped = found[0]
+        time.sleep(0.2)  # (what it has sent before is on its way)
+        names = ("run_id", "stage", "segment", "kind", "dataset", "attempt")
+        same = " AND ".join(f"{name} = %s" for name in names)
+        if self.watcher.run(
+            f"SELECT 1 FROM madlib.mop_units WHERE status = 'running' AND {same}", [unit[name] for name in names]
+        ):
+            return True
+        self._go_on()
+        return False
+
+    def _go_on(self):
+        """Let the trainer work again that was stopped, if it lives."""
+        if self.stopped in trainers():
+            os.kill(self.stopped, signal.SIGCONT)
+        self.stopped = None
 
     def last_run(self):
         """The number of the last run that was begun."""
@@ -136,6 +167,7 @@ class Call:
 
     def end(self):
         """Let the call go on to its end; what it raised."""
+        self._go_on()
         if self.gate is not None:
             self.gate.close()
         return self.calling.end()
@@ -150,8 +182,8 @@ class Call:
     def assert_nothing_is_left(self, status):
         """No process, no table; the run is listed as abandoned, with all that was committed."""
         watcher = self.watcher
-        assert eventually(lambda: set(trainers()) <= self.trainers, 5), "no trainer is left"
-        assert eventually(lambda: self._sessions() <= self.sessions, 5), "no session of the run is left"
+        assert eventually(lambda: set(trainers()) <= self.trainers), "no trainer is left"
+        assert eventually(lambda: self._sessions() <= self.sessions), "no session of the run is left"
         assert watcher.run("SELECT relname FROM pg_class WHERE relname LIKE %s", [f"{self.output}%"]) == []
         assert eventually(
             lambda: (
@@ -264,9 +296,7 @@ def test_the_call_times_out(db, undisturbed, watcher, client, moment):
             break
         except AssertionError:  # time was out before: the same call again goes on from there
             continue
-    if moment != "final write":  # there it stays until time is out
-        os.kill(call.trainer(), signal.SIGSTOP)
-    error = call.calling.end()
+    error = call.calling.end()  # (it stays at that moment until time is out)
     assert isinstance(error, psycopg2.errors.QueryCanceled) and "statement timeout" in str(error)
     call.end()
     call.assert_nothing_is_left("cancelled")
@@ -281,7 +311,7 @@ def test_the_client_goes(db, undisturbed, watcher, client, moment):
     with socket.socket(fileno=os.dup(client.connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
     assert isinstance(call.calling.end(), psycopg2.OperationalError)
-    assert eventually(lambda: not watcher.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [call.pid]), 20)
+    assert eventually(lambda: not watcher.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [call.pid]))
     call.end()
     call.assert_nothing_is_left("failed")
     call.assert_resume_completes(db, undisturbed)
@@ -406,7 +436,7 @@ def test_the_server_is_killed(cluster, undisturbed, moment):
     call = Call(client, watcher, moment, name("killed", moment))
     cluster.kill()
     assert isinstance(call.calling.end(), psycopg2.OperationalError)
-    assert eventually(lambda: set(trainers()) <= call.trainers, 5), "no trainer is left"
+    assert eventually(lambda: set(trainers()) <= call.trainers), "no trainer is left"
     cluster.start()
     db = call.watcher = Client(cluster, "matrix")
     call.assert_nothing_is_left("failed")
@@ -430,14 +460,18 @@ def analyst(cluster):
     client.close()
 
 
-def use_up(cluster, free):
-    """Sessions of others that leave `free` connections to users."""
+def use_up(cluster, watcher, known, free):
+    """Sessions of others that leave `free` connections to users. `known`: how many sessions there are without them, `watcher`
+    included."""
+    there = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+    assert eventually(lambda: watcher.value(there) == known)  # sessions end a moment after their clients
     others = []
     with pytest.raises(psycopg2.OperationalError, match="connection slots"):
         while True:
             others.append(Client(cluster, "postgres", "analyst"))
     for _ in range(free):
         others.pop().close()
+    assert eventually(lambda: watcher.value(there) == known + len(others))
     return others
 
 
@@ -449,7 +483,7 @@ def assert_replay_is_equal(call):
 
 def test_there_are_few_connections_at_the_start(cluster, undisturbed, analyst):
     watcher = Client(cluster, "matrix")
-    others = use_up(cluster, 2)  # for the catalog's session and one that works
+    others = use_up(cluster, watcher, 2, 2)  # for the catalog's session and one that works
     try:
         call = Call(analyst, watcher, None, "few_at_start", packed="three_packed")
         error = call.end()
