@@ -190,7 +190,7 @@ def ended_early(db, client, call, more_than, by="pg_cancel_backend"):
     client.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         calling = Calling(client, call)
-        assert eventually(lambda: is_under_way(db, more_than) or let_some_begin(), 90)
+        assert eventually(lambda: is_under_way(db, more_than) or let_some_begin(), 120), calling.error
         db.run(f"SELECT {by}(%s)", [client.connection.info.backend_pid])
     return calling.end()
 

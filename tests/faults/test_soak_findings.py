@@ -5,7 +5,7 @@ import time
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, holding, last_run, load, make_data, selection
 
 
 @pytest.fixture(scope="module")
@@ -31,32 +31,38 @@ def call(output, iterations=3, mst="mst"):
     return f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{output}', '{mst}', {iterations}, FALSE)"
 
 
-def in_a_unit(db, output, after=0):
-    """Wait until the run of `output` has committed so many units and trains another."""
+def in_a_unit(db, output, after=0, meanwhile=lambda: None):
+    """Wait until the run of `output` has committed so many units and trains another. Until then `meanwhile` is called again and
+    again."""
     assert eventually(
-        lambda: db.run(
-            "SELECT 1 FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s AND "
-            "u.status = 'running' AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id "
-            "AND f.status = 'finished') >= %s",
-            [output, after],
+        lambda: (
+            db.run(
+                "SELECT 1 FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s AND "
+                "u.status = 'running' AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id "
+                "AND f.status = 'finished') >= %s",
+                [output, after],
+            )
+            or meanwhile()
         ),
-        60,
+        120,
     )
 
 
 def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data):
     """While its role may open no session, a cancelled call cannot close its run: nobody runs it, though."""
     client = db.another("soaked")
-    running = Calling(client, call("soaked.open", 4))
-    in_a_unit(db, "soaked.open", after=1)
-    run_id = last_run(db)
-    db.run("ALTER ROLE soaked CONNECTION LIMIT 0")
-    db.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'soaked' "
-        "AND application_name = 'pg_mop catalog'"
-    )
-    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
-    assert running.end() is not None
+    client.run("SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()) as let_some_begin:  # (it does not end before it is cancelled)
+        running = Calling(client, call("soaked.open", 4))
+        in_a_unit(db, "soaked.open", 1, let_some_begin)
+        run_id = last_run(db)
+        db.run("ALTER ROLE soaked CONNECTION LIMIT 0")
+        db.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'soaked' "
+            "AND application_name = 'pg_mop catalog'"
+        )
+        db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+        assert running.end() is not None
     db.run("ALTER ROLE soaked CONNECTION LIMIT -1")
     assert db.value("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run_id]) == "running"
     client.run("SELECT madlib.mop_resume(%s)", [run_id])
@@ -74,13 +80,14 @@ def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits
 
     client, watcher, rows, source = (db.another() for _ in range(4))
     watcher.error("SELECT madlib.mop_resume(999999)")  # its modules are loaded
-    running = Calling(client, call("at_once", 2))
+    for session in (client, watcher):
+        session.run("SET pg_mop.lock_timeout = '300s'")
+    running = Calling(client, call("at_once", 4))
     in_a_unit(db, "at_once", after=1)
     run_id, pid = last_run(db), client.connection.info.backend_pid
     rows.run("BEGIN")
-    worker = rows.value(
-        "SELECT backend_pid FROM madlib.mop_unit WHERE run_id = %s AND status = 'running' FOR UPDATE", [run_id]
-    )
+    at_work = "SELECT backend_pid FROM madlib.mop_unit WHERE run_id = %s AND status = 'running' FOR UPDATE"
+    worker = eventually(lambda: rows.value(at_work, [run_id]))  # (none between two units)
     assert eventually(lambda: waits(worker)), "its unit is done but for the commit"
     locking = Calling(source, "BEGIN; LOCK TABLE flowers_packed IN ROW EXCLUSIVE MODE")
     watcher.run("SELECT pg_terminate_backend(%s)", [pid])
@@ -134,7 +141,7 @@ def test_the_catalog_session_may_end_while_it_opens_the_run(db, data):
 
     locker.run("BEGIN; LOCK TABLE madlib.mop_configuration IN SHARE ROW EXCLUSIVE MODE")
     running = Calling(client, call("steady", 1))
-    assert db.run("SELECT pg_terminate_backend(%s)", [eventually(catalog_that_waits, 30)])
+    assert db.run("SELECT pg_terminate_backend(%s)", [eventually(catalog_that_waits)])
     time.sleep(0.2)
     locker.run("COMMIT")
     assert running.end() is None
