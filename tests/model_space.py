@@ -4,7 +4,8 @@ import json
 
 from workload import dense, load, make_data
 
-SETTINGS = "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'"  # of every session that searches
+# of every session that searches
+SETTINGS = "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'"
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
     "['Adam'], 'lr': [0.01]}], 'batch_size': [8]}"

@@ -59,7 +59,7 @@ class Served:
 
     def end(self):
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(120)
         self.process.stdout.close()
 
 

@@ -114,7 +114,7 @@ def test_the_browser_is_called_without_the_token(db, tmp_path):
     program.chmod(0o755)
     served = Served(db.uri(), (), {**os.environ, "BROWSER": f"{program} %s"})
     try:
-        assert eventually(said.exists, 30)
+        assert eventually(said.exists, 60)
         uri, mode, page = said.read_text().split("\n", 2)
     finally:
         served.end()
@@ -423,10 +423,10 @@ def test_a_connection_that_is_lost_is_said_and_made_again(db, page, run_id):
         assert served.json(f"/api/run/{run_id}")["head"]["status"] == "finished"
         db.run("ALTER ROLE onlooker NOLOGIN")
         db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")
-        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 503, 30)
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 503, 60)
         assert "the connection to the database is lost" in served.call("/api/runs?page=3")[2]
         db.run("ALTER ROLE onlooker LOGIN")
-        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 200, 30)
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 200, 60)
     finally:
         served.end()
         db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")

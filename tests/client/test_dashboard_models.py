@@ -100,7 +100,7 @@ def test_one_model_at_a_time_is_measured_and_it_can_be_cancelled(guests, page):
     status, told = page.post("/api/model/evaluate", name="drinks", source="guests")
     assert status == 409 and told["error"] == "another evaluation is in progress"
     assert page.post("/api/model/cancel")[0] == 200
-    asking.join(30)
+    asking.join(180)
     assert not asking.is_alive() and found[0][0] == 400 and "canceling statement" in found[0][1]["error"]
     assert page.post("/api/model/evaluate", name="drinks", source="guests")[0] == 200
 
@@ -136,12 +136,12 @@ def test_a_model_is_opened_measured_and_saved(guests, page, browser, tmp_path):
     try:
         size(browser, 1400)
         browser.get(page.address)
-        assert eventually(lambda: value(browser, "document.getElementById('caption').textContent"), 30)
+        assert eventually(lambda: value(browser, "document.getElementById('caption').textContent"), 60)
         browser.find_element("link text", "Models").click()
-        assert eventually(lambda: browser.find_elements("link text", "drinks"), 30)
+        assert eventually(lambda: browser.find_elements("link text", "drinks"), 60)
         assert ATTACK in value(browser, "document.querySelector('#table tbody').textContent")
         browser.find_element("link text", "drinks").click()
-        assert eventually(lambda: "Model drinks, version 2" in browser.title, 30)
+        assert eventually(lambda: "Model drinks, version 2" in browser.title, 60)
         assert "0.75" in value(browser, "document.getElementById('about-part').textContent")
         assert not value(browser, "document.getElementById('measured-part').children.length")
         browser.find_element("id", "source").send_keys("nowhere")
@@ -158,7 +158,7 @@ def test_a_model_is_opened_measured_and_saved(guests, page, browser, tmp_path):
             for kind in kinds:
                 picture = browser.find_element("id", f"{kind}-picture")
                 browser.execute_script("arguments[0].scrollIntoView()", picture)
-                assert eventually(lambda: picture.find_elements("css selector", "svg rect, svg circle, .curve"), 30)  # noqa: B023
+                assert eventually(lambda: picture.find_elements("css selector", "svg rect, svg circle, .curve"), 60)  # noqa: B023
             assert value(browser, "document.documentElement.scrollWidth") <= width
         browser.execute_cdp_cmd("Accessibility.enable", {})
         tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
@@ -177,7 +177,7 @@ def test_a_model_is_opened_measured_and_saved(guests, page, browser, tmp_path):
             URL.createObjectURL = blob => { window.blobs.push(blob); return made.call(URL, blob); };
             document.getElementById('html').click();
             document.querySelector('[aria-label="ROC curve as SVG"]').click();""")
-        assert eventually(lambda: len(value(browser, "window.saved")) == 2, 30)
+        assert eventually(lambda: len(value(browser, "window.saved")) == 2, 60)
         assert value(browser, "window.saved") == ["model_drinks.html", "model_drinks_roc.svg"]
         texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
         assert not value(browser, "'attacked' in window") and problems(browser) == []

@@ -216,7 +216,7 @@ def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income,
 
 
 def test_versions_are_trained_compared_and_put_into_use(s, model, people):
-    assert 'Version 2 of model "leaving"' in model.retrain(time_limit="20 s", automatic=False)
+    assert 'Version 2 of model "leaving"' in model.retrain(time_limit="60 s", automatic=False)
     assert list(model.versions().version) == [1, 2] and model.info.version == 2
     first, second = (s.model("leaving", v).evaluate(people).set_index("metric").value for v in (1, 2))
     compared = model.compare(1, 2, people).set_index("metric")
@@ -291,7 +291,7 @@ def test_ctrl_c_cancels_the_training_and_leaves_nothing(db, s, people, model, ca
         other.close()
         assert "Cancelled. What the steps have made is dropped." in capsys.readouterr().out
         left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'stopped%'"
-        assert eventually(lambda: db.value(left) == 0, 30)
+        assert eventually(lambda: db.value(left) == 0, 60)
         assert watched.calls.execute("SELECT 1", {}).scalar() == 1
 
 

@@ -27,7 +27,7 @@ def test_a_page_from_the_disk_has_a_worker(browser, tmp_path):
     for name, content in (("shim.js", shim), ("worker.js", WORKER), ("page.html", PAGE)):
         pathlib.Path(tmp_path, name).write_text(content)
     browser.get(pathlib.Path(tmp_path, "page.html").as_uri())
-    assert eventually(lambda: value(browser, "window.answers.length") == 3, 30)
+    assert eventually(lambda: value(browser, "window.answers.length") == 3, 60)
     assert value(browser, "window.answers") == [2, 4, 6] and problems(browser) == []
 
 
@@ -47,5 +47,5 @@ def test_the_site_is_searched_from_the_disk(browser, tmp_path):
     browser.get((site / "index.html").as_uri())
     browser.find_element("css selector", ".md-search__input").send_keys("mop_family")
     found = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
-    assert eventually(lambda: any("model-spaces.html" in link for link in value(browser, found)), 30)
+    assert eventually(lambda: any("model-spaces.html" in link for link in value(browser, found)), 60)
     assert problems(browser) == []

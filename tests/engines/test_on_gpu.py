@@ -113,7 +113,7 @@ def kill_all_trainers():
     alive = trainers()
     for trainer in alive:
         os.kill(trainer, signal.SIGKILL)
-    assert eventually(lambda: not trainers(), 20)
+    assert eventually(lambda: not trainers(), 60)
     return len(alive)
 
 
@@ -155,7 +155,7 @@ def test_a_killed_trainer_leaves_its_gpu_memory_free(engine, wide, record_proper
     engine.fit("wide_packed", "wide_models", "wide_mst", iterations=1)
     during = memory_mb()
     assert kill_all_trainers() and during >= before + CONTEXT_MB, (before, during)
-    assert eventually(lambda: memory_mb() <= before + SPARE_MB, 20), (before, during, memory_mb())
+    assert eventually(lambda: memory_mb() <= before + SPARE_MB, 60), (before, during, memory_mb())
     record_property(
         "GPU memory in MiB: without trainers, with two, after their SIGKILL", f"{before}, {during}, {memory_mb()}"
     )

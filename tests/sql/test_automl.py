@@ -137,7 +137,7 @@ def test_only_what_went_on_trained_on_and_what_stopped_says_why(db):
 
 def test_people_stop_and_add_configurations_while_it_goes_on(db):
     before, other = last_run(db), db.another()
-    other.run("SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()):
         call = Calling(
             other,
@@ -149,7 +149,7 @@ def test_people_stop_and_add_configurations_while_it_goes_on(db):
         assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run]))
         db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
         db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     added = db.run("SELECT * FROM p_info WHERE fit_params = 'batch_size=4'")[0]
     assert (added["model_id"], added["iteration"], added["metrics_iters"]) == (2, 3, [3])

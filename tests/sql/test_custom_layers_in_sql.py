@@ -35,7 +35,7 @@ def net(kind="Scale", **more):
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
     make_data(db, segments=2)
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'")
     put(db, "Scale", pickle("Scale"))
 
 
@@ -128,7 +128,7 @@ def test_a_cancelled_run_goes_on(db):
     make_data(db, "one", segments=1, seed=3)
     other = db.another()
     other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.reuse = off"
+        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.reuse = off"
     )
     db.run("DROP TABLE IF EXISTS slow, slow_info, slow_summary, whole, whole_info, whole_summary")
     selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")

@@ -9,7 +9,7 @@ from conftest import Calling, eventually
 from workload import ADAM, dense, fit, holding, last_run, load, make_data, needs_jax, selection
 
 FAST = ADAM.format(0.01)
-SETTINGS = "SET pg_mop.kernel = 'auto'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'; SET pg_mop.threads = 1"
+SETTINGS = "SET pg_mop.kernel = 'auto'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1"
 HALVES = "loss='categorical_crossentropy', optimizer='SGD(learning_rate=0.05)'"
 
 

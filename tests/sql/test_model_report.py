@@ -41,7 +41,7 @@ def guests(db):
             db.run(f"SELECT mop_deploy('{name}', '{name}_fitted')")
     db.run(
         "SELECT mop_train('guests', 'old', target => 'age', id => 'id', exclude => 'drink', max_trials => 2, "
-        "time_limit => '30 s')"
+        "time_limit => '60 s')"
     )
     return db
 
@@ -222,7 +222,7 @@ def test_the_page_works_in_a_browser(guests, tmp_path, browser):
                     picture = browser.find_element("id", f"{kind}-picture")
                     browser.execute_script("arguments[0].scrollIntoView()", picture)
                     drawn = "svg rect, svg path:not(.axis), svg circle"
-                    assert eventually(lambda: picture.find_elements("css selector", drawn), 30)  # noqa: B023
+                    assert eventually(lambda: picture.find_elements("css selector", drawn), 60)  # noqa: B023
                 assert value(browser, "document.documentElement.scrollWidth") <= width
                 paper = value(browser, "getComputedStyle(document.body).backgroundColor")
                 assert (sum(map(int, re.findall(r"\d+", paper))) < 200) == (scheme == "dark")

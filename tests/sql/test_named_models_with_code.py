@@ -14,7 +14,7 @@ FAST = ADAM.format(0.01)
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
     make_data(db, segments=1)
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '60s'")
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '300s'")
     put(db, "Scale", pickle("Scale", LAYER))
     put(db, "Stepper", pickle("Stepper", MODEL))
     load(db, "arch", with_scale(activation="softmax"), stepper())

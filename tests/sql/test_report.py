@@ -332,7 +332,7 @@ def test_the_page_works_in_a_browser(db, run_id, tmp_path, browser):
         assert value(browser, ROWS + ".map(r => r.dataset.key).join()") == keys
     for picture in browser.find_elements("css selector", DRAWN):  # it is drawn where it comes into view
         browser.execute_script("arguments[0].scrollIntoView()", picture)
-        assert eventually(lambda: len(picture.find_elements("css selector", "svg path, svg rect")) > 2, 30)  # noqa: B023
+        assert eventually(lambda: len(picture.find_elements("css selector", "svg path, svg rect")) > 2, 60)  # noqa: B023
     browser.execute_script(KEY, browser.find_elements("css selector", "#board tbody tr")[1], "Enter")
     assert value(browser, ROWS + ".map(r => r.getAttribute('aria-selected')).join()") == "false,true,false"
     assert value(browser, PICTURES + ".map(p => p.querySelectorAll('.marked').length > 0)") == [True] * 7

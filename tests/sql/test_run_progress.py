@@ -93,9 +93,9 @@ def test_a_run_that_goes_on_counts_what_is_left(db):
         assert 0 < row["units_done"] < row["units_total"] == 8004 and row["status"] == "running"
         rate = row["units_done"] / row["seconds_elapsed"]
         assert row["seconds_left"] == pytest.approx((8004 - row["units_done"]) / rate, rel=0.05)
-        assert eventually(lambda: reads_units(db, run) == "never executed", 30), "a look counts no units"
+        assert eventually(lambda: reads_units(db, run) == "never executed", 60), "a look counts no units"
         first = db.run(view, [run])[0]["units_done"]
-        assert eventually(lambda: db.run(view, [run])[0]["units_done"] > first, 30)
+        assert eventually(lambda: db.run(view, [run])[0]["units_done"] > first, 60)
     finally:
         db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
         calling.end()

@@ -30,7 +30,7 @@ class Half(keras.layers.Layer):
 @pytest.fixture(scope="module", autouse=True)
 def data(db):
     make_data(db, segments=1)
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '60s'")
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '300s'")
     put(db, "Scale", pickle("Scale", LAYER))
 
 
