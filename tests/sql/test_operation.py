@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, fit, load, make_data, selection
+from workload import ADAM, dense, fit, holding, load, make_data, selection
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +60,24 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     """Whether its maker has committed when the run ends, or commits while it waits."""
     analyst.run("DROP TABLE IF EXISTS kept")
     other = db.another("analyst")
-    running = Calling(analyst, call("m", "long_mst"))
-    assert eventually(lambda: units_running(db))
-    other.run(f"BEGIN; CREATE TABLE analyst.{table} AS SELECT 1 AS mine")
+    analyst.run("SET pg_mop.lock_timeout = '300s'")
+    run_before = analyst.value("SELECT max(run_id) FROM madlib.mop_runs")
+    with holding(db.another()):  # so that the run does not end before
+        running = Calling(analyst, call("m", "long_mst"))
+        begun = "SELECT count(*) FROM madlib.mop_runs WHERE status = 'running' AND run_id > coalesce(%s, 0)"
+        assert eventually(lambda: db.value(begun, [run_before]))
+        other.run(f"BEGIN; CREATE TABLE analyst.{table} AS SELECT 1 AS mine")
+        if commits == "before":
+            other.run("COMMIT")
     if commits == "after":
         assert eventually(
             lambda: (
                 db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'long_mst'")
                 == 1
             ),
-            60,
+            120,
         )
-    other.run("COMMIT")
+        other.run("COMMIT")
     error = running.end()
     run_id = analyst.value("SELECT max(run_id) FROM madlib.mop_runs")
     assert f"run {run_id} cannot write its output tables" in str(error) and error.pgcode == "42P07"
@@ -94,7 +100,7 @@ def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
     killed = db.value(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog'"
     )
-    assert killed == 1 and running.end(60) is None
+    assert killed == 1 and running.end() is None
     assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
 
 
@@ -105,7 +111,7 @@ def test_a_run_whose_session_was_killed_is_not_shown_as_running(db, analyst):
     assert eventually(lambda: units_running(db))
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     db.run("SELECT pg_terminate_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
-    assert running.end(60) is not None
+    assert running.end() is not None
     for watcher in (db, analyst):
         assert eventually(
             lambda w=watcher: w.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"

@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
 
     def call():
         ended.append(
-            caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, FALSE)")
+            caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 3000, FALSE)")
         )
 
     thread = threading.Thread(target=call)
@@ -126,7 +126,7 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
     run_id = last_run(db)
     assert (
         re.match(
-            rf"run {run_id}: [1-9]\d*/18\d\d units, \d+%, \d+:\d\d:\d\d left, [0-2] busy, 0 failed, "
+            rf"run {run_id}: [1-9]\d*/18\d\d\d units, \d+%, \d+:\d\d:\d\d left, [0-2] busy, 0 failed, "
             r"best \d: unit loss \d",
             line,
         )

@@ -13,6 +13,7 @@ from workload import (
     assert_invariants,
     buffers,
     dense,
+    ended_early,
     fit,
     is_under_way,
     last_run,
@@ -162,21 +163,8 @@ def test_a_run_of_one_computation_that_was_stopped_goes_on_to_what_its_replay_gi
     db.run("DROP TABLE IF EXISTS stopped, stopped_info, stopped_summary")
     client = db.another()
     client.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.kernel = 'vmap'; SET pg_mop.threads = 1")
-    running = Calling(
-        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, FALSE)"
-    )
-    assert eventually(
-        lambda: (
-            db.value(
-                "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = "
-                "'stopped' AND kind = 'train' AND mop_units.status = 'finished'"
-            )
-            >= MANY
-        ),
-        60,
-    )
-    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
-    assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, FALSE)"
+    assert isinstance(ended_early(db, client, call, MANY - 1), psycopg2.errors.QueryCanceled)
     client.close()
     run_id = last_run(db)
     done = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
@@ -234,7 +222,7 @@ def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
     )
     assert eventually(lambda: is_under_way(db, 4 * MANY), 60)
     db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
-    assert calling.end(3).pgcode == "57014"
+    assert calling.end().pgcode == "57014"
     run_id = last_run(db)
     versions = db.run(
         "SELECT m.version, s.iteration, (SELECT count(*) FROM madlib.mop_unit u WHERE (u.run_id, u.stage, u.kind, "
