@@ -32,8 +32,10 @@ LEFT JOIN (
                k.value IS NULL OR k.value = 'NaN', CASE WHEN k.goal = 'max' THEN -k.value ELSE k.value END,
                nullif(k.loss, 'NaN') NULLS LAST, k.mst_key) AS position
     FROM (
-        SELECT v.*, row_number() OVER (PARTITION BY v.run_id, v.rank, v.mst_key ORDER BY CASE WHEN v.keeps THEN
-                   CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END END, v.iteration DESC) AS place
+        SELECT v.*, row_number() OVER (PARTITION BY v.run_id, v.rank, v.mst_key ORDER BY
+                   CASE WHEN v.keeps THEN coalesce(v.kept, CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END) END,
+                   CASE WHEN v.keeps THEN coalesce(v.kept_loss, v.loss) END,
+                   CASE WHEN v.keeps THEN v.iteration ELSE -v.iteration END) AS place
         FROM (
             SELECT j.*, CASE WHEN j.asks THEN j.asked WHEN j.name = 'loss' THEN j.loss ELSE j.metric END AS value,
                    CASE WHEN j.asks AND j.named_goal IS NOT NULL THEN j.named_goal
@@ -56,18 +58,36 @@ LEFT JOIN (
                                     ELSE (u.metrics ->> t.named)::double precision END AS asked,
                                u.rank = 3 OR CASE WHEN u.fit_params ~ '\mkeep\s*='
                                                   THEN u.fit_params ~ '\mkeep\s*=\s*.best'
-                                                  ELSE t.searched END AS keeps
+                                                  ELSE t.searched END AS keeps,
+                               CASE WHEN coalesce(u.kept_goal, CASE WHEN u.kept_name ~* t.less THEN 'min'
+                                                                    WHEN u.kept_name ~* t.more THEN 'max' END) = 'max'
+                                    THEN -1 ELSE 1 END
+                                   * CASE u.kept_name WHEN 'loss' THEN b.loss
+                                          ELSE (b.metrics ->> u.kept_name)::double precision END AS kept,
+                               b.loss AS kept_loss
                         FROM (
-                            SELECT m.run_id, CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END AS rank, m.dataset,
-                                   CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END AS prefix, q.mst_key,
-                                   q.iteration, m.loss, m.metric, m.metrics, c.fit_params::text AS fit_params
-                            FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-                            JOIN @extschema@.mop_configuration c ON c.run_id = q.run_id AND c.mst_key = q.mst_key
-                            WHERE c.error IS NULL
-                            UNION ALL
-                            SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL
-                            FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
-                            WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') u
+                            SELECT l.*, coalesce(substring(l.rule FROM '^(training|validation)_'), l.usual) AS kept_dataset,
+                                   substring(l.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS kept_name,
+                                   coalesce(substring(l.fit_params
+                                                FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*[''"](max|min)'),
+                                            substring(l.rule FROM '\s(max|min)$')) AS kept_goal
+                            FROM (
+                                SELECT m.run_id, CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END AS rank, m.dataset,
+                                       CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END AS prefix, q.mst_key,
+                                       q.iteration, m.loss, m.metric, m.metrics, c.fit_params::text AS fit_params, m.stage,
+                                       CASE WHEN r.validation_table IS NULL THEN 'training' ELSE 'validation' END AS usual,
+                                       CASE WHEN c.fit_params ~ '\mstop\s*='
+                                            THEN coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
+                                                                                      '[''"]\s*([^''"]*)'), 'loss')
+                                            ELSE coalesce(trim(r.parameters #>> '{arguments,metric}'), 'loss') END AS rule
+                                FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+                                JOIN @extschema@.mop_configuration c ON c.run_id = q.run_id AND c.mst_key = q.mst_key
+                                JOIN @extschema@.mop_seen_run r ON r.run_id = q.run_id
+                                WHERE c.error IS NULL
+                                UNION ALL
+                                SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL, u.stage, 'unit', NULL
+                                FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
+                                WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') l) u
                         JOIN (
                             SELECT r.run_id, r.function IN ('mop_search', 'madlib_keras_automl') AS by_loss,
                                    coalesce((r.parameters #>> '{tables,searched}')::boolean, r.function = 'mop_search')
@@ -82,7 +102,9 @@ LEFT JOIN (
                                    'cosh|false_|false(positives|negatives)'::text AS less,
                                    'acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|'
                                    'correlation|concordance|top_?k|top_\d'::text AS more
-                            FROM @extschema@.mop_seen_run r) t USING (run_id)) e
+                            FROM @extschema@.mop_seen_run r) t USING (run_id)
+                        LEFT JOIN @extschema@.mop_metric b
+                            ON b.run_id = u.run_id AND b.stage = u.stage AND b.dataset = u.kept_dataset) e
                     WINDOW w AS (PARTITION BY e.run_id, e.rank)) g) j) v) k
     WHERE k.place = 1) b ON b.run_id = s.run_id AND b.position = 1
 WHERE s.now = 'running' OR NOT s.any_runs AND s.run_id = s.last;

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 import re
 import threading
 
@@ -69,6 +70,46 @@ def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, valid
     )
     twin = db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id])
     assert re.search(r", best .*", twin)[0] == re.search(r", best .*", line)[0]
+    db.run("DROP VIEW madlib.twin_of_watch")
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "keep='best'",
+        "keep='last'",
+        "keep='best', stop={'patience': 9}",
+        "keep='best', stop={'patience': 9, 'metric': 'accuracy'}",
+        """stop = {"metric": "training_accuracy", "patience": 9, "mode": "min"}, keep = 'best'""",
+        "keep='best', stop={'target': 0.0, 'metric': 'training_loss', 'mode': 'min'}",
+    ],
+)
+@pytest.mark.parametrize("validates", [False, True])
+def test_the_line_counts_the_state_that_is_kept(db, data, kept, validates):
+    """Whatever the evaluations are, and where loss and accuracy disagree on the best iteration."""
+    rows = [(1, ADAM.format(rate), f"batch_size=8, {kept}") for rate in (0.01, 0.1, 0.2)]
+    selection(db, "mst", "arch", rows)
+    db.run("SET pg_mop.reuse = off")
+    run_id = fit(db, data, "models", "mst", 4, data if validates else None, 1)
+    db.run("RESET pg_mop.reuse; DROP VIEW IF EXISTS madlib.twin_of_watch")
+    twin = TWIN.read_text().replace("@extschema@.mop_watch", "@extschema@.twin_of_watch")
+    db.run(twin.replace("@extschema@", "madlib"))
+    chance = random.Random(5)
+    found = db.run("SELECT stage, dataset FROM madlib.mop_metric WHERE run_id = %s ORDER BY 1, 2", [run_id])
+    assert len(found) == 12 * (1 + validates)
+    for _ in range(15):
+        for row in found:
+            loss, accuracy = round(chance.uniform(0, 1), 3), chance.randint(0, 6) / 6
+            db.run(
+                "UPDATE madlib.mop_metric SET loss = %s, metric = %s, metrics = %s "
+                "WHERE (run_id, stage, dataset) = (%s, %s, %s)",
+                [loss, accuracy, json.dumps({"accuracy": accuracy}), run_id, row["stage"], row["dataset"]],
+            )
+        best = page_best(db, run_id)
+        (line,) = lines(db)
+        assert f", best {best['mst_key']}: " in line and f"accuracy {best['value']:.4f}, " in line, (line, best)
+        told = db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id])
+        assert re.search(r", best .*", told)[0] == re.search(r", best .*", line)[0]
     db.run("DROP VIEW madlib.twin_of_watch")
 
 
