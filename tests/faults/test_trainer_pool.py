@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import threading
+import time
 
 import psycopg2
 import pytest
@@ -90,7 +91,7 @@ def lease(client, **options):
     """Lease a trainer for a client's session: its process ID, once it lives."""
     start(client, **options)
     backend = client.connection.info.backend_pid
-    found = eventually(lambda: [pid for pid in trainers() if of_backend(pid) == backend], 60)
+    found = eventually(lambda: [pid for pid in trainers() if of_backend(pid) == backend], 120)
     assert found
     return found[0]
 
@@ -110,7 +111,7 @@ def in_work(db, call):
             "SELECT * FROM madlib.mop_units WHERE status = 'running' "
             "AND started_at < clock_timestamp() - interval '0.3 s'"
         ),
-        60,
+        120,
     )
     assert rows, call.error
     return rows[0]
@@ -140,7 +141,7 @@ def test_one_trainer_has_one_lease_at_a_time(db):
         thread.start()
     for thread in threads:
         thread.join()
-    assert eventually(lambda: len(leased(db)) == 6, 60)
+    assert eventually(lambda: len(leased(db)) == 6, 120)
     found = {of_backend(pid): pid for pid in trainers() if of_backend(pid)}
     assert found.keys() == {client.connection.info.backend_pid for client in clients}
     assert len(set(found.values())) == 6 and pid in found.values()
@@ -175,7 +176,7 @@ def test_idle_trainers_end_for_a_new_one_beyond_the_limit(db):
         ana = db.another("ana")
         for cache_mb in range(64, 69):
             pid = lease(ana, cache_mb=cache_mb)
-            assert eventually(lambda: db.value("SELECT count(*) <= 2 FROM madlib.mop_trainers"), 5)
+            assert eventually(lambda: db.value("SELECT count(*) <= 2 FROM madlib.mop_trainers"))
         assert {row["pid"] for row in leased(db)} == {pid}
         ana.close()
     finally:
@@ -262,7 +263,7 @@ def test_each_role_sees_and_ends_its_own(db):
         "tensorflow",
     )
     assert row["memory_bytes"] > 50_000_000 and row["rows_bytes"] == row["nets"] == 0
-    assert ana.value("SELECT clock_timestamp() - since < interval '1 min' FROM madlib.mop_trainers WHERE role = 'ana'")
+    assert ana.value("SELECT clock_timestamp() - since < interval '10 min' FROM madlib.mop_trainers WHERE role = 'ana'")
     assert ana.value("SELECT madlib.mop_end_trainers()") == 1
     assert idle(db) == {pids["ben"]}
     db.run("REVOKE pg_read_all_stats FROM ana")
@@ -355,7 +356,7 @@ def test_a_session_does_not_kill_a_trainer_that_has_left_it(db):
     """After its idle time a trainer leaves. The session that had it may not end the lease of the session that has it."""
     first = db.another()
     pid = lease(first, idle_ms=500)
-    assert eventually(lambda: idle(db) == {pid}, 10)
+    assert eventually(lambda: idle(db) == {pid})
     second = db.another()
     assert lease(second) == pid
     first.run("DO LANGUAGE plpython3u $$\nfrom mop_udf import aggregate\naggregate.session(plpy).stop_trainer()\n$$")
@@ -381,11 +382,11 @@ def test_a_trainer_returns_when_its_waiting_session_is_killed(db):
 def test_a_trainer_that_still_starts_ends_with_its_session(own, db):
     for pid in fork_servers(own):
         os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not fork_servers(own), 5)
+    assert eventually(lambda: not fork_servers(own))
     client = db.another()
     start(client)
     client.close()
-    assert eventually(lambda: fork_servers(own), 20)
+    assert eventually(lambda: fork_servers(own))
     other = db.another()
     pid = lease(other)
     assert {row["pid"] for row in leased(db)} == {pid}
@@ -399,25 +400,32 @@ def test_a_trainer_that_hangs_as_it_is_reset_is_ended(db):
     os.kill(pid, signal.SIGSTOP)
     client.close()
     assert eventually(
-        lambda: [row["state"] for row in db.run("SELECT state FROM madlib.mop_trainers")] == ["returning"], 5
+        lambda: [row["state"] for row in db.run("SELECT state FROM madlib.mop_trainers")] == ["returning"]
     )
     other = db.another()
     assert lease(other) != pid, "the request does not wait for it for long"
     other.close()
-    assert eventually(lambda: pid not in all_trainers(), 15)
+    assert eventually(lambda: pid not in all_trainers())
 
 
 def test_a_session_that_waits_for_a_trainer_on_the_way_back_may_be_killed(db):
-    first, waiting = db.another(), db.another()
-    pid = lease(first)
-    os.kill(pid, signal.SIGSTOP)
-    first.close()
-    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning", 5)
-    start(waiting)  # (this returns before the request is answered)
-    os.kill(waiting.connection.info.backend_pid, signal.SIGTERM)
     gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
-    assert eventually(lambda: db.value(gone, [waiting.connection.info.backend_pid]), 5)
-    os.kill(pid, signal.SIGCONT)
+    for _ in range(3):  # (a slow machine takes longer than the fork server waits for a trainer)
+        first, waiting = db.another(), db.another()
+        pid = lease(first)
+        os.kill(pid, signal.SIGSTOP)
+        first.close()
+        assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning")
+        began = time.monotonic()
+        start(waiting)  # (this returns before the request is answered)
+        os.kill(waiting.connection.info.backend_pid, signal.SIGTERM)
+        assert eventually(lambda ended=waiting.connection.info.backend_pid: db.value(gone, [ended]))
+        took = time.monotonic() - began
+        os.kill(pid, signal.SIGCONT)
+        if took < 1.5:
+            break
+        idle(db)
+        db.run("SELECT madlib.mop_end_trainers()")
     assert eventually(lambda: idle(db) == {pid}), "nobody has it, and no other was forked"
     other = db.another()
     assert lease(other) == pid
@@ -429,7 +437,7 @@ def test_trainers_on_the_way_back_are_ended_on_request(db):
     pid = lease(client)
     os.kill(pid, signal.SIGSTOP)
     client.close()
-    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning", 5)
+    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning")
     assert db.value("SELECT madlib.mop_end_trainers()") == 1
     assert pid not in all_trainers()
 
@@ -456,7 +464,7 @@ def test_an_idle_trainer_that_hangs_is_replaced(db):
     os.kill(pid, signal.SIGSTOP)
     client = db.another()
     assert lease(client) != pid
-    assert eventually(lambda: pid not in all_trainers(), 5)
+    assert eventually(lambda: pid not in all_trainers())
     client.close()
 
 
@@ -470,7 +478,7 @@ def test_a_trainer_at_work_is_killed_with_its_session(db):
     unit = in_work(db, call)
     (pid,) = [pid for pid in trainers() if of_backend(pid) == unit["backend_pid"]]
     db.run("SELECT pg_terminate_backend(%s)", [unit["backend_pid"]])
-    assert eventually(lambda: pid not in all_trainers(), 5)
+    assert eventually(lambda: pid not in all_trainers())
     assert call.end() is None
     assert_invariants(db, last_run(db))
     assert pid not in idle(db)
@@ -490,7 +498,7 @@ def test_a_run_goes_on_when_the_pool_is_killed(own, db):
     os.kill(pool, signal.SIGKILL)
     assert call.end() is None
     assert_invariants(db, last_run(db))
-    assert eventually(lambda: not before & set(all_trainers()), 10), "without a pool to return to, they end"
+    assert eventually(lambda: not before & set(all_trainers())), "without a pool to return to, they end"
     fit(client, "flowers_packed", "afterwards", "mst")
     assert len(fork_servers(own)) == 1 and idle(db)
     client.close()
@@ -506,7 +514,7 @@ def test_the_pool_ends_with_the_extension(db):
     other = Client(db.server, "short")
     assert eventually(lambda: pid in idle(db))
     other.run("DROP EXTENSION pg_mop CASCADE")
-    assert eventually(lambda: pid not in all_trainers(), 5)
+    assert eventually(lambda: pid not in all_trainers())
     other.close()
     client.run("DROP DATABASE short WITH (FORCE)")
     client.close()
@@ -533,4 +541,4 @@ def test_the_pool_ends_with_the_server(own, db):
     (pool,) = fork_servers(own)
     own.end(signal.SIGKILL)
     ended = {working, idle_one, pool}
-    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ended), 10)
+    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ended))
