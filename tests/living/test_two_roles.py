@@ -5,6 +5,7 @@ import pytest
 
 from conftest import Calling, eventually
 from places import DEFAULTS, prepare
+from workload import holding
 
 ONE = {**DEFAULTS, "pg_mop.segments": "1"}
 HIDDEN = ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_kernel_choices")
@@ -33,7 +34,7 @@ def two(db):
     db.run("UPDATE shared.mst SET fit_params = 'batch_size=1,epochs=30'")
     clients = [db, db.another("anna"), db.another("bert")]
     for client in clients:
-        for name, value in ONE.items():
+        for name, value in {**ONE, "pg_mop.lock_timeout": "300s"}.items():
             client.run("SELECT set_config(%s, %s, false)", [name, value])
     db.run("SELECT madlib.training_preprocessor_dl('shared.flowers', 'shared.packed', 'y', 'x', 10)")
     db.run("GRANT USAGE ON SCHEMA shared TO anna, bert; GRANT SELECT ON ALL TABLES IN SCHEMA shared TO anna, bert")
@@ -46,17 +47,13 @@ def two(db):
 def test_runs_of_two_roles_at_once_are_those_of_each_alone(db, two):
     anna, bert = two
     train(anna, "anna.alone")
-    calls = [Calling(anna, call("anna.models")), Calling(bert, call("bert.models"))]
-    both = eventually(
-        lambda: (
-            db.value(
-                "SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r "
-                "USING (run_id) WHERE u.status = 'running'"
-            )
-            == 2
-        ),
-        60,
+    at_work = (
+        "SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+        "WHERE u.status = 'running'"
     )
+    with holding(db.another()) as let_some_begin:  # (the first does not end before the second begins)
+        calls = [Calling(anna, call("anna.models")), Calling(bert, call("bert.models"))]
+        both = eventually(lambda: db.value(at_work) == 2 or let_some_begin(), 120)
     assert both, "they train at the same time"
     assert [call.end() for call in calls] == [None, None]
     assert weights(anna, "anna.models") == weights(bert, "bert.models") == weights(anna, "anna.alone")
@@ -154,9 +151,11 @@ def touched(client, sql):
 def test_a_second_call_into_the_same_table_is_refused_at_once(db, two):
     anna, bert = two
     db.run("GRANT USAGE, CREATE ON SCHEMA shared TO anna, bert")
-    calling = Calling(anna, call("shared.models"))
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), 60)
-    with pytest.raises(psycopg2.errors.ObjectInUse, match="another session is training into"):
-        train(bert, "shared.models")
-    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), "while the first still trains"
+    running = "SELECT count(*) FROM madlib.{} WHERE status = 'running'"
+    with holding(db.another()) as let_some_begin:  # (the first does not end meanwhile)
+        calling = Calling(anna, call("shared.models"))
+        assert eventually(lambda: db.value(running.format("mop_units")) or let_some_begin(), 120)
+        with pytest.raises(psycopg2.errors.ObjectInUse, match="another session is training into"):
+            train(bert, "shared.models")
+        assert db.value(running.format("mop_runs")), "while the first still trains"
     assert calling.end() is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, layer, load, make_data, needs_jax, pickled, selection, sequential
+from workload import ADAM, dense, holding, layer, load, make_data, needs_jax, pickled, selection, sequential
 
 SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
 ITERATIONS = 3
@@ -818,14 +818,22 @@ def test_what_was_taken_over_is_not_given_on(db, clients):
 # --- at the same time ---------------------------------------------------------------------------------------
 
 
-def begun(db, role):
-    """Waits until a run of the role trains; returns its number."""
+def begun(db, role, meanwhile=lambda: None):
+    """Waits until a run of the role trains; returns its number. `meanwhile` is called again and again until then."""
     sql = (
         "SELECT max(u.run_id) FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) JOIN madlib.mop_owner o "
         f"USING (owner) WHERE o.role = '{role}' AND r.status = 'running' AND u.status = 'finished'"
     )
-    assert eventually(lambda: db.value(sql) is not None, 60)
+    assert eventually(lambda: db.value(sql) is not None or meanwhile(), 120)
     return db.value(sql)
+
+
+def looks_around(db, role):
+    """Waits until a run of the role has begun and looks at what others do; returns its number."""
+    assert eventually(lambda: last(db, role) is not None, 120)
+    sql = f"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT sessions FROM%run_id = {last(db, role)}'"
+    assert eventually(lambda: db.value(sql), 120)
+    return last(db, role)
 
 
 def last(db, role):
@@ -836,12 +844,15 @@ def last(db, role):
 
 def test_at_the_same_time_a_stage_is_trained_once(db, clients):
     ann, bob = clients["ann"], clients["bob"]
-    first = Calling(ann, call("long", iterations=30))
-    one = begun(db, "ann")
-    del bob.connection.notices[:]
-    second = Calling(bob, call("long", iterations=30))
+    for client in (ann, bob):
+        client.run("SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()) as let_some_begin:  # (ann's run does not end before bob's has found it)
+        first = Calling(ann, call("long", iterations=30))
+        one = begun(db, "ann", let_some_begin)
+        del bob.connection.notices[:]
+        second = Calling(bob, call("long", iterations=30))
+        two = looks_around(db, "bob")
     assert first.end() is None and second.end() is None
-    two = last(db, "bob")
     assert (units(db, one), units(db, two)) == (60, 0)
     assert weights(db, "ann") == weights(db, "bob") and metrics(ann, one) == metrics(bob, two)
     said = "\n".join(bob.connection.notices)
@@ -859,10 +870,10 @@ def test_who_waits_for_a_run_that_shares_no_more_trains_itself(db, clients, ends
     first = Calling(ann, call("long", iterations=iterations))
     one = begun(db, "ann")
     second = Calling(bob, call("long", iterations=iterations))
-    assert eventually(lambda: last(db, "bob") is not None, 60)
+    assert eventually(lambda: last(db, "bob") is not None, 120)
     two = last(db, "bob")
     before = units(db, one)
-    assert eventually(lambda: units(db, one) > before + 20, 60)
+    assert eventually(lambda: units(db, one) > before + 20, 120)
     assert units(db, two) == 0, "it waits"
     if ends == "cancel":
         db.run("SELECT pg_cancel_backend(%s)", [ann.connection.info.backend_pid])
@@ -876,7 +887,7 @@ def test_who_waits_for_a_run_that_shares_no_more_trains_itself(db, clients, ends
         error = second.end()
         assert error is not None and "ann" not in str(error)
     else:
-        assert eventually(lambda: units(db, two) > 0, 60)
+        assert eventually(lambda: units(db, two) > 0, 300)
         db.run("SELECT pg_cancel_backend(%s)", [bob.connection.info.backend_pid])
         assert second.end().pgcode == "57014"
     db.run("SELECT pg_cancel_backend(%s)", [ann.connection.info.backend_pid])
@@ -901,15 +912,17 @@ def test_validation_rows_count_as_rows(db, clients):
 
 def test_a_run_that_waits_is_cancelled_and_goes_on(db, clients):
     ann, bob = clients["ann"], clients["bob"]
-    first = Calling(ann, call("long", iterations=60))
-    one = begun(db, "ann")
-    second = Calling(bob, call("long", iterations=60))
-    assert eventually(lambda: last(db, "bob") is not None, 60)
-    before = units(db, one)
-    assert eventually(lambda: units(db, one) > before + 4, 60)
-    db.run("SELECT pg_cancel_backend(%s)", [bob.connection.info.backend_pid])
-    assert second.end(10).pgcode == "57014", "a run that waits hears a cancel"
-    two = last(db, "bob")
+    for client in (ann, bob):
+        client.run("SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()) as let_some_begin:  # (ann's run does not end before bob's is cancelled)
+        first = Calling(ann, call("long", iterations=60))
+        one = begun(db, "ann", let_some_begin)
+        second = Calling(bob, call("long", iterations=60))
+        two = looks_around(db, "bob")
+        before = units(db, one)
+        assert eventually(lambda: units(db, one) > before + 4 or let_some_begin(), 120)
+        db.run("SELECT pg_cancel_backend(%s)", [bob.connection.info.backend_pid])
+    assert second.end().pgcode == "57014", "a run that waits hears a cancel"
     assert first.end() is None and units(db, one) == 120
     bob.run("SELECT madlib.mop_resume(%s)", [two])
     # (ann's run has ended: what bob had not taken over by then he trains himself)
