@@ -1,5 +1,6 @@
 """Two runs of a role at the same time train what they have in common once."""
 
+import contextlib
 import json
 import re
 
@@ -8,7 +9,10 @@ import pytest
 from conftest import Calling, eventually
 from workload import ADAM, NAN, dense, holding, load, make_data, selection
 
-SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
+SETTINGS = (
+    "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2; "
+    "SET pg_mop.lock_timeout = '300s'"
+)
 ITERATIONS = 6
 SLOW = "batch_size=2, epochs=3"
 SPACE = json.dumps({
@@ -66,6 +70,24 @@ def run_of(db, output):
     return found[0]
 
 
+@contextlib.contextmanager
+def held(db, client, sql, output="a"):
+    """Within the context, a call that makes `output` has begun to train and does not end: no unit begins. The `with` statement
+    gets the Calling, the number of its run, and a function that lets the waiting units begin."""
+    with holding(db.another()) as let_some_begin:
+        first = Calling(client, sql)
+        assert eventually(lambda: trained(db, last(db, output) or 0) or let_some_begin(), 90)
+        yield first, last(db, output), let_some_begin
+
+
+def asking(db, output, after):
+    """Wait until the run that makes `output`, which began after another one, asks for its turn: by then it knows what it waits
+    for. Returns its number."""
+    asks = "SELECT count(*) FROM madlib.mop_turn WHERE run_id = %s"
+    assert eventually(lambda: (last(db, output) or 0) > after and db.value(asks, [last(db, output)]), 90)
+    return last(db, output)
+
+
 def last(db, output):
     return db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [output])
 
@@ -98,11 +120,10 @@ def metrics(db, run_id):
 
 @pytest.mark.slice
 def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
-    first = Calling(clients[0], call("a", "two"))
-    one = run_of(db, "a")
-    second = Calling(clients[1], call("b", "three"))
+    with held(db, clients[0], call("a", "two")) as (first, one, _):
+        second = Calling(clients[1], call("b", "three"))
+        two = asking(db, "b", one)
     assert first.end() is None and second.end() is None
-    two = last(db, "b")
     assert trained(db, one) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
     assert trained(db, two) == {3: 2 * ITERATIONS}, "it trained others beside, or in vain"
     prediction = db.value("SELECT prediction FROM madlib.mop_run WHERE run_id = %s", [two])
@@ -117,12 +138,13 @@ def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
 
 
 def test_an_explanation_tells_what_a_run_beside_trains_now(db, clients):
-    first = Calling(clients[0], call("a", "two"))
-    one = run_of(db, "a")
-    explain = f"SELECT madlib.mop_explain($x${call('b', 'three')}$x$, 'json')"
-    found, alone = (json.loads(clients[1].value(f"{more}; {explain}")) for more in ("", "SET pg_mop.reuse = off"))
-    text = clients[1].value(f"SET pg_mop.reuse = on; SELECT madlib.mop_explain($x${call('b', 'three')}$x$)")
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [one]) == "running", "it ended too early"
+    with held(db, clients[0], call("a", "two")) as (first, one, _):
+        explain = f"SELECT madlib.mop_explain($x${call('b', 'three')}$x$, 'json')"
+        found, alone = (json.loads(clients[1].value(f"{more}; {explain}")) for more in ("", "SET pg_mop.reuse = off"))
+        text = clients[1].value(f"SET pg_mop.reuse = on; SELECT madlib.mop_explain($x${call('b', 'three')}$x$)")
+        assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [one]) == "running", (
+            "it ended too early"
+        )
     stages = found["stages"]
     assert stages["awaited"] > 0 and (stages["awaited_from"], stages["to_train"]) == ([one], ITERATIONS)
     assert stages["awaited"] + stages["found_trained"] == 2 * ITERATIONS
@@ -152,37 +174,31 @@ def test_fewer_iterations_do_not_wait_for_a_state_that_moves_on(db, clients):
 def test_metrics_that_the_first_run_does_not_measure(db, clients):
     """So it trains everything itself. (No unit begins until it is planned: the first run has ended no iteration by then.)"""
     for client in clients:
-        client.run("SET pg_mop.chain_seconds = 0; SET pg_mop.lock_timeout = '120s'")
-    with holding(db.another()) as let_some_begin:
-        first = Calling(clients[0], call("a", "two", every="NULL"))
-        assert eventually(lambda: trained(db, last(db, "a") or 0) or let_some_begin(), 60)
-        one = last(db, "a")
+        client.run("SET pg_mop.chain_seconds = 0")
+    with held(db, clients[0], call("a", "two", every="NULL")) as (first, one, _):
         assert set(trained(db, one).values()) == {1}
         second = Calling(clients[1], call("b", "two", every=2))
-        planned = "SELECT prediction FROM madlib.mop_run WHERE run_id = %s"
-        assert eventually(lambda: (last(db, "b") or 0) > one and db.value(planned, [last(db, "b")]), 60)
+        two = asking(db, "b", one)
         assert set(trained(db, one).values()) == {1}, "a unit has begun meanwhile"
     assert first.end() is None and second.end() is None
-    two = last(db, "b")
     assert trained(db, one) == trained(db, two) == {1: 2 * ITERATIONS, 2: 2 * ITERATIONS}
-    assert db.value(planned, [two])["training_units"] == 4 * ITERATIONS, "it counts on the first run"
+    prediction = db.value("SELECT prediction FROM madlib.mop_run WHERE run_id = %s", [two])
+    assert prediction["training_units"] == 4 * ITERATIONS, "it counts on the first run"
     assert {row["iteration"] for row in metrics(db, two)} == {2, 4, 6}
 
 
 @pytest.mark.parametrize("end", ("pg_cancel_backend", "pg_terminate_backend"))
 def test_a_run_that_dies_leaves_its_work_to_the_other(db, clients, end):
     iterations = 16
-    first = Calling(clients[0], call("a", "two", iterations))
-    one = run_of(db, "a")
-    second = Calling(clients[1], call("b", "two", iterations))
-    assert eventually(lambda: (last(db, "b") or 0) > one, 60)
-    before = sum(trained(db, one).values())
-    assert eventually(lambda: sum(trained(db, one).values()) > before + 8, 60)
-    assert not trained(db, last(db, "b")), "it waits"
-    db.run(f"SELECT {end}(%s)", [clients[0].connection.info.backend_pid])
+    with held(db, clients[0], call("a", "two", iterations)) as (first, one, let_some_begin):
+        second = Calling(clients[1], call("b", "two", iterations))
+        two = asking(db, "b", one)
+        before = sum(trained(db, one).values())
+        assert eventually(lambda: sum(trained(db, one).values()) > before + 8 or let_some_begin(), 90)
+        assert not trained(db, two), "it waits"
+        db.run(f"SELECT {end}(%s)", [clients[0].connection.info.backend_pid])
     assert first.end() is not None
     assert second.end() is None
-    two = last(db, "b")
     done = trained(db, two)  # (it may begin with iterations that the first run had ended)
     assert all(0 < done[key] <= 2 * iterations and done[key] % 2 == 0 for key in (1, 2))
     assert db.value("SELECT count(*) FROM b WHERE model_weights IS NOT NULL") == 2
@@ -197,13 +213,11 @@ def test_a_run_that_dies_leaves_its_work_to_the_other(db, clients, end):
 
 
 def test_the_second_run_that_dies_leaves_the_first_whole(db, clients):
-    first = Calling(clients[0], call("a", "two", 20))
-    one = run_of(db, "a")
-    second = Calling(clients[1], call("b", "two", 20))
-    assert eventually(lambda: (last(db, "b") or 0) > one, 60)
-    two = last(db, "b")
-    db.run("SELECT pg_cancel_backend(%s)", [clients[1].connection.info.backend_pid])
-    assert second.end(10).pgcode == "57014", "a run that waits hears a cancel"
+    with held(db, clients[0], call("a", "two", 20)) as (first, one, _):
+        second = Calling(clients[1], call("b", "two", 20))
+        two = asking(db, "b", one)
+        db.run("SELECT pg_cancel_backend(%s)", [clients[1].connection.info.backend_pid])
+        assert second.end().pgcode == "57014", "a run that waits hears a cancel"
     assert first.end() is None and trained(db, one) == {1: 40, 2: 40}
     clients[1].run(f"SELECT madlib.mop_resume({two})")
     assert db.value("SELECT count(*) FROM b WHERE model_weights IS NOT NULL") == 2
@@ -271,11 +285,11 @@ def test_three_runs(db, clients):
     third = db.another()
     third.run(SETTINGS)
     db.run("DROP TABLE IF EXISTS c, c_info, c_summary")
-    calls = [Calling(clients[0], call("a", "two"))]
-    one = run_of(db, "a")
-    calls.append(Calling(clients[1], call("b", "three")))
-    assert eventually(lambda: (last(db, "b") or 0) > one, 60)
-    calls.append(Calling(third, call("c", "three")))
+    with held(db, clients[0], call("a", "two")) as (first, one, _):
+        calls = [first, Calling(clients[1], call("b", "three"))]
+        two = asking(db, "b", one)
+        calls.append(Calling(third, call("c", "three")))
+        asking(db, "c", two)
     assert [one_call.end() for one_call in calls] == [None] * 3
     done = [trained(db, run) for run in (one, last(db, "b"), last(db, "c"))]
     assert done == [{1: 2 * ITERATIONS, 2: 2 * ITERATIONS}, {3: 2 * ITERATIONS}, {}]
