@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conftest import eventually
-from workload import ADAM, NAN, assert_invariants, dense, fit, layer, load, make_data, selection, sequential
+from workload import ADAM, NAN, assert_invariants, dense, fit, holding, layer, load, make_data, selection, sequential
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,7 @@ def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
         [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"), (2, ADAM.format(0.01), "batch_size=16")],
     )
     weights, unit_specs = [], []
+    db.run("SET pg_mop.kernel = 'plain'")  # (of several kernels a run takes the one that it measures to be fastest)
     for _ in range(2):
         run_id = fit(db, packed, "models", "mst")
         weights.append(db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1"))
@@ -241,10 +242,13 @@ def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
                 [run_id],
             )
         )
+    db.run("RESET pg_mop.kernel")
     assert weights[0] == weights[1] and unit_specs[0] == unit_specs[1]
 
 
-def test_streaming_and_caching_give_the_same_bytes(db, data):
+@pytest.mark.parametrize("kernel", ["plain", "loop"])
+def test_streaming_and_caching_give_the_same_bytes(db, data, kernel):
+    db.run(f"SET pg_mop.kernel = {kernel}")
     packed = make_data(db, "single", segments=1)
     selection(
         db,
@@ -263,7 +267,7 @@ def test_streaming_and_caching_give_the_same_bytes(db, data):
     db.run("SET pg_mop.cache_mb = 0")
     fit(db, packed, "models", "mst")
     assert db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1") == cached
-    db.run("RESET pg_mop.cache_mb")
+    db.run("RESET pg_mop.cache_mb; RESET pg_mop.kernel")
 
 
 def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
@@ -309,13 +313,17 @@ def test_a_session_trains_its_nets_on_all_segments_where_it_may_hold_their_rows(
     selection(db, "mst", "nets", [(net, ADAM.format(rate), "batch_size=8") for net in (1, 2) for rate in (0.01, 0.02)])
     caller = db.another()
     caller.run(settings or "SELECT")
-    run_id = fit(caller, "iris_packed", "models", "mst", iterations=3)
-    assert_invariants(db, run_id)
-    sessions = db.value(
-        "SELECT max(n) FROM (SELECT count(DISTINCT backend_pid) AS n FROM madlib.mop_unit WHERE kind = "
-        "'train' AND run_id = %s GROUP BY segment) AS q",
-        [run_id],
-    )
+    for _ in range(3):  # (a session whose trainer starts late may find little to train, or nothing)
+        run_id = fit(caller, "iris_packed", "models", "mst", iterations=3)
+        assert_invariants(db, run_id)
+        sessions = db.value(
+            "SELECT max(n) FROM (SELECT count(DISTINCT backend_pid) AS n FROM madlib.mop_unit WHERE kind = "
+            "'train' AND run_id = %s GROUP BY segment) AS q",
+            [run_id],
+        )
+        if sessions == (2 if anywhere else 1):
+            break
+        assert anywhere, "a session has trained on another one's segment"
     assert sessions == (2 if anywhere else 1)
     caller.close()
 
@@ -384,7 +392,7 @@ def test_a_configuration_that_fails_does_not_cost_the_trainer(db, data):
     fit(client, data, "models", "mst", iterations=1)
     first = pool(db)
     fit(client, data, "models", "mst", iterations=1)
-    assert pool(db).keys() == first.keys() != set()
+    assert first and first.keys() <= pool(db).keys()
     assert client.value("SELECT count(*) FROM models_info WHERE error LIKE '%%NaN%%'") == 1
     client.close()
 
@@ -404,18 +412,24 @@ def test_the_views_show_a_running_call_to_another_session(db, data):
     selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=1, epochs=20") for rate in (0.05, 0.04, 0.03)])
     watcher = db.another()
     before = watcher.value("SELECT max(run_id) FROM madlib.mop_runs")
-    thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
-    thread.start()
-    seen = eventually(
-        lambda: watcher.run(
-            "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
-            "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'",
-            [before],
-        ),
-        60,
-    )
+    db.run("SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()) as let_some_begin:
+        thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
+        thread.start()
+        seen = eventually(
+            lambda: (
+                watcher.run(
+                    "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
+                    "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'",
+                    [before],
+                )
+                or let_some_begin()
+            ),
+            90,
+        )
     running = watcher.run("SELECT * FROM madlib.mop_units WHERE run_id > %s AND status = 'running'", [before])
     thread.join()
+    db.run("RESET pg_mop.lock_timeout")
     assert seen and {
         "run_id",
         "units_done",

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import time
 
 import pytest
 
 from cluster import Cluster
 from conftest import Calling, Client, eventually
-from workload import ADAM, dense, load, make_data, selection
+from workload import ADAM, dense, holding, load, make_data, selection
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', '{}', {}, FALSE)"
 
@@ -45,7 +44,7 @@ def supervisor_of(db, number):
 def test_a_job_keeps_its_run_when_others_go_on_with_it(db, data):
     def cancelled(number):
         db.value("SELECT madlib.mop_cancel(%s)", [number])
-        return db.value("SELECT madlib.mop_wait(%s, '1 min')", [number]) == "cancelled"
+        return db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "cancelled"
 
     first = submit(db, FIT.format("passed_on", "slow", 100))
     assert eventually(lambda: job(db, first)["runs"], 60)
@@ -62,10 +61,11 @@ def test_a_job_keeps_its_run_when_others_go_on_with_it(db, data):
 @pytest.mark.slice
 def test_a_call_goes_on_when_its_client_has_gone(db, data):
     client = db.another()
-    client.run("SET search_path = public, madlib; SET pg_mop.seed = 77")
-    number = submit(client, FIT.format("models", "mst", 2).replace("madlib.", ""))
-    assert job(client, number)["status"] == "running"
-    client.close()
+    client.run("SET search_path = public, madlib; SET pg_mop.seed = 77; SET pg_mop.lock_timeout = '300s'")
+    with holding(db.another()):  # so that it does not end before its client has gone
+        number = submit(client, FIT.format("models", "mst", 2).replace("madlib.", ""))
+        assert job(client, number)["status"] == "running"
+        client.close()
     assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
     told = job(db, number)
     assert db.value("SELECT count(*) FROM models_info WHERE training_loss_final > 0") == 2
@@ -83,14 +83,14 @@ def test_it_is_cancelled_and_resumed(db, data):
     assert supervisor_of(db, number)
     assert db.value("SELECT madlib.mop_wait(%s, '200 ms')", [number]) == "running"
     assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is True
-    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "cancelled"
     told = job(db, number)
     assert "cancel" in told["error"]
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]]) == "cancelled"
     again = submit(db, f"SELECT madlib.mop_resume({told['runs'][0]})")
     assert eventually(lambda: job(db, again)["runs"] == told["runs"])
     db.run("SELECT madlib.mop_cancel(%s)", [again])
-    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [again]) == "cancelled"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [again]) == "cancelled"
 
 
 def test_what_a_command_says_and_how_it_fails_is_told(db, data):
@@ -114,7 +114,7 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     assert db.value("SELECT madlib.mop_wait(%s)", [late]) == "failed" and job(db, late)["error"] == "division by zero"
     for copy in ("COPY copied FROM STDIN", "INSERT INTO copied VALUES (1); COPY copied TO STDOUT"):
         copies = submit(db, f"CREATE TABLE copied (i int); {copy}")
-        assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copies]) == "failed"
+        assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [copies]) == "failed"
         assert "a job has no client, so there is no COPY to STDOUT or from STDIN" in job(db, copies)["error"]
         assert eventually(lambda number=copies: supervisor_of(db, number) is None)
         db.run("DROP TABLE IF EXISTS copied")
@@ -123,7 +123,7 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     itself = submit(
         db, "DO $x$ BEGIN PERFORM pg_sleep(0.5); PERFORM madlib.mop_wait(max(job)) FROM madlib.mop_jobs; END $x$"
     )
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [itself]) == "failed"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [itself]) == "failed"
     assert job(db, itself)["error"].startswith(f"job {itself} would wait for itself\nHINT:  ")
     percent = submit(db, "SELECT '%s % %%'::text")
     long = submit(db, "DO $x$ BEGIN RAISE NOTICE '%', repeat('x', 9000); RAISE '%', repeat('y', 9000); END $x$")
@@ -140,12 +140,12 @@ def test_rows_without_end_take_no_memory(db):
         "SELECT 1; SELECT repeat('x', 1000000) FROM generate_series(1, 1500); "
         "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)",
     )
-    assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 60)
+    assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 180)
     with open(f"/proc/{supervisor_of(db, number)}/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     assert peak < 200 << 10  # kB
     db.run("SELECT pg_advisory_unlock(1)")
-    assert db.value("SELECT madlib.mop_wait(%s, '1 min')", [number]) == "finished"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
     number = submit(db, "SELECT repeat('x', 500000000)")
     assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
     assert "memory" in job(db, number)["error"] and "may be committed" in job(db, number)["error"]
@@ -218,7 +218,7 @@ def test_a_job_is_of_its_role(db, data):
     )
     assert job(jo, number)["status"] == "running" and job(jo, number)["messages"] == []
     assert jo.value("SELECT madlib.mop_cancel(%s)", [number]) is True
-    assert jo.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "cancelled"
+    assert jo.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "cancelled"
     # who the command is
     who = submit(jo, "DO $x$ BEGIN RAISE NOTICE '% %', session_user, current_user; END $x$")
     jo.value("SELECT madlib.mop_wait(%s)", [who])
@@ -266,13 +266,14 @@ def test_why_a_role_can_have_no_session_is_said_with_what_mends_it(db):
 
 def test_what_ends_by_a_timeout_has_failed(db):
     number = submit(db, "SET statement_timeout = '100ms'; SELECT pg_sleep(100)")
-    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "failed"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
     assert job(db, number)["error"] == "canceling statement due to statement timeout"
     number = submit(db, "SELECT pg_sleep(100)")
     pid = job(db, number)["session_pid"]
-    assert eventually(lambda: db.value("SELECT state FROM pg_stat_activity WHERE pid = %s", [pid]) == "active")
+    waits = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
+    assert eventually(lambda: db.value(waits, [pid]) == "PgSleep")
     db.run("SELECT pg_cancel_backend(%s)", [pid])  # as mop_cancel does
-    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "cancelled"
 
 
 def test_a_job_whose_end_cannot_be_noted_does_not_run_for_ever(db):
@@ -284,7 +285,7 @@ def test_a_job_whose_end_cannot_be_noted_does_not_run_for_ever(db):
     assert eventually(lambda: job(db, number)["status"] == "failed", 60)
     assert "whether the command was finished was not noted" in job(db, number)["error"]
     db.run("GRANT mop_user TO rita")  # it is tried again
-    assert eventually(lambda: job(db, number)["status"] == "finished", 30) and job(db, number)["error"] is None
+    assert eventually(lambda: job(db, number)["status"] == "finished", 60) and job(db, number)["error"] is None
     rita.close()
     db.run("DROP OWNED BY rita; DROP ROLE rita")
 
@@ -299,7 +300,7 @@ def test_a_command_that_has_ended_is_not_cancelled(db):
     assert job(db, number)["status"] == "running" and db.value("SELECT madlib.mop_cancel(%s)", [number]) is False
     other.run("ROLLBACK")
     other.close()
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "finished"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
 
 
 def test_nobody_waits_for_ever_for_a_job_that_waits_for_him(db):
@@ -343,18 +344,18 @@ def test_a_submitter_holds_no_lock_that_the_job_needs(db):
     db.run("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted (i int)")
     db.run("BEGIN")
     number = submit(db, "INSERT INTO wanted VALUES (1); DROP TABLE wanted")
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "finished"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
     db.run("ROLLBACK")
 
 
 def test_a_job_ends_with_its_supervisor_and_its_session(db):
     number = submit(db, "SELECT pg_sleep(100)")
-    os.kill(supervisor_of(db, number), signal.SIGKILL)
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+    os.kill(eventually(lambda: supervisor_of(db, number)), signal.SIGKILL)
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
     assert "the session that ran it has ended" in job(db, number)["error"]
     number = submit(db, "SELECT pg_sleep(100)")
     db.run("SELECT pg_terminate_backend(session_pid) FROM madlib.mop_jobs WHERE job = %s", [number])
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
     assert eventually(lambda: "administrator" in job(db, number)["error"])
     assert eventually(lambda: supervisor_of(db, number) is None)
 
@@ -364,16 +365,19 @@ def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
         Client(cluster, "postgres").run('CREATE DATABASE "a b%\'q"')
         db = Client(cluster, "a b%'q")
         db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET pg_mop.kernel = 'plain'")
+        db.run("SET pg_mop.lock_timeout = '300s'")
         make_data(db, segments=2)
         load(db, "arch", dense())
         selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
-        number = submit(db, FIT.format("slow_models", "slow", 30))
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"), 60)
-        cluster.process.send_signal(signal.SIGINT)
-        cluster.process.wait(30)
+        units = "SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"
+        with holding(db.another()) as let_some_begin:
+            number = submit(db, FIT.format("slow_models", "slow", 30))
+            assert eventually(lambda: db.value(units) or let_some_begin(), 90)
+            cluster.process.send_signal(signal.SIGINT)
+            cluster.process.wait(120)
         cluster.start()
         db = Client(cluster, "a b%'q")
-        assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+        assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
         assert eventually(
             lambda: "terminating connection" in job(db, number)["error"]
         )  # its job supervisor is there still
@@ -396,9 +400,8 @@ def test_a_submission_that_is_cancelled_leaves_no_job(db):
             "'pg_mop job''s log' AND wait_event_type = 'Lock'"
         )
     )
-    began = time.monotonic()
     db.run("SELECT pg_cancel_backend(%s)", [pid])
-    assert "cancel" in str(call.end()) and time.monotonic() - began < 5
+    assert "cancel" in str(call.end())  # (while the lock is held still)
     locker.run("ROLLBACK")
     assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job > %s", [before]) == "cancelled")
     other.close()

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import time
 
 import pytest
 import yaml
@@ -103,11 +104,15 @@ def test_counters_are_those_of_the_log_and_stay_when_the_run_is_dropped(db, role
     for _ in range(120):  # (each is a row until they are summed up)
         run = begun(trains)
         trains.run("SELECT madlib.mop_close_run(%s, 2, 'cancelled', NULL); SELECT madlib.mop_drop_run(%s)", [run, run])
-    before = numbers(watcher)
+
+    def summed():  # (what its idle trainers take may change at any time)
+        return {name: number for name, number in numbers(watcher).items() if not name.startswith("trainer")}
+
+    before = summed()
     rows = "SELECT count(*) FROM madlib.mop_past_count c JOIN madlib.mop_owner USING (owner) WHERE role = 'trains'"
     assert db.value(rows) > 100
     trains.run("SELECT madlib.mop_housekeeping()")
-    assert db.value(rows) == 1 and numbers(watcher) == before and before["runs_cancelled_total"] >= 120
+    assert db.value(rows) == 1 and summed() == before and before["runs_cancelled_total"] >= 120
 
 
 def test_failures_retries_and_lost_runs_are_counted(db, roles):
@@ -131,25 +136,32 @@ def test_failures_retries_and_lost_runs_are_counted(db, roles):
 
 def test_a_run_that_waits_is_told_of_and_its_core_seconds_stay(db, roles):
     watcher = roles["watcher"]
-    before, runs = {role: numbers(watcher, role) for role in ("trains", "trains_too")}, {}
-    for role in ("trains", "trains_too"):
-        roles[role].run("SET application_name = 'pg_mop test'")
-        runs[role] = begun(roles[role])
-        roles[role].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs[role]])
-    db.run(
-        "UPDATE madlib.mop_turn SET charged_at = charged_at - interval '5 s', waits_since = waits_since - interval '5 s'"
-    )
-    first, second = numbers(watcher, "trains"), numbers(watcher, "trains_too")
+    for _ in range(3):
+        began, runs = time.monotonic(), {}
+        before = {role: numbers(watcher, role) for role in ("trains", "trains_too")}
+        for role in ("trains", "trains_too"):
+            roles[role].run("SET application_name = 'pg_mop test'")
+            runs[role] = begun(roles[role])
+            roles[role].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs[role]])
+        db.run(
+            "UPDATE madlib.mop_turn SET charged_at = charged_at - interval '5 s', "
+            "waits_since = waits_since - interval '5 s'"
+        )
+        first, second = numbers(watcher, "trains"), numbers(watcher, "trains_too")
+        roles["trains"].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs["trains"]])
+        had = numbers(watcher)["core_seconds_total"] - before["trains"]["core_seconds_total"]
+        for role, run in runs.items():
+            roles[role].run("SELECT madlib.mop_close_run(%s, 2, 'finished', NULL)", [run])
+            roles[role].run("RESET application_name")
+        after = numbers(watcher)
+        if (
+            time.monotonic() - began < 4
+        ):  # (a run that has not asked for 10 s counts as gone, also if the machine stood still)
+            break
     assert (first["runs_running"], first["runs_waiting"], first["cores"]) == (1, 0, 2)
     assert (second["runs_running"], second["runs_waiting"], second["cores"]) == (0, 1, 0)
     assert 5 <= second["longest_wait_seconds"] < 60 and first["longest_wait_seconds"] == 0
-    roles["trains"].run("SELECT madlib.mop_take_turn(%s, 2, 2, 0, 2, 1, 0)", [runs["trains"]])
-    had = numbers(watcher)["core_seconds_total"] - before["trains"]["core_seconds_total"]
     assert had >= 10
-    for role, run in runs.items():
-        roles[role].run("SELECT madlib.mop_close_run(%s, 2, 'finished', NULL)", [run])
-        roles[role].run("RESET application_name")
-    after = numbers(watcher)
     assert after["core_seconds_total"] - before["trains"]["core_seconds_total"] == pytest.approx(had)
     assert after["cores"] == 0 and numbers(watcher, "trains_too")["runs_waiting"] == 0
 
@@ -213,7 +225,7 @@ def test_no_role_makes_the_numbers_too_large_for_all(db, roles):
 def test_a_scrape_waits_for_no_transaction_that_drops_states(db, roles):
     trains, watcher = roles["trains"], db.another("watcher")
     run = own_run(trains, state=bytes(1000))
-    watcher.run("SET statement_timeout = '20 s'")
+    watcher.run("SET statement_timeout = '3 min'")
     before = numbers(watcher)["state_bytes"]
     assert before > 0
     trains.run("BEGIN; SELECT madlib.mop_drop_states(%s)", [run])
@@ -254,7 +266,7 @@ def test_a_running_run_adds_its_units_before_it_ends(db, roles):
     row = numbers(watcher)
     assert row["worker_sessions"] > 0 and row["trainers_leased"] > 0 and row["runs_running"] == 1
     db.run("SELECT pg_cancel_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [last_run(db)])
-    assert call.end(30).pgcode == "57014"
+    assert call.end().pgcode == "57014"
     counted = db.value("SELECT sum(units_finished) FROM madlib.mop_run_count WHERE run_id = %s", [last_run(db)])
     units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
     assert counted == db.value(units, [last_run(db)])
