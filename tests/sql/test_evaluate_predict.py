@@ -67,7 +67,9 @@ def test_raw_rows_are_evaluated_with_the_transform_of_the_model(db, models, of):
     wanted = db.run("SELECT * FROM out")[0]
     db.run("DROP TABLE out; SELECT madlib.madlib_keras_evaluate('models', %s, 'out', FALSE, 1)", [raw])
     found = db.run("SELECT * FROM out")[0]
-    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-6) and found["metric"] == wanted["metric"]
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5) and found["metric"] == pytest.approx(
+        wanted["metric"]
+    )
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_packed_%' OR relname LIKE 'mop_rows_%'") == 0
     db.run("DROP TABLE IF EXISTS passing; DROP VIEW IF EXISTS seen")
 
@@ -381,6 +383,15 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
             assert row["training_metrics_final"] == pytest.approx(alone["metric"], rel=1e-5)
 
 
+def warmed(db, client, output):
+    """Train, so that several trainers of the client's role are idle in the pool: then worker sessions predict."""
+    idle = "SELECT count(*) > 1 AND bool_and(state = 'idle') FROM madlib.mop_trainers"
+    for _ in range(3):  # (a trainer that starts late may find nothing to train)
+        fit(client, "flowers_packed", output, "mst", iterations=1)
+        if eventually(lambda: db.value(idle), 20):
+            break
+
+
 @pytest.fixture(scope="module")
 def parted(db, models):
     """The rows in partitions of two levels; this session's worker sessions are warm."""
@@ -393,7 +404,7 @@ def parted(db, models):
         "CREATE TABLE parted_none PARTITION OF parted DEFAULT; "
         "INSERT INTO parted SELECT * FROM flowers WHERE id <= 90; CREATE TABLE flat AS TABLE parted"
     )
-    fit(db, "flowers_packed", "warm", "mst", iterations=1)
+    warmed(db, db, "warm")
 
 
 def both(db, rest=", 'prob', FALSE, 1", client=None):
@@ -439,7 +450,7 @@ def test_partitions_are_read_with_the_rights_that_the_table_gives(db, parted):
         "GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch TO reader"
     )
     reader = db.another("reader")
-    fit(reader, "flowers_packed", "readers_own", "mst", iterations=1)
+    warmed(db, reader, "readers_own")
     rows, by_run = both(db, client=reader)
     assert len(rows) == 270 and not by_run, "the partitions themselves may not be read"
     db.run("GRANT SELECT ON parted_a, parted_bc1, parted_bc2, parted_none TO reader")
@@ -479,7 +490,7 @@ def test_many_partitions_take_no_more_sessions_than_cores(db, models):
         db.run(f"CREATE TABLE finely_{i} PARTITION OF finely FOR VALUES WITH (MODULUS 12, REMAINDER {i})")
     db.run("INSERT INTO finely SELECT * FROM flowers WHERE id <= 90")
     client = db.another()
-    fit(client, "flowers_packed", "warmer", "mst", iterations=1)
+    warmed(db, client, "warmer")
     sessions = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
         "NOT LIKE '%catalog'"
@@ -496,7 +507,7 @@ def test_who_waits_for_the_table_does_not_keep_it_from_being_predicted(db, parte
     """A TRUNCATE that waits for the caller's own lock is waited for by worker sessions, too."""
     rows, _ = both(db)
     caller, other = db.another(), db.another()
-    fit(caller, "flowers_packed", "warmest", "mst", iterations=1)
+    warmed(db, caller, "warmest")
     caller.run("SET pg_mop.lock_timeout = '1s'; BEGIN; SELECT count(*) FROM parted")
     waiting = Calling(other, "BEGIN; TRUNCATE parted_a; ROLLBACK")
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_locks WHERE NOT granted"))
@@ -509,7 +520,7 @@ def test_who_waits_for_the_table_does_not_keep_it_from_being_predicted(db, parte
 
 def test_an_evaluation_keeps_nobody_from_writing(db, models):
     caller = db.another()
-    fit(caller, "flowers_packed", "warmly", "mst", iterations=1)
+    warmed(db, caller, "warmly")
     caller.run("BEGIN")
     _, by_run = runs_made(
         db, lambda: caller.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)")

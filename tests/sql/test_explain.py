@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from conftest import Calling, all_trainers, eventually
-from workload import ADAM, dense, fit, last_run, layer, load, make_data, selection, sequential
+from workload import ADAM, dense, fit, holding, last_run, layer, load, make_data, selection, sequential
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, 'flowers_val')"
 SPACE = (
@@ -54,8 +54,13 @@ def plan(db, call):
     return json.loads(explain(db, call, "json"))
 
 
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%'"
+
+
 def everything(db):
     """All that a call might leave: relations, the rows of every catalog table, sessions, trainers."""
+    # (PostgreSQL shows a session for a moment after its client has closed it)
+    eventually(lambda: not db.value(SESSIONS), 30)
     relations = db.value("SELECT count(*) FROM pg_class")
     tables = [
         row["name"]
@@ -68,7 +73,7 @@ def everything(db):
         name: db.value(f"SELECT md5(coalesce(string_agg(t::text, ';' ORDER BY t::text), '')) FROM {name} t")
         for name in tables
     }
-    sessions = db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%'")
+    sessions = db.value(SESSIONS)
     locks = db.value("SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('advisory')")
     return relations, rows, sessions, locks, sorted(all_trainers())
 
@@ -77,6 +82,7 @@ def everything(db):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_planned_and_leaves_nothing(db, name):
     db.run("SELECT madlib.mop_end_trainers()")
+    assert eventually(lambda: not all_trainers())
     before = everything(db)
     db.run("BEGIN")
     text = explain(db, CALLS[name])
@@ -259,10 +265,10 @@ def test_the_mode_ends_with_every_error(db):
     """After an explanation that failed or was cancelled, the call runs."""
     with pytest.raises(psycopg2.Error):
         explain(db, FIT.replace("'mst'", "'nothing'"))
-    db.run("SET statement_timeout = '1ms'")
-    with pytest.raises(psycopg2.errors.QueryCanceled):
-        explain(db, FIT)
-    db.run("RESET statement_timeout; SET mop_explain.call = 'x'")
+    with pytest.raises(psycopg2.errors.QueryCanceled):  # (the error takes the setting back)
+        db.run("SET statement_timeout = '1ms'; SELECT madlib.mop_explain(%s, 'text')", [FIT])
+    assert db.value("SHOW statement_timeout") == "0"
+    db.run("SET mop_explain.call = 'x'")
     db.run(FIT)
     assert db.value("SELECT count(*) FROM m") == 3
     db.run("RESET mop_explain.call; DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
@@ -270,15 +276,16 @@ def test_the_mode_ends_with_every_error(db):
 
 def test_what_is_left_of_a_cancelled_run_is_planned(db):
     client = db.another()
-    client.run("SET pg_mop.chain_seconds = 0; SET pg_mop.reuse = off")
-    call = Calling(client, FIT.replace("3, FALSE, 'flowers_val'", "400, FALSE").replace("'m'", "'left'"))
+    client.run("SET pg_mop.chain_seconds = 0; SET pg_mop.reuse = off; SET pg_mop.lock_timeout = '300s'")
     trained = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
-    assert eventually(lambda: db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'left'"))
-    run_id = last_run(db)
-    resume = f"SELECT madlib.mop_resume({run_id})"
-    assert "is running" in str(db.error("SELECT madlib.mop_explain(%s)", [resume]))
-    assert eventually(lambda: db.value(trained, [run_id]) > 10)
-    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    with holding(db.another()) as let_some_begin:
+        call = Calling(client, FIT.replace("3, FALSE, 'flowers_val'", "400, FALSE").replace("'m'", "'left'"))
+        assert eventually(lambda: db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'left'"))
+        run_id = last_run(db)
+        resume = f"SELECT madlib.mop_resume({run_id})"
+        assert "is running" in str(db.error("SELECT madlib.mop_explain(%s)", [resume]))
+        assert eventually(lambda: db.value(trained, [run_id]) > 10 or let_some_begin(), 90)
+        db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert call.end().pgcode == "57014"
     done, before = db.value(trained, [run_id]), everything(db)
     found = plan(db, resume)
@@ -355,12 +362,9 @@ def test_a_long_look_at_a_search_can_be_cancelled(db):
         "trials=9, iterations=4", "iterations=6561"
     )
     call += "$x$)"
-    db.run("SET statement_timeout = '300ms'")
-    try:
-        error = db.error(call)
-    finally:
-        db.run("RESET statement_timeout")
+    error = db.error(f"SET statement_timeout = '300ms'; {call}")  # (which takes the setting back)
     assert error.pgcode == "57014", error
+    assert db.value("SHOW statement_timeout") == "0"
     assert "Search: " in db.value("SELECT madlib.mop_explain($x$" + SEARCH + "$x$)")
 
 
@@ -455,6 +459,9 @@ def test_a_limit_refuses_a_run_by_its_estimate_and_so_does_its_explanation(db):
     load(db, "large", dense(width=100_000))
     selection(db, "long", "large", [(1, ADAM.format(0.01), "batch_size=1, epochs=1000")])
     long = FIT.replace("'mst'", "'long'")
+    db.run(
+        "DELETE FROM madlib.mop_cost"
+    )  # (the estimate is arithmetic's: it does not depend on how busy the machine was)
     for column, value, said in (
         ("max_seconds", 5, "is expected to take at least"),
         ("max_disk_mb", 1, "are expected to need"),
@@ -489,7 +496,7 @@ def test_many_epochs_are_not_measured(db):
     selection(db, "epochs", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2000000")])
     began = time.monotonic()
     found = json.loads(db.value("SELECT madlib.mop_explain(%s, 'json', TRUE)", [FIT.replace("'mst'", "'epochs'")]))
-    assert "measured" not in {net["source"] for net in found["nets"]} and time.monotonic() - began < 30
+    assert "measured" not in {net["source"] for net in found["nets"]} and time.monotonic() - began < 200
 
 
 def test_a_guess_takes_the_speed_of_nets_of_its_own_framework(db):
@@ -518,7 +525,7 @@ def test_measure_times_each_net_in_a_trial_that_is_rolled_back(db):
         assert "measured" in {net["source"] for net in found["nets"]}
         assert all(net["batch_seconds"] > 0 and net["kernel"] for net in found["nets"] if net["source"] == "measured")
         assert everything(db)[:4] == before
-        assert took < 30, "(a trainer may have to start, and a net to be compiled)"
+        assert took < 200, "(a trainer may have to start, and a net to be compiled)"
     assert "measured now" in db.value("SELECT madlib.mop_explain(%s, measure => TRUE)", [FIT])
     leased = "SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'"
-    assert eventually(lambda: db.value(leased) == 0, 10), "the session has given its trainer back"
+    assert eventually(lambda: db.value(leased) == 0, 60), "the session has given its trainer back"

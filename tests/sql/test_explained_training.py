@@ -30,7 +30,7 @@ def everything(db):
     )
     runs = db.value("SELECT count(*) FROM madlib.mop_run")
     # (PostgreSQL shows a session for a moment after its client has closed it)
-    assert eventually(lambda: not db.value(SESSIONS), 30), "no session of pg_mop goes on"
+    assert eventually(lambda: not db.value(SESSIONS), 60), "no session of pg_mop goes on"
     locks = db.value("SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'")
     return relations, runs, locks, sorted(all_trainers())
 
@@ -42,6 +42,7 @@ def plan(db, call):
 @pytest.mark.slice
 def test_a_training_from_a_table_is_planned_and_leaves_nothing(db):
     db.run("SELECT madlib.mop_end_trainers()")
+    assert eventually(lambda: not all_trainers())
     before = everything(db)
     found = plan(db, CALL.format("30 s"))
     text = db.value("SELECT madlib.mop_explain(%s)", [CALL.format("30 s")])
@@ -58,7 +59,7 @@ def test_a_training_from_a_table_is_planned_and_leaves_nothing(db):
 
 
 def test_the_call_that_was_explained_trains_afterwards(db):
-    call = CALL.format("20 s").replace(", time_limit", ", baselines => FALSE, max_trials => 2, time_limit")
+    call = CALL.format("60 s").replace(", time_limit", ", baselines => FALSE, max_trials => 2, time_limit")
     found = plan(db, call)
     assert found["search"]["most"]["trials"] == 2 and not found["train"]["baselines"]
     assert db.value(call).startswith('Version 1 of model "leavers"')
