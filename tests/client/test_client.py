@@ -224,10 +224,10 @@ def test_ctrl_c_ends_a_call_that_does_not_train(s):
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            s.calls.execute("SELECT pg_sleep(60)", {})
+            s.calls.execute("SELECT pg_sleep(600)", {})
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 30 and s.calls.execute("SELECT 1", {}).scalar() == 1
+    assert time.monotonic() - began < 300 and s.calls.execute("SELECT 1", {}).scalar() == 1
 
 
 def test_a_run_is_told_by_any_whole_number(s, run):

@@ -71,7 +71,7 @@ def test_jobs_are_listed_and_say_what_they_have_said(db, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     done = db.value("SELECT madlib.mop_submit($$ DO 'BEGIN RAISE NOTICE ''[red]half way''; END' $$)")
     failed = db.value("SELECT madlib.mop_submit($$ SELECT 1 / 0 $$)")
-    assert [db.value("SELECT madlib.mop_wait(%s, '1 min')", [n]) for n in (done, failed)] == ["finished", "failed"]
+    assert [db.value("SELECT madlib.mop_wait(%s, '5 min')", [n]) for n in (done, failed)] == ["finished", "failed"]
     assert main(["-d", db.uri(), "jobs"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in listed[1:3]] == [[str(failed), "failed"], [str(done), "finished"]]
@@ -133,7 +133,7 @@ def begin_long(db, name):
     caller = db.another()
     calling = Calling(
         caller,
-        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}_models', '{name}', 500, FALSE)",
+        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}_models', '{name}', 4000, FALSE)",
     )
     assert eventually(lambda: is_under_way(db), 60)
     return caller, calling
@@ -144,20 +144,20 @@ def test_a_watcher_that_loses_its_connection_says_so_and_goes_on(db, run_id):
     db.run("DROP ROLE IF EXISTS looker; CREATE ROLE looker LOGIN; GRANT postgres TO looker")
     watching = Watching(db.uri("looker"), None)  # the latest that goes on
     try:
-        assert eventually(lambda: " trains configuration " in watching.text, 30)
+        assert eventually(lambda: " trains configuration " in watching.text, 60)
         db.run("ALTER ROLE looker NOLOGIN")  # it is not let in for a while
         db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'looker'")
-        assert eventually(lambda: "the connection is lost: trying again" in watching.text, 30)
+        assert eventually(lambda: "the connection is lost: trying again" in watching.text, 60)
         assert watching.thread.is_alive() and not watching.watcher.is_connected
         db.run("ALTER ROLE looker LOGIN")
-        assert eventually(lambda: "connected again" in watching.text, 30)
+        assert eventually(lambda: "connected again" in watching.text, 60)
         assert watching.watcher.lost == 1
     finally:
         db.run("ALTER ROLE looker LOGIN")
         db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
         calling.end()
         caller.close()
-    watching.thread.join(60)
+    watching.thread.join(180)
     assert not watching.thread.is_alive() and watching.status == 1
     assert "cancelled" in watching.text and "canceling statement" in watching.text
     db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'looker'; DROP ROLE looker")
@@ -170,12 +170,16 @@ def test_a_run_that_was_cut_off_does_not_look_complete(db, run_id):
     watcher = Watcher(make_engine(db.uri()), "madlib")
     look = watcher.look(last_run(db))
     watcher.close()
-    assert look.run.status == "failed" and look.units_done < look.units_total == 2 * (2 * 500 + 2)
+    assert look.run.status == "failed" and look.units_done < look.units_total == 2 * (2 * 4000 + 2)
 
 
 def test_looking_takes_a_small_share_of_the_time(db, run_id):
     watcher = Watcher(make_engine(db.uri()), "madlib")
-    began = time.monotonic()
-    assert watcher.look(run_id, sessions=True).units_done == 4
-    assert watcher.rest >= min(1.0, (time.monotonic() - began) / SHARE * 0.5)
+    for _ in range(3):  # (the machine may stand still after the look)
+        began = time.monotonic()
+        look = watcher.look(run_id, sessions=True)
+        wanted = min(1.0, (time.monotonic() - began) / SHARE * 0.5)
+        if watcher.rest >= wanted:
+            break
+    assert look.units_done == 4 and watcher.rest >= wanted
     watcher.close()
