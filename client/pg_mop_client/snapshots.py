@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from pg_mop_client.database import connected, plain, quote, without_jit
 from pg_mop_client.errors import ClientError, LostError
-from pg_mop_client.watching import LEAST_SECONDS, SHARE
+from pg_mop_client.watching import LEAST_SECONDS, rest
 
 MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
@@ -267,7 +267,7 @@ class Snapshots:
         finally:
             snapshot.reading.discard(kept)
         # (the times of all filters count together)
-        snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + took / SHARE
+        snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + rest(took)
 
     def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:
@@ -341,8 +341,8 @@ class Snapshots:
 
     @staticmethod
     def _after(began: float) -> float:
-        """The time of the next query, so that queries take at most a fiftieth of the time."""
-        return time.monotonic() + max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
+        """The time of the next query, so that queries take a small share of the time."""
+        return time.monotonic() + rest(time.monotonic() - began)
 
 
 class Summaries:
@@ -411,7 +411,7 @@ class Summaries:
                 (summary or {}).pop(name, None)
             with self._lock:
                 self._being_read = None
-                self._known[run_id] = state, time.monotonic() + max(LEAST_SECONDS, took / SHARE), summary
+                self._known[run_id] = state, time.monotonic() + rest(took), summary
                 self._known.move_to_end(run_id)
                 while len(self._known) > MOST_SUMMARIES:
                     self._known.popitem(last=False)

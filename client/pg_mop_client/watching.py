@@ -15,6 +15,12 @@ from pg_mop_client.errors import LostError
 
 SHARE = 0.02  # of the time at most goes into queries for progress
 LEAST_SECONDS = 1.0
+MOST_SECONDS = 60.0  # a query that took long, perhaps because the machine stood still, is asked again after a minute
+
+
+def rest(took: float) -> float:
+    """The seconds until a query that took so many seconds is asked again."""
+    return min(MOST_SECONDS, max(LEAST_SECONDS, took / SHARE))
 
 
 def has_failed(configuration: Any) -> bool:
@@ -192,7 +198,7 @@ class Watcher:
             if sessions
             else []
         )
-        self.rest = max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
+        self.rest = rest(time.monotonic() - began)
         if configurations is None or work is None or summary and not self._tell(run_id, run[0].status):
             return None
         return Look(run[0], configurations, work, self._told[1] if summary else None)
@@ -209,7 +215,7 @@ class Watcher:
         self._told, self._summaries = (run_id, json.loads(rows[0][0])), self._summaries + 1
         took = time.monotonic() - began
         # (the first one also loads the extension's Python into the session)
-        self._told_at = time.monotonic() + max(LEAST_SECONDS, took / SHARE if self._summaries > 1 else 0.0)
+        self._told_at = time.monotonic() + rest(took if self._summaries > 1 else 0.0)
         return True
 
     def _rows(self, sql: str, **values: Any) -> list[Any] | None:

@@ -52,7 +52,7 @@ def going_on(db, name, iterations=4000, configurations=2):
         f"{iterations}, FALSE, NULL, 1)",
     )
     try:
-        assert eventually(lambda: is_under_way(db), 60)
+        assert eventually(lambda: is_under_way(db), 120)
         yield db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
     finally:
         db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
@@ -114,7 +114,7 @@ def test_the_browser_is_called_without_the_token(db, tmp_path):
     program.chmod(0o755)
     served = Served(db.uri(), (), {**os.environ, "BROWSER": f"{program} %s"})
     try:
-        assert eventually(said.exists, 60)
+        assert eventually(said.exists, 120)
         uri, mode, page = said.read_text().split("\n", 2)
     finally:
         served.end()
@@ -361,14 +361,14 @@ def test_a_run_is_steered_cancelled_and_resumed(db, page, run_id):
             60,
         )
         assert page.post(f"/api/run/{running}/cancel")[0] == 200
-        assert eventually(lambda: status() == "cancelled", 60)
+        assert eventually(lambda: status() == "cancelled", 120)
     code, told = page.post(f"/api/run/{running}/resume")
     assert code == 200, told
     job = int(re.search(r"job (\d+)", told["said"])[1])
-    assert eventually(lambda: status() == "running", 60)
+    assert eventually(lambda: status() == "running", 120)
     assert page.post(f"/api/run/{running}/cancel")[0] == 200
-    assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job = %s", [job]) != "running", 60)
-    assert eventually(lambda: status() == "cancelled", 60)
+    assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job = %s", [job]) != "running", 120)
+    assert eventually(lambda: status() == "cancelled", 120)
     assert page.post(f"/api/run/{run_id}/resume") == (409, {"error": f"run {run_id} is finished", "hint": None})
 
 
@@ -423,10 +423,10 @@ def test_a_connection_that_is_lost_is_said_and_made_again(db, page, run_id):
         assert served.json(f"/api/run/{run_id}")["head"]["status"] == "finished"
         db.run("ALTER ROLE onlooker NOLOGIN")
         db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")
-        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 503, 60)
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 503, 120)
         assert "the connection to the database is lost" in served.call("/api/runs?page=3")[2]
         db.run("ALTER ROLE onlooker LOGIN")
-        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 200, 60)
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 200, 120)
     finally:
         served.end()
         db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")

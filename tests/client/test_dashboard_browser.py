@@ -53,10 +53,10 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
     )
     try:
         browser.get(page.address)
-        assert eventually(lambda: value(browser, "document.querySelectorAll('.state-running').length") == 1, 60)
+        assert eventually(lambda: value(browser, "document.querySelectorAll('.state-running').length") == 1, 120)
         assert "token" not in browser.current_url
         browser.find_element("css selector", "#table tbody a").click()
-        assert eventually(lambda: "of 3 configurations" in value(browser, "document.body.innerText"), 60)
+        assert eventually(lambda: "of 3 configurations" in value(browser, "document.body.innerText"), 120)
         assert eventually(lambda: points(browser) > 3, 120)
         before = drawn(browser)
         assert eventually(lambda: drawn(browser) != before, 400)  # (who reads for a second rests for fifty)
@@ -64,7 +64,7 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         # what somebody has chosen stays while the run goes on
         browser.execute_script("document.querySelector('#filter details').open = true")
         browser.find_element("id", "best").send_keys("2")
-        assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 60)
+        assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 120)
         browser.find_element("css selector", "#board th:nth-child(2) button").click()
         assert eventually(
             lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort") == "ascending", 30
@@ -106,9 +106,9 @@ def test_what_people_write_is_text_in_the_page(db, browser, page):
         "UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s", [ATTACK, run_id]
     )
     browser.get(page.address)
-    assert eventually(lambda: "window.attacked=1" in value(browser, "document.body.innerText"), 60)
+    assert eventually(lambda: "window.attacked=1" in value(browser, "document.body.innerText"), 120)
     browser.get(f"http://127.0.0.1:{page.port}/run/{run_id}")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#parallel-picture path').length") > 2, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#parallel-picture path').length") > 2, 120)
     assert "window.attacked=1" in value(browser, "document.getElementById('error').textContent")
     assert not value(browser, "'attacked' in window") and not value(browser, "document.querySelectorAll('img').length")
     assert problems(browser) == []
@@ -124,12 +124,12 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
         )
         compared.append(last_run(db))
     browser.get(page.address)  # (its token)
-    assert eventually(lambda: "token" not in browser.current_url, 60)
+    assert eventually(lambda: "token" not in browser.current_url, 120)
     browser.get(f"http://127.0.0.1:{page.port}/compare?run={compared[0]}&run={compared[1]}")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 120)
     assert f"run {compared[1]}: finished" in value(browser, "document.getElementById('headline').textContent")
     assert value(browser, "document.getElementById('csv').checkVisibility()")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 120)
     browser.execute_script("""window.saved = [];
         HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
         window.blobs = [];
@@ -170,14 +170,14 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
 
 def test_fields_that_are_filled_in_together_all_hold(browser, page):
     browser.get(f"http://127.0.0.1:{page.port}/run/1")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 6, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 6, 120)
     browser.execute_script("""for (const [of, given] of [['#best', 2], ['#limits input', 0.001]]) {
         const input = document.querySelector(of);
         input.value = given;
         input.dispatchEvent(new Event('input'));
     }""")
-    assert eventually(lambda: "best=2" in browser.current_url and "low." in browser.current_url, 60)
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 60)
+    assert eventually(lambda: "best=2" in browser.current_url and "low." in browser.current_url, 120)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 120)
     assert problems(browser) == []
 
 
@@ -187,14 +187,14 @@ def test_all_tabs_have_the_token_and_nobody_else(browser, page):
     assert value(browser, "document.cookie") == ""
     browser.switch_to.new_window("tab")
     browser.get(f"http://127.0.0.1:{page.port}/run/1")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 3, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 3, 120)
     browser.get(page.address)
     browser.execute_script("localStorage.clear(); location.reload()")
     assert eventually(
         lambda: "needs its token" in value(browser, "document.getElementById('connection').textContent"), 30
     )
     browser.get(page.address)  # (the part behind # alone differs: that loads nothing by itself)
-    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 120)
     browser.close()
     browser.switch_to.window(first)
     browser.get_log("browser")  # (it tells of the calls that were refused)
@@ -204,7 +204,7 @@ def test_what_can_be_used_has_a_name_for_who_hears_the_page(browser, page):
     browser.execute_cdp_cmd("Accessibility.enable", {})
     for path, least in (("/", 3), ("/run/1", 20)):
         browser.get(f"http://127.0.0.1:{page.port}{path}")
-        assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 60)
+        assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 120)
         nodes = [
             node
             for node in browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
@@ -223,7 +223,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
     try:
         for path in ("/", "/run/1"):
             browser.get(f"http://127.0.0.1:{page.port}{path}")
-            assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 60)
+            assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 120)
             assert value(browser, "document.documentElement.scrollWidth") <= 360
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -232,7 +232,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
 def test_a_page_whose_server_has_gone_says_so(db, browser, page):
     other = Served(db.uri())
     browser.get(other.address)
-    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 60)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 120)
     other.end()
     assert eventually(
         lambda: "does not answer: trying again" in value(browser, "document.getElementById('connection').textContent"),

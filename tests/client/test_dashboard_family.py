@@ -161,5 +161,5 @@ def test_the_drawer_tells_whom_a_trial_was_made_from(db, browser, page, made, sc
     child = next(n for n in nodes if n["parent"] is not None)
     opened(browser, page, f"/run/{made}?configuration={child['mst_key']}", "#drawer h2")
     said = f"made from {nodes[child['parent']]['mst_key']}"
-    assert eventually(lambda: said in text(browser, "#drawer"), 60)
+    assert eventually(lambda: said in text(browser, "#drawer"), 120)
     assert child["changed"] in text(browser, "#drawer")

@@ -63,7 +63,7 @@ def test_a_large_run_is_loaded_filtered_and_sorted(browser, page):
         return value(browser, f"document.querySelector('#board tbody tr').cells[{at}].textContent")
 
     browser.get(page.address)
-    eventually(lambda: value(browser, "document.querySelectorAll('#table tbody tr').length") > 0, 60)
+    eventually(lambda: value(browser, "document.querySelectorAll('#table tbody tr').length") > 0, 120)
     address = f"http://127.0.0.1:{page.port}/run/{RUN}"
     watch = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HEADLINES})
     assert timed("first load", lambda: (browser.get(address), rows())[1])

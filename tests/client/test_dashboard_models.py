@@ -96,7 +96,7 @@ def test_one_model_at_a_time_is_measured_and_it_can_be_cancelled(guests, page):
     )
     asking.start()
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-    assert eventually(lambda: guests.value(sleeping) == 1, 60)
+    assert eventually(lambda: guests.value(sleeping) == 1, 120)
     status, told = page.post("/api/model/evaluate", name="drinks", source="guests")
     assert status == 409 and told["error"] == "another evaluation is in progress"
     assert page.post("/api/model/cancel")[0] == 200
@@ -112,8 +112,8 @@ def test_models_and_rows_are_read_with_the_rights_of_the_role(guests):
         assert served.json("/api/models")["models"] == []
         assert "permission denied" in served.call("/api/model?name=drinks")[2]
         guests.run("SELECT madlib.mop_share('drinks', 'looker')")
-        assert eventually(lambda: len(served.json("/api/models")["models"]) == 1, 60)
-        assert eventually(lambda: served.call("/api/model?name=drinks")[0] == 200, 60)
+        assert eventually(lambda: len(served.json("/api/models")["models"]) == 1, 120)
+        assert eventually(lambda: served.call("/api/model?name=drinks")[0] == 200, 120)
         status, told = served.post("/api/model/evaluate", name="drinks", source="guests")
         assert status == 400 and 'permission denied for source table "guests"' in told["error"]
     finally:
@@ -136,29 +136,29 @@ def test_a_model_is_opened_measured_and_saved(guests, page, browser, tmp_path):
     try:
         size(browser, 1400)
         browser.get(page.address)
-        assert eventually(lambda: value(browser, "document.getElementById('caption').textContent"), 60)
+        assert eventually(lambda: value(browser, "document.getElementById('caption').textContent"), 120)
         browser.find_element("link text", "Models").click()
-        assert eventually(lambda: browser.find_elements("link text", "drinks"), 60)
+        assert eventually(lambda: browser.find_elements("link text", "drinks"), 120)
         assert ATTACK in value(browser, "document.querySelector('#table tbody').textContent")
         browser.find_element("link text", "drinks").click()
-        assert eventually(lambda: "Model drinks, version 2" in browser.title, 60)
+        assert eventually(lambda: "Model drinks, version 2" in browser.title, 120)
         assert "0.75" in value(browser, "document.getElementById('about-part').textContent")
         assert not value(browser, "document.getElementById('measured-part').children.length")
         browser.find_element("id", "source").send_keys("nowhere")
         browser.find_element("css selector", "#evaluate button").click()
         told = "document.getElementById('evaluation').textContent"
-        assert eventually(lambda: "source table 'nowhere' does not exist" in value(browser, told), 60)
+        assert eventually(lambda: "source table 'nowhere' does not exist" in value(browser, told), 120)
         browser.find_element("id", "source").clear()
         browser.find_element("id", "source").send_keys("guests")
         browser.find_element("css selector", "#evaluate button").click()
-        assert eventually(lambda: value(browser, told).startswith("Measured on guests, version 2"), 60)
+        assert eventually(lambda: value(browser, told).startswith("Measured on guests, version 2"), 120)
         kinds = ("confusion", "classes", "roc", "calibration", "importance", "drift")
         for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
             size(browser, width, scheme)
             for kind in kinds:
                 picture = browser.find_element("id", f"{kind}-picture")
                 browser.execute_script("arguments[0].scrollIntoView()", picture)
-                assert eventually(lambda: picture.find_elements("css selector", "svg rect, svg circle, .curve"), 60)  # noqa: B023
+                assert eventually(lambda: picture.find_elements("css selector", "svg rect, svg circle, .curve"), 120)  # noqa: B023
             assert value(browser, "document.documentElement.scrollWidth") <= width
         browser.execute_cdp_cmd("Accessibility.enable", {})
         tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
@@ -177,7 +177,7 @@ def test_a_model_is_opened_measured_and_saved(guests, page, browser, tmp_path):
             URL.createObjectURL = blob => { window.blobs.push(blob); return made.call(URL, blob); };
             document.getElementById('html').click();
             document.querySelector('[aria-label="ROC curve as SVG"]').click();""")
-        assert eventually(lambda: len(value(browser, "window.saved")) == 2, 60)
+        assert eventually(lambda: len(value(browser, "window.saved")) == 2, 120)
         assert value(browser, "window.saved") == ["model_drinks.html", "model_drinks_roc.svg"]
         texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
         assert not value(browser, "'attacked' in window") and problems(browser) == []

@@ -129,14 +129,14 @@ def test_a_part_of_an_axis_sets_the_one_filter(browser, page, made, screen):
     place = axes(browser).index("optimizer")
     x = value(browser, f"+document.querySelectorAll('#parallel-picture .grip')[{place}].getAttribute('x')")
     drag(browser, "parallel", (x, 50), (x, 150))  # (the upper band)
-    assert eventually(lambda: value(browser, ROWS) == 8, 60)
+    assert eventually(lambda: value(browser, ROWS) == 8, 120)
     assert "is.optimizer=SGD" in browser.current_url
     assert "8 of 16" in value(browser, "document.getElementById('filtered').textContent")
     field = "document.querySelector('[data-filter=\"is.optimizer\"]').value"
     assert value(browser, field) == "SGD"
     assert value(browser, "document.querySelectorAll('#parallel-picture .brush').length") == 1
     drag(browser, "parallel", (x, 200), (x, 200))  # a click on the axis shows all
-    assert eventually(lambda: value(browser, ROWS) == 16, 60) and "is.optimizer" not in browser.current_url
+    assert eventually(lambda: value(browser, ROWS) == 16, 120) and "is.optimizer" not in browser.current_url
     assert value(browser, field) == ""
     opened(browser, page, f"/run/{made}?is.optimizer=SGD", "#curves-picture svg path")
     assert value(browser, "document.querySelectorAll('#curves-picture .curve').length") == 8
@@ -159,11 +159,11 @@ def test_a_part_of_an_axis_of_booleans_sets_the_filter(db, browser, page, made, 
     x = value(browser, f"+document.querySelectorAll('#parallel-picture .grip')[{place}].getAttribute('x')")
     for y, word in (((50, 150), "true"), ((200, 300), "false")):
         drag(browser, "parallel", (x, y[0]), (x, y[1]))
-        assert eventually(lambda: value(browser, ROWS) == 4 and f"is.nesterov={word}" in browser.current_url, 60)  # noqa: B023
+        assert eventually(lambda: value(browser, ROWS) == 4 and f"is.nesterov={word}" in browser.current_url, 120)  # noqa: B023
         field = "document.querySelector('[data-filter=\"is.nesterov\"]').value"
-        assert eventually(lambda: value(browser, field) == word, 60)  # noqa: B023
+        assert eventually(lambda: value(browser, field) == word, 120)  # noqa: B023
         drag(browser, "parallel", (x, 200), (x, 200))  # a click on the axis shows all
-        assert eventually(lambda: value(browser, ROWS) == 8, 60)
+        assert eventually(lambda: value(browser, ROWS) == 8, 120)
     assert problems(browser) == []
 
 
@@ -176,18 +176,18 @@ def test_a_filter_is_drawn_by_keyboard(browser, page, made, screen):
         press(browser, "ARROW_RIGHT")
     press(browser, "ARROW_UP")
     assert "from 0.003 to 0.1" in readout(browser, "parallel")
-    assert eventually(lambda: value(browser, ROWS) == 12 and "low.learning_rate=0.003" in browser.current_url, 60)
+    assert eventually(lambda: value(browser, ROWS) == 12 and "low.learning_rate=0.003" in browser.current_url, 120)
     ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ARROW_DOWN).key_up(Keys.SHIFT).perform()
-    assert eventually(lambda: value(browser, ROWS) == 8 and "high.learning_rate=0.03" in browser.current_url, 60)
+    assert eventually(lambda: value(browser, ROWS) == 8 and "high.learning_rate=0.03" in browser.current_url, 120)
     assert value(browser, "document.activeElement.closest('#parallel-picture') !== null")  # the focus stays
     press(browser, "DELETE")
-    assert eventually(lambda: value(browser, ROWS) == 16, 60)
+    assert eventually(lambda: value(browser, ROWS) == 16, 120)
     focus(browser, "slices")
     press(browser, "ARROW_RIGHT")
     press(browser, "[")
-    assert eventually(lambda: "low." in browser.current_url or "is." in browser.current_url, 60)
+    assert eventually(lambda: "low." in browser.current_url or "is." in browser.current_url, 120)
     press(browser, "DELETE")
-    assert eventually(lambda: value(browser, ROWS) == 16, 60)
+    assert eventually(lambda: value(browser, ROWS) == 16, 120)
     assert problems(browser) == []
 
 

@@ -65,7 +65,7 @@ def test_what_next_can_be_submitted(db, browser, page, made, screen):
     assert not value(browser, "document.getElementById('submit-dialog').open")
     # a text that is changed after it was explained is explained again
     browser.execute_script("document.querySelector('#steps [aria-label*=mop_more]').click()")
-    assert eventually(lambda: not value(browser, "document.getElementById('submit-go').disabled"), 60)
+    assert eventually(lambda: not value(browser, "document.getElementById('submit-go').disabled"), 120)
     browser.execute_script("document.getElementById('submit-sql').focus()")
     press(browser, "X")
     assert value(browser, "document.getElementById('submit-go').disabled")

@@ -10,6 +10,7 @@ import sqlalchemy
 from conftest import eventually
 from pg_mop_client.database import make_engine
 from pg_mop_client.snapshots import Snapshots, Summaries
+from pg_mop_client.watching import rest
 from workload import ADAM, dense, fit, load, make_data, selection
 
 SECONDS = 6  # of asking
@@ -146,3 +147,7 @@ def test_the_age_of_the_results_is_not_that_of_the_counters(db, run_id):
     later, head, _ = look()
     assert later != number and head["data_age"] <= head["age"] + 5
     engine.dispose()
+
+
+def test_a_query_is_asked_again_after_a_second_at_least_and_a_minute_at_most():
+    assert [rest(took) for took in (0.001, 0.5, 9.0)] == [1, 25, 60]
