@@ -49,7 +49,7 @@ def trained(path, devices, kernel, optimizer):
         **child_process.several_devices(devices),
     }
     command = [sys.executable, "-B", "-c", PROGRAM, kernel, optimizer, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(np.load(path))
 

@@ -7,7 +7,7 @@ import pytest
 from cluster import client_program
 from conftest import Client
 from places import DEFAULTS, job, outcome, prepare
-from workload import layer, sequential
+from workload import alike, layer, sequential
 
 LOGGED = ("mop_run", "mop_configuration", "mop_segment", "mop_unit")
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 1, FALSE)"
@@ -87,8 +87,8 @@ def assert_lives(full, restored):
         "SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
         "'prob', FALSE, 1)"
     )
-    assert restored.run("SELECT * FROM lodger.anew ORDER BY id, class_value") == full.run(
-        "SELECT * FROM lodger.predicted ORDER BY id, class_value"
+    assert restored.run("SELECT * FROM lodger.anew ORDER BY id, class_value") == alike(
+        full.run("SELECT * FROM lodger.predicted ORDER BY id, class_value")
     )
     last = full.value("SELECT max(run_id) FROM madlib.mop_run")
     client = restored.another("lodger")
@@ -249,7 +249,7 @@ def test_weights_in_parts_go_through_a_dump(full, copy, tmp_path):
         restored.run("SELECT set_config(%s, %s, false)", [name, value])
     restored.run(predict.format("of_restored"))
     order = "ORDER BY id, class_value"
-    assert restored.run(f"SELECT * FROM lodger.of_restored {order}") == full.run(
-        f"SELECT * FROM lodger.of_large {order}"
+    assert restored.run(f"SELECT * FROM lodger.of_restored {order}") == alike(
+        full.run(f"SELECT * FROM lodger.of_large {order}")
     )
     full.run("DROP TABLE lodger.large, lodger.large_summary, lodger.large_parts, lodger.large_arch, lodger.of_large")

@@ -152,7 +152,7 @@ def test_a_job_and_its_log(published, trained):
         "SELECT madlib.mop_submit(%s)",
         ["SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'jobs', 'mst', 1, FALSE)"],
     )
-    assert db.value("SELECT madlib.mop_wait(%s, '2min')", [job]) == "finished"
+    assert db.value("SELECT madlib.mop_wait(%s, '10min')", [job]) == "finished"
 
 
 def test_copies_of_segments_and_packed_tables_are_dropped(published, trained):

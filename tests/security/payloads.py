@@ -798,7 +798,10 @@ def main(folder):
                 prove(loader, make(mark), mark)
             except Exception as error:
                 print(f"# {name}: {type(error).__name__}: {str(error)[:200]}")
-    time.sleep(0.5)  # children that nobody waits for
+    for _ in range(200):  # children that nobody waits for
+        if all(map(os.path.exists, marks.values())):
+            break
+        time.sleep(0.1)
     for name, mark in marks.items():
         if os.path.exists(mark):
             print(name)

@@ -265,7 +265,7 @@ def training(db):
     """A session of a role that has what a training call needs, in a schema of its own; and the call."""
     db.run("CREATE ROLE tina LOGIN; GRANT mop_user TO tina; CREATE SCHEMA tina AUTHORIZATION tina")
     client = db.another("tina")
-    client.run("SET search_path = tina, madlib, public; SET pg_mop.lock_timeout = '60s'")
+    client.run("SET search_path = tina, madlib, public; SET pg_mop.lock_timeout = '300s'")
     make_data(client, segments=2)
     load(client, "arch", dense())
     selection(client, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
@@ -280,7 +280,7 @@ def test_a_run_whose_role_lost_its_rights_on_the_way_is_running_no_more(db, trai
         call = Calling(
             training, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE)"
         )
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_runs WHERE status = 'running'"), 60)
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_runs WHERE status = 'running'"), 120)
         db.run("REVOKE mop_user FROM tina")
     assert "permission denied" in str(call.end())
     assert db.run("SELECT status, owner FROM madlib.mop_runs") == [{"status": "failed", "owner": "tina"}]
