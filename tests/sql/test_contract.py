@@ -317,9 +317,9 @@ def test_the_iris_script_of_keras_2(db, data):
         $$loss='categorical_crossentropy', optimizer='Adam(lr=0.01, decay=1e-6)',metrics=['accuracy']$$,
         $$loss='categorical_crossentropy',optimizer='SGD(lr=0.01, decay=1e-6, nesterov=True)',metrics=['accuracy']$$],
         ARRAY[$$batch_size=4,epochs=1$$, $$batch_size=8,epochs=1$$])""")
-    fit(db, "flowers_packed", "iris", "iris_mst", 3, "flowers_packed", 1)
+    fit(db, "flowers_packed", "iris", "iris_mst", 10, "flowers_packed", 1)
     rows = db.run("SELECT * FROM iris_info")
-    assert len(rows) == 6 and all(r["error"] is None and len(r["validation_loss"]) == 3 for r in rows)
+    assert len(rows) == 6 and all(r["error"] is None and len(r["validation_loss"]) == 10 for r in rows)
     assert db.value("SELECT length(model_weights) FROM iris LIMIT 1") == 193 * 4
     assert rows[0]["model_size"] == 0.75390625
     assert max(r["training_metrics_final"] for r in rows) > 0.8

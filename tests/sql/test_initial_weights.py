@@ -98,14 +98,16 @@ def test_transfer_learning_starts_from_the_architecture_tables_weights(db, model
 @pytest.mark.slice
 def test_a_warm_start_continues_exactly_where_plain_keras_would(db, data):
     """With SGD, whose state is its weights alone, 1 + 1 iterations with a warm start are 2 iterations."""
-    db.run("SET pg_mop.seed = 11; SET pg_mop.scheduler = 'round-robin'")
+    db.run(
+        "SET pg_mop.seed = 11; SET pg_mop.scheduler = 'round-robin'; SET pg_mop.kernel = plain; SET pg_mop.threads = 1"
+    )
     sgd = [(1, "loss='categorical_crossentropy', optimizer='SGD(lr=0.05)'", "batch_size=10")]
     selection(db, "mst", "arch", sgd)
     fit(db, "flowers_packed", "once", "mst", 2)
     fit(db, "flowers_packed", "twice", "mst", 1)
     warm(db, "twice", 1)
     a, b = (bytes(db.value(f"SELECT model_weights FROM {t}")) for t in ("once", "twice"))
-    db.run("RESET pg_mop.scheduler")
+    db.run("RESET pg_mop.scheduler; RESET pg_mop.kernel; RESET pg_mop.threads")
     assert a == b
 
 
