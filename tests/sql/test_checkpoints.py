@@ -373,7 +373,7 @@ def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
     state_table = db.value("SELECT max(state_table) FROM madlib.mop_state_table WHERE run_id = %s", [run_id])
     reader = db.another()
     reader.run(f"BEGIN; LOCK TABLE madlib.mop_state_{run_id}_{state_table} IN ACCESS SHARE MODE")
-    db.run("SET statement_timeout = '20s'; SELECT madlib.mop_drop_checkpoints(); RESET statement_timeout")
+    db.run("SET statement_timeout = '3min'; SELECT madlib.mop_drop_checkpoints(); RESET statement_timeout")
     assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
     assert db.value("SELECT count(*) FROM madlib.mop_state_table") == 1
     reader.run("ROLLBACK")
@@ -401,7 +401,7 @@ def test_who_drops_gives_way_in_a_deadlock(db, anew):
     )
     other, evicting = db.another(), db.another()
     lock = "SELECT 1 FROM madlib.mop_checkpoint WHERE stage = {} FOR UPDATE"
-    other.run(f"SET deadlock_timeout = '1min'; BEGIN; {lock.format(second)}")
+    other.run(f"SET deadlock_timeout = '10min'; BEGIN; {lock.format(second)}")
     evicting.run("SET deadlock_timeout = '1ms'")  # so it is seen before the wait ends
     drop = Calling(evicting, "SELECT madlib.mop_evict(0)")
     assert eventually(
@@ -411,7 +411,7 @@ def test_who_drops_gives_way_in_a_deadlock(db, anew):
         )
     )
     wait = Calling(other, lock.format(first))
-    assert drop.end(20) is None and wait.end(20) is None
+    assert drop.end() is None and wait.end() is None
     other.run("ROLLBACK")
     assert {r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoint")} & {first, second} == {second}
     db.run("DROP FUNCTION await CASCADE")

@@ -146,7 +146,7 @@ def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     other = db.another()
     other.run(
         "DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7; "
-        "SET pg_mop.lock_timeout = '60s'"
+        "SET pg_mop.lock_timeout = '300s'"
     )
     with holding(db.another()) as let_some_begin:
         call = Calling(
@@ -191,7 +191,7 @@ def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
 
 def test_people_stop_trials_and_add_some(db, data):
     other = db.another()
-    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '60s'")
+    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(
             other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', 'iterations=4')"
@@ -210,7 +210,7 @@ def test_people_stop_trials_and_add_some(db, data):
             "SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
             [run_id, run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM hands_trials")}
     assert len(trials) == 7 and trials[2]["status"] == "stopped" and trials[2]["reason"] == "stopped by postgres"
@@ -226,7 +226,7 @@ def test_the_same_call_goes_on_with_a_search_in_which_a_trial_has_failed(db, dat
     """A trial that cannot be trained ended for itself; it does not keep the search from going on."""
     other = db.another()
     other.run(
-        "DROP TABLE IF EXISTS onward, onward_info, onward_summary, onward_trials; SET pg_mop.lock_timeout = '60s'"
+        "DROP TABLE IF EXISTS onward, onward_info, onward_summary, onward_trials; SET pg_mop.lock_timeout = '300s'"
     )
     query = f"SELECT madlib.mop_search('flowers_packed', 'onward', 'arch', $s${SLOW}$s$, 'grid', 'iterations=2')"
     with holding(db.another()):
@@ -234,7 +234,7 @@ def test_the_same_call_goes_on_with_a_search_in_which_a_trial_has_failed(db, dat
         run_id = its_run(db, "onward")
         db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)", [run_id, "loss='mse', optimizer='None'"])
         failed = "SELECT error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL"
-        assert eventually(lambda: db.value(failed, [run_id]), 30)
+        assert eventually(lambda: db.value(failed, [run_id]), 60)
         db.run("SELECT pg_cancel_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
     assert call.end().pgcode == "57014"
     other.run(query)
@@ -252,7 +252,7 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
         "epochs=20'])",
         [ADAM.format(0.01), ADAM.format(0.02)],
     )
-    other.run("SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()):
         call = Calling(
             other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)"
@@ -262,7 +262,7 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
             "SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
             [run_id, run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
     assert len(rows) == 3 and rows[2]["iteration"] == rows[3]["iteration"] == 4 and rows[3]["model_id"] == 2
@@ -292,7 +292,7 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
         [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)],
     )
     sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
-    other.run("SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(other, sql)
         run_id = its_run(db, "goes_on")
@@ -386,7 +386,7 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
         "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=4'])",
         [ADAM.format(0.01)],
     )
-    other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain; SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain; SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(
             other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 9, FALSE)"
@@ -412,7 +412,7 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
             ("mop_add_control_request(%s, '{}')", "invalid control request"),
         ):
             assert problem in str(db.error(f"SELECT madlib.{control_request}", [run_id]))
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
     assert [trials[key]["iterations"] for key in (1, 2, 3)] == [9, 3, 2] and trials[4]["status"] == "failed"
@@ -581,7 +581,7 @@ def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
     other = db.another()
     other.run(
         f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'; "
-        "SET pg_mop.lock_timeout = '60s'"
+        "SET pg_mop.lock_timeout = '300s'"
     )
     with holding(db.another()) as let_some_begin:
         call = Calling(
@@ -612,7 +612,7 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
         [ADAM.format(0.01)],
     )
     other = db.another()
-    other.run("SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()):
         call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
         run_id = its_run(db, "held")
@@ -626,7 +626,7 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
             "DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
             [run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
     other.close()
@@ -674,24 +674,30 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
 )
 def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call):
     """Whoever adds configurations up to a run's end, as fast as they are trained."""
-    db.run("DROP TABLE IF EXISTS mst, mst_summary, added, added_info, added_summary, added_trials")
+    db.run("DROP TABLE IF EXISTS mst, mst_summary")
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=4")])
-    other, before, accepted = db.another(), last_run(db) or 0, 0
+    other, accepted = db.another(), 0
     other.run("SET pg_mop.reuse = off")
-    calling = Calling(other, f"SELECT madlib.{call}")
-    assert eventually(lambda: (last_run(db) or 0) > before, 60)
-    run_id, error = last_run(db), None
-    while accepted < 60 and error is None:
-        try:
-            db.run(
-                "SELECT madlib.mop_add_trial(%s, 2, %s, %s, 1)",
-                [run_id, ADAM.format(0.02), f"batch_size={accepted + 1}"],
-            )
-            accepted += 1
-        except psycopg2.errors.ObjectNotInPrerequisiteState as refused:
-            error = refused
-        time.sleep(0.1)
-    assert calling.end() is None
+    for _ in range(3):  # (a run may have ended before the first is added)
+        db.run("DROP TABLE IF EXISTS added, added_info, added_summary, added_trials")
+        before = last_run(db) or 0
+        del other.connection.notices[:]
+        calling = Calling(other, f"SELECT madlib.{call}")
+        assert eventually(lambda: (last_run(db) or 0) > before, 60)  # noqa: B023
+        run_id, error = last_run(db), None
+        while accepted < 60 and error is None:
+            try:
+                db.run(
+                    "SELECT madlib.mop_add_trial(%s, 2, %s, %s, 1)",
+                    [run_id, ADAM.format(0.02), f"batch_size={accepted + 1}"],
+                )
+                accepted += 1
+            except psycopg2.errors.ObjectNotInPrerequisiteState as refused:
+                error = refused
+            time.sleep(0.1)
+        assert calling.end() is None
+        if accepted:
+            break
     late = sum("came too late" in notice for notice in other.connection.notices)
     there = db.value(
         "SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s", [run_id, ADAM.format(0.02)]
@@ -702,8 +708,15 @@ def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call
 
 
 def test_time_is_up(db, data):
-    run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="2 s")
-    trials = db.run("SELECT status, reason, iterations FROM found_trials")
+    for seconds in (
+        2,
+        10,
+        40,
+    ):  # (a machine that is slow, or stands still, may end no iteration within the first limit)
+        run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit=f"{seconds} s")
+        trials = db.run("SELECT status, reason, iterations FROM found_trials")
+        if max(t["iterations"] for t in trials) > 0:
+            break
     assert {t["reason"] for t in trials} == {"the time was up"} and 0 < max(t["iterations"] for t in trials) < 1000
     # what there is has been evaluated as it is written, whatever iterations the procedure asked for
     assert db.value("SELECT count(*) FROM found_trials WHERE iterations > 0 AND metric_final IS NULL") == 0
@@ -720,7 +733,7 @@ def test_time_is_up(db, data):
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
     assert (
         db.value("SELECT extract(epoch FROM finished_at - started_at) FROM madlib.mop_runs WHERE run_id = %s", [run_id])
-        < 60
+        < 180
     )
 
 
