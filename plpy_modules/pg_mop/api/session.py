@@ -53,7 +53,7 @@ class trainer_of:
         self.session, self.options = session, options
 
     def __enter__(self):
-        plpy, until = self.session.plpy, time.monotonic() + WAIT_SECONDS
+        plpy, left, began = self.session.plpy, WAIT_SECONDS, time.monotonic()
         limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
         while True:
             try:
@@ -62,7 +62,9 @@ class trainer_of:
                 TrainerError,
                 TrainerLost,
             ) as error:  # (a role with a number of trainers waits for its trainer here)
-                if not isinstance(error, DeviceFull) or time.monotonic() > until:
+                # (a look counts as a second at most: while the machine stands still, nobody gives a trainer back)
+                left, began = left - min(time.monotonic() - began, 1.0), time.monotonic()
+                if not isinstance(error, DeviceFull) or left < 0:
                     raise self._as_mop_error(error) from None
             plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # (a cancel ends it)
 
