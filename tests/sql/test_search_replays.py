@@ -30,7 +30,7 @@ def data(db):
     make_data(db, segments=3)
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense(), dense(16))
-    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '60s'")
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '300s'")
 
 
 def drop(db, output):
@@ -156,7 +156,7 @@ def test_what_was_decided_by_rules_by_people_by_the_clock_and_by_failures_is_rep
     space += ", 'stop': [{'patience': 1, 'min_delta': 10.0}]}"
     drop(db, "hands")
     other = db.another()
-    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(
             other,
@@ -172,7 +172,7 @@ def test_what_was_decided_by_rules_by_people_by_the_clock_and_by_failures_is_rep
         db.run("SELECT madlib.mop_stop_trial(%s, 2)", [run_id])
         db.run(add, [run_id, ADAM.format(0.02)])
         db.run(add, [run_id, "loss='mse', optimizer='None'"])
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     other.close()
     reasons = [t["reason"] for t in db.run("SELECT reason FROM hands_trials WHERE reason IS NOT NULL")]
@@ -185,7 +185,16 @@ def test_what_was_decided_by_rules_by_people_by_the_clock_and_by_failures_is_rep
 
 
 def test_the_time_limit_of_a_replay_is_that_of_the_log(db):
-    run_id = search(db, "timely", space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="3 s")
+    for seconds in (
+        3,
+        15,
+        60,
+    ):  # (a machine that is slow, or stands still, may end no iteration within the first limit)
+        run_id = search(
+            db, "timely", space=SLOW, procedure="grid", parameters="iterations=1000", time_limit=f"{seconds} s"
+        )
+        if db.value("SELECT max(iterations) FROM timely_trials") > 0:
+            break
     assert db.value("SELECT bool_and(reason = 'the time was up') FROM timely_trials")
     assert_replayed(db, run_id, "timely")
 
@@ -193,7 +202,7 @@ def test_the_time_limit_of_a_replay_is_that_of_the_log(db):
 def test_a_search_that_was_resumed_is_replayed_and_an_unfinished_one_says_how_to_go_on(db):
     drop(db, "halted")
     other = db.another()
-    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '300s'")
     query = (
         f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', 'iterations=9, trials=9')"
     )
@@ -221,7 +230,7 @@ def test_a_replay_that_is_interrupted_goes_on(db, again):
     run_id = search(db, "whole", parameters="iterations=9, trials=9")
     drop(db, "whole_again")
     other = db.another()
-    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '60s'")
+    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.lock_timeout = '300s'")
     with holding(db.another()) as let_some_begin:
         call = Calling(other, f"SELECT madlib.mop_replay({run_id}, 'whole_again')")
         running = "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE run_id > %s AND status = 'running'"
