@@ -31,6 +31,17 @@ def psql(db):
     return lambda sql, database=None: in_psql(sql, to.host, to.port, database or to.dbname)
 
 
+def in_time(psql, sql, before="SELECT 1"):
+    """psql on SQL that trains within a time limit: (exit status, what it says). A machine that is slow, or stands still, may
+    evaluate no trial within it: up to three times, it begins anew, with the SQL `before`."""
+    for _ in range(3):
+        assert psql(before)[0] == 0
+        status, text = psql(sql)
+        if "no trial was evaluated within the time limit" not in text:
+            break
+    return status, text
+
+
 def blocks(name, language="sql"):
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S)
 
@@ -41,7 +52,7 @@ def tutorial(psql):
     said = {}
     for block in blocks("docs/tutorial.md"):
         settings = "" if "SET pg_mop.seed" in block else "SET pg_mop.seed = 7;"
-        status, text = psql(settings + block)
+        status, text = in_time(psql, settings + block)
         assert status == 0, text
         said[block] = text
     return said
@@ -65,8 +76,8 @@ def test_the_tutorial_runs_and_its_model_predicts(db, tutorial):
 def test_the_first_screen_of_the_documents_runs_and_says_what_it_shows(db, psql):
     (block,), (told,) = blocks("docs/index.md"), blocks("docs/index.md", "text")
     assert block.count("\n") == 6
-    db.run("DROP SCHEMA IF EXISTS first_screen CASCADE; CREATE SCHEMA first_screen")
-    status, said = psql("SET search_path = first_screen;" + block)
+    anew = "DROP SCHEMA IF EXISTS first_screen CASCADE; CREATE SCHEMA first_screen"
+    status, said = in_time(psql, "SET search_path = first_screen;" + block, anew)
     assert status == 0, said
     head = " id |  x   |  y   | inside | prediction | sure"
     assert head in told and head in said
@@ -135,7 +146,9 @@ def reader(db):
 
 def shown(psql, block, settings=""):
     """What a block says in the reader's schema; it must run."""
-    status, text = psql(f"SET search_path = readme; SET pg_mop.segments = 2; SET pg_mop.seed = 7; {settings}" + block)
+    status, text = in_time(
+        psql, f"SET search_path = readme; SET pg_mop.segments = 2; SET pg_mop.seed = 7; {settings}" + block
+    )
     assert status == 0, (block, text)
     return text
 
@@ -233,7 +246,7 @@ def test_a_job_as_in_readme_runs(psql, reader, readme):
     )
     shown(psql, next(block for block in blocks("README.md") if "mop_submit" in block))
     job = reader.value("SELECT max(job) FROM madlib.mop_jobs")
-    assert reader.value("SELECT madlib.mop_wait(%s, '3 min')", [job]) == "finished"
+    assert reader.value("SELECT madlib.mop_wait(%s, '10 min')", [job]) == "finished"
     assert reader.value("SELECT count(*) FROM iris_models") == 8
 
 
