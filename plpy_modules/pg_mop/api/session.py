@@ -1,10 +1,10 @@
 """SQL functions that use the trainer of the calling session."""
 
 import functools
-import time
 
 from mop_udf import aggregate
 from mop_udf.aggregate import DEVICE_FULL
+from mop_udf.patience import Patience
 from mop_udf.process import DeviceFull, TrainerError, TrainerLost
 from pg_mop.backend import settings
 from pg_mop.backend.caller import extension_schema
@@ -53,7 +53,7 @@ class trainer_of:
         self.session, self.options = session, options
 
     def __enter__(self):
-        plpy, left, began = self.session.plpy, WAIT_SECONDS, time.monotonic()
+        plpy, patience = self.session.plpy, Patience(WAIT_SECONDS)
         limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
         while True:
             try:
@@ -62,9 +62,7 @@ class trainer_of:
                 TrainerError,
                 TrainerLost,
             ) as error:  # (a role with a number of trainers waits for its trainer here)
-                # (a look counts as a second at most: while the machine stands still, nobody gives a trainer back)
-                left, began = left - min(time.monotonic() - began, 1.0), time.monotonic()
-                if not isinstance(error, DeviceFull) or left < 0:
+                if not isinstance(error, DeviceFull) or patience.over():
                     raise self._as_mop_error(error) from None
             plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # (a cancel ends it)
 
