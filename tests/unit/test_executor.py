@@ -297,9 +297,7 @@ def run(seed, faults, names=(), replicas=1, retries=1000, chain_seconds=0.0):
     for worker in board.workers:
         sessions.by_worker[worker] = Session(world, worker, board.server(worker))
     silent = lambda *arguments, **more: None  # noqa: E731
-    db = types.SimpleNamespace(
-        extension="madlib", has_segments=False, plpy=types.SimpleNamespace(log=silent), warning=silent, info=silent
-    )
+    db = types.SimpleNamespace(extension="madlib", has_segments=False, log=silent, warning=silent, info=silent)
     options = {"checkpoint_mb": 1, "reuse": False, "server_timeout": 60_000}
     options |= {"unit_retries": retries, "replicas": replicas, "chain_seconds": chain_seconds}
     loop = Executor(
