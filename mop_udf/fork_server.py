@@ -36,7 +36,7 @@ from mop_udf.pool import Member, Pool, Waiting, memory_short
 
 UNUSED_LOOK_SECONDS = 30  # between two looks at the free memory without trainers
 ANSWER_SECONDS = 1  # within which an idle trainer takes a lease
-LATE_SECONDS = 1  # that an event loop is late where the machine has stood still meanwhile
+LATE_SECONDS = 1  # an event loop that is this late means that the machine stood still
 
 
 class ForkServer:
@@ -64,8 +64,8 @@ class ForkServer:
                     return
                 wait = min(wait, UNUSED_LOOK_SECONDS)
             found = self._events.select(wait)
-            if wait is not None and (late := time.monotonic() - now - wait) > LATE_SECONDS:
-                self._pool.forgive(late)
+            if wait is not None and time.monotonic() - now > wait + LATE_SECONDS:
+                self._pool.forgive(time.monotonic() - now)
             for key, _ in found:
                 if self._is_registered(key):  # (not where an event before this one has closed it)
                     key.data(key.fileobj)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 WAIT_SECONDS = 2  # that a request waits at most for a trainer that will be back
+LATE_LOOK_SECONDS = 0.5  # between two looks while somebody's time may run out
 RETURN_SECONDS = 5  # within which a trainer resets itself when its lease has ended
 LOOK_SECONDS = 5  # between two looks at the free memory while trainers are idle
 FREE_SHARE, FREE_BYTES = 0.1, 512 << 20  # of the memory that stays free: idle trainers end for it
@@ -148,6 +149,7 @@ class Pool:
         """The seconds until the next look at the members; None if nothing has to be looked at."""
         waits = [m.returning + RETURN_SECONDS - now for m in self.members.values() if m.state == "returning"]
         waits += [w.since + WAIT_SECONDS - now for w in self.waiting]
+        waits += [LATE_LOOK_SECONDS] * bool(waits)  # (a longer wait would hide that the machine stood still)
         for member in self.idle():
             waits.append(LOOK_SECONDS)
             if member.keep_seconds is not None:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from pg_mop_client.database import connected, plain, quote, without_jit
 from pg_mop_client.errors import ClientError, LostError
-from pg_mop_client.watching import LEAST_SECONDS, rest
+from pg_mop_client.watching import LEAST_SECONDS, MOST_SECONDS, rest
 
 MOST_RUNS = 8  # runs with data in memory
 HURRY_SECONDS = 10  # after an action, queries may be frequent
@@ -267,7 +267,8 @@ class Snapshots:
         finally:
             snapshot.reading.discard(kept)
         # (the times of all filters count together)
-        snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + rest(took)
+        now = time.monotonic()
+        snapshot.reads_at = min(max(snapshot.reads_at, now) + rest(took), now + max(MOST_SECONDS, rest(took)))
 
     def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:

@@ -13,14 +13,15 @@ from sqlalchemy import text
 from pg_mop_client.database import driver_errors, plain, quote, without_jit
 from pg_mop_client.errors import LostError
 
-SHARE = 0.02  # of the time at most goes into queries for progress
+SHARE = 0.02  # of the time goes into queries for progress
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 60.0  # a query that took long, perhaps because the machine stood still, is asked again after a minute
+SLOW_SHARE = 0.2  # of the time goes at most into queries that take longer
 
 
 def rest(took: float) -> float:
     """The seconds until a query that took so many seconds is asked again."""
-    return min(MOST_SECONDS, max(LEAST_SECONDS, took / SHARE))
+    return min(max(MOST_SECONDS, took / SLOW_SHARE), max(LEAST_SECONDS, took / SHARE))
 
 
 def has_failed(configuration: Any) -> bool:

@@ -33,9 +33,8 @@ LEFT JOIN (
                nullif(k.loss, 'NaN') NULLS LAST, k.mst_key) AS position
     FROM (
         SELECT v.*, row_number() OVER (PARTITION BY v.run_id, v.rank, v.mst_key ORDER BY
-                   CASE WHEN v.keeps THEN coalesce(v.kept, CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END) END,
-                   CASE WHEN v.keeps THEN coalesce(v.kept_loss, v.loss) END,
-                   CASE WHEN v.keeps THEN v.iteration ELSE -v.iteration END) AS place
+                   CASE WHEN v.keeps THEN v.kept END, CASE WHEN v.keeps THEN v.kept_loss END,
+                   CASE WHEN v.keeps AND v.kept IS NOT NULL THEN v.iteration ELSE -v.iteration END) AS place
         FROM (
             SELECT j.*, CASE WHEN j.asks THEN j.asked WHEN j.name = 'loss' THEN j.loss ELSE j.metric END AS value,
                    CASE WHEN j.asks AND j.named_goal IS NOT NULL THEN j.named_goal
@@ -56,38 +55,44 @@ LEFT JOIN (
                                (SELECT x FROM json_object_keys(u.metrics) AS x LIMIT 1) AS metric_name,
                                CASE WHEN t.named = 'loss' THEN u.loss
                                     ELSE (u.metrics ->> t.named)::double precision END AS asked,
-                               u.rank = 3 OR CASE WHEN u.fit_params ~ '\mkeep\s*='
-                                                  THEN u.fit_params ~ '\mkeep\s*=\s*.best'
-                                                  ELSE t.searched END AS keeps,
-                               CASE WHEN coalesce(u.kept_goal, CASE WHEN u.kept_name ~* t.less THEN 'min'
-                                                                    WHEN u.kept_name ~* t.more THEN 'max' END) = 'max'
-                                    THEN -1 ELSE 1 END
-                                   * CASE u.kept_name WHEN 'loss' THEN b.loss
-                                          ELSE (b.metrics ->> u.kept_name)::double precision END AS kept,
-                               b.loss AS kept_loss
+                               coalesce(u.keeps, t.searched) AS keeps,
+                               CASE WHEN u.rank = 3 THEN u.loss
+                                    ELSE CASE WHEN coalesce(CASE WHEN u.stops THEN u.goal ELSE t.named_goal END,
+                                                            CASE WHEN coalesce(u.stop_name, t.rule_name) ~* t.less THEN 'min'
+                                                                 WHEN coalesce(u.stop_name, t.rule_name) ~* t.more THEN 'max'
+                                                            END) = 'max' THEN -1 ELSE 1 END
+                                        * CASE WHEN coalesce(u.stop_name, t.rule_name) = 'loss' THEN b.loss
+                                               WHEN json_typeof(b.metrics -> coalesce(u.stop_name, t.rule_name)) = 'number'
+                                               THEN (b.metrics ->> coalesce(u.stop_name, t.rule_name))::double precision
+                                               END END AS kept,
+                               coalesce(b.loss, u.loss) AS kept_loss
                         FROM (
-                            SELECT l.*, coalesce(substring(l.rule FROM '^(training|validation)_'), l.usual) AS kept_dataset,
-                                   substring(l.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS kept_name,
-                                   coalesce(substring(l.fit_params
-                                                FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*[''"](max|min)'),
-                                            substring(l.rule FROM '\s(max|min)$')) AS kept_goal
-                            FROM (
-                                SELECT m.run_id, CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END AS rank, m.dataset,
-                                       CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END AS prefix, q.mst_key,
-                                       q.iteration, m.loss, m.metric, m.metrics, c.fit_params::text AS fit_params, m.stage,
-                                       CASE WHEN r.validation_table IS NULL THEN 'training' ELSE 'validation' END AS usual,
-                                       CASE WHEN c.fit_params ~ '\mstop\s*='
-                                            THEN coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
-                                                                                      '[''"]\s*([^''"]*)'), 'loss')
-                                            ELSE coalesce(trim(r.parameters #>> '{arguments,metric}'), 'loss') END AS rule
-                                FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-                                JOIN @extschema@.mop_configuration c ON c.run_id = q.run_id AND c.mst_key = q.mst_key
-                                JOIN @extschema@.mop_seen_run r ON r.run_id = q.run_id
-                                WHERE c.error IS NULL
-                                UNION ALL
-                                SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL, u.stage, 'unit', NULL
-                                FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
-                                WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') l) u
+                            SELECT m.run_id, CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END AS rank, m.dataset,
+                                   CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END AS prefix, q.mst_key,
+                                   q.iteration, m.loss, m.metric, m.metrics, m.stage, c.keeps, c.stops, c.goal,
+                                   c.stop_dataset, c.stop_name
+                            FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+                            JOIN (  -- (OFFSET 0: once for each configuration, and not for each evaluation)
+                                SELECT c.run_id, c.mst_key, c.keeps, c.goal, c.rule IS NOT NULL AS stops,
+                                       substring(c.rule FROM '^(training|validation)_') AS stop_dataset,
+                                       substring(c.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS stop_name
+                                FROM (
+                                    SELECT c.run_id, c.mst_key,
+                                           CASE WHEN c.fit_params ~ '\mkeep\s*='
+                                                THEN c.fit_params ~ '\mkeep\s*=\s*.best' END AS keeps,
+                                           CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
+                                                THEN coalesce(substring(c.fit_params
+                                                                  FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
+                                                                       '[''"]\s*([^''"]*)'), 'loss') END AS rule,
+                                           substring(c.fit_params FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*'
+                                                                       '[''"](max|min)') AS goal
+                                    FROM @extschema@.mop_configuration c WHERE c.error IS NULL OFFSET 0) c
+                                OFFSET 0) c ON c.run_id = q.run_id AND c.mst_key = q.mst_key
+                            UNION ALL
+                            SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, u.stage, true, false,
+                                   NULL, NULL, NULL
+                            FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
+                            WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') u
                         JOIN (
                             SELECT r.run_id, r.function IN ('mop_search', 'madlib_keras_automl') AS by_loss,
                                    coalesce((r.parameters #>> '{tables,searched}')::boolean, r.function = 'mop_search')
@@ -98,13 +103,17 @@ LEFT JOIN (
                                        FROM '^(training|validation)_') AS named_dataset,
                                    substring(trim(r.parameters #>> '{arguments,metric}') FROM '\s(max|min)$')
                                        AS named_goal,
+                                   substring(coalesce(trim(r.parameters #>> '{arguments,metric}'), 'loss')
+                                       FROM '^(?:(?:training|validation)_)?(\w+)') AS rule_name,
+                                   CASE WHEN r.validation_table IS NULL THEN 'training' ELSE 'validation' END AS usual,
                                    'loss|error|crossentropy|^(mae|mse|mape|msle|ce|bce|kld?)$|divergence|hinge|poisson|'
                                    'cosh|false_|false(positives|negatives)'::text AS less,
                                    'acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|'
                                    'correlation|concordance|top_?k|top_\d'::text AS more
-                            FROM @extschema@.mop_seen_run r) t USING (run_id)
-                        LEFT JOIN @extschema@.mop_metric b
-                            ON b.run_id = u.run_id AND b.stage = u.stage AND b.dataset = u.kept_dataset) e
+                            FROM @extschema@.mop_seen_run r OFFSET 0) t USING (run_id)
+                        LEFT JOIN @extschema@.mop_metric b ON u.rank < 3 AND coalesce(u.keeps, t.searched)
+                            AND b.run_id = u.run_id AND b.stage = u.stage
+                            AND b.dataset = coalesce(CASE WHEN u.stops THEN u.stop_dataset ELSE t.named_dataset END, t.usual)) e
                     WINDOW w AS (PARTITION BY e.run_id, e.rank)) g) j) v) k
     WHERE k.place = 1) b ON b.run_id = s.run_id AND b.position = 1
 WHERE s.now = 'running' OR NOT s.any_runs AND s.run_id = s.last;

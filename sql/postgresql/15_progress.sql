@@ -133,9 +133,9 @@ CROSS JOIN LATERAL (
 -- configuration is that of the page (report/configurations.py): by the metric that the call names, else by the common first
 -- metric, if its name tells whether more of it is better (search/goals.py), else by the loss; then by the loss. It counts the
 -- means over folds if there are folds, else the validation rows if they exist, else the training rows; of each
--- configuration the last evaluation, or that of its best state if it keeps that one (by the metric of its `stop`, else by that
--- of the call, else by the loss: plan/watch.py). Before the first evaluation, the least loss of a training unit is the best.
--- (The function comes last, where long lines are cut.)
+-- configuration the last evaluation, or the evaluation of its best state, if it keeps its best state (by the metric of its
+-- `stop`, else by that of the call, else by the loss: plan/watch.py). Before the first evaluation, the least loss of a training
+-- unit is the best. (The function comes last, where long lines are cut.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
@@ -198,8 +198,7 @@ LEFT JOIN LATERAL (
                     FROM (
                         SELECT 0 AS rank, 'held-out ' AS prefix, c.fold_of AS mst_key, q.iteration, avg(m.loss) AS loss,
                                avg(m.metric) AS metric, min(n.metric_name) AS metric_name, avg(n.asked) AS asked,
-                               bool_or(CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
-                                            ELSE s.searched END) AS keeps,
+                               false AS keeps, -- (searches with folds keep the last state)
                                NULL::double precision AS kept, NULL::double precision AS kept_loss
                         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
                         JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
@@ -215,41 +214,49 @@ LEFT JOIN LATERAL (
                         SELECT CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END,
                                CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END, q.mst_key, q.iteration, m.loss,
                                m.metric, n.metric_name, n.asked,
-                               CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
-                                    ELSE s.searched END,
+                               k.keeps,
                                CASE WHEN coalesce(k.goal, CASE WHEN k.name ~* s.less THEN 'min'
                                                                WHEN k.name ~* s.more THEN 'max' END) = 'max' THEN -1 ELSE 1 END
-                                   * CASE k.name WHEN 'loss' THEN b.loss ELSE (b.metrics ->> k.name)::double precision END,
+                                   * CASE WHEN k.name = 'loss' THEN b.loss
+                                          WHEN json_typeof(b.metrics -> k.name) = 'number'
+                                          THEN (b.metrics ->> k.name)::double precision END,
                                b.loss
                         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-                        JOIN @extschema@.mop_configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
-                        CROSS JOIN LATERAL (
-                            SELECT CASE WHEN c.fit_params ~ '\mstop\s*='
-                                        THEN coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
-                                                                                  '[''"]\s*([^''"]*)'), 'loss')
-                                        ELSE s.rule END AS text) rule
-                        CROSS JOIN LATERAL (
-                            SELECT substring(rule.text FROM '^(training|validation)_') AS dataset,
-                                   substring(rule.text FROM '^(?:(?:training|validation)_)?(\w+)') AS name,
-                                   coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*[''"](max|min)'),
-                                            substring(rule.text FROM '\s(max|min)$')) AS goal) k
-                        LEFT JOIN @extschema@.mop_metric b ON (b.run_id, b.stage, b.dataset)
+                        JOIN (  -- (OFFSET 0: once for each configuration, and not for each evaluation)
+                            SELECT c.mst_key, c.fold, c.keeps, c.goal,
+                                   substring(c.rule FROM '^(training|validation)_') AS dataset,
+                                   substring(c.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS name
+                            FROM (
+                                SELECT c.mst_key, c.fold,
+                                       CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
+                                            ELSE s.searched END AS keeps,
+                                       CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
+                                            THEN coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
+                                                                                      '[''"]\s*([^''"]*)'), 'loss')
+                                            ELSE s.rule END AS rule,
+                                       CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
+                                            THEN substring(c.fit_params FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*'
+                                                                             '[''"](max|min)')
+                                            ELSE s.named_goal END AS goal
+                                FROM @extschema@.mop_configuration c
+                                WHERE c.run_id = s.run_id AND c.error IS NULL OFFSET 0) c
+                            OFFSET 0) k ON k.mst_key = q.mst_key
+                        LEFT JOIN @extschema@.mop_metric b ON k.keeps AND (b.run_id, b.stage, b.dataset)
                             = (m.run_id, m.stage, coalesce(k.dataset, s.usual))
                         CROSS JOIN LATERAL (
                             SELECT (SELECT x FROM json_object_keys(m.metrics) AS x LIMIT 1) AS metric_name,
                                    CASE WHEN s.named = 'loss' THEN m.loss
                                         ELSE (m.metrics ->> s.named)::double precision END AS asked) n
-                        WHERE m.run_id = s.run_id AND c.error IS NULL AND (m.dataset = 'validation' OR c.fold IS NULL)
+                        WHERE m.run_id = s.run_id AND (m.dataset = 'validation' OR k.fold IS NULL)
                         UNION ALL
-                        SELECT 3, 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL, true, NULL, NULL
+                        SELECT 3, 'unit ', q.mst_key, 0, u.loss, NULL, NULL, NULL, true, u.loss, u.loss
                         FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
                         WHERE u.run_id = s.run_id AND u.kind = 'train' AND u.status = 'finished'
                           AND u.loss < 'Infinity') e
                     WINDOW w AS (PARTITION BY e.rank)) g) j) v
         ORDER BY v.rank, v.mst_key,
-                 CASE WHEN v.keeps THEN coalesce(v.kept, CASE WHEN v.goal = 'max' THEN -v.value ELSE v.value END) END,
-                 CASE WHEN v.keeps THEN coalesce(v.kept_loss, v.loss) END,
-                 CASE WHEN v.keeps THEN v.iteration ELSE -v.iteration END) k
+                 CASE WHEN v.keeps THEN v.kept END, CASE WHEN v.keeps THEN v.kept_loss END,
+                 CASE WHEN v.keeps AND v.kept IS NOT NULL THEN v.iteration ELSE -v.iteration END) k
     ORDER BY k.rank > 0,
              (k.asks AND k.rank < 3 AND k.rank = CASE s.named_dataset WHEN 'validation' THEN 1 WHEN 'training' THEN 2 END)
                  IS NOT TRUE,

@@ -79,6 +79,7 @@ def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, valid
         "keep='best'",
         "keep='last'",
         "keep='best', stop={'patience': 9}",
+        "keep='best', stop=None",
         "keep='best', stop={'patience': 9, 'metric': 'accuracy'}",
         """stop = {"metric": "training_accuracy", "patience": 9, "mode": "min"}, keep = 'best'""",
         "keep='best', stop={'target': 0.0, 'metric': 'training_loss', 'mode': 'min'}",

@@ -1,6 +1,16 @@
 """The pool's decisions: which idle trainer a lease gets, and which trainers end."""
 
-from mop_udf.pool import RETURN_SECONDS, WAIT_SECONDS, Member, Pool, Waiting, is_short, memory_of_group, memory_short
+from mop_udf.pool import (
+    LATE_LOOK_SECONDS,
+    RETURN_SECONDS,
+    WAIT_SECONDS,
+    Member,
+    Pool,
+    Waiting,
+    is_short,
+    memory_of_group,
+    memory_short,
+)
 
 GIB = 1 << 30
 
@@ -63,7 +73,9 @@ def test_the_next_look_is_at_the_first_of_these_moments():
     leased = member(pool, 1, state="leased")
     assert pool.wait_seconds(0, 0) is None, "a lease may take as long as it likes"
     pool.leave(leased, 50.0)
-    assert pool.wait_seconds(51.0, 0) == RETURN_SECONDS - 1
+    assert pool.wait_seconds(51.0, 0) == LATE_LOOK_SECONDS, "so that a standstill is noticed"
+    assert pool.wait_seconds(49.75 + RETURN_SECONDS, 0) == 0.25
+    del pool.members[1]
     member(pool, 2, since=0, keep=3)
     assert pool.wait_seconds(51.0, 1_000_000) == 2
 
@@ -94,6 +106,19 @@ def test_the_time_in_which_the_machine_stood_still_does_not_count():
     pool.forgive(9.0)
     assert pool.to_end(19.0 + RETURN_SECONDS, 0) == [] and pool.not_to_wait(19.0 + WAIT_SECONDS) == []
     assert pids(pool.to_end(19.1 + RETURN_SECONDS, 0)) == [1] and pool.not_to_wait(19.1 + WAIT_SECONDS) == pool.waiting
+
+
+def test_a_trainer_lives_whose_machine_stood_still_in_the_last_wait():
+    """In the order of the fork server's loop: it waits, forgives, and looks a moment later."""
+    pool, now = Pool(), 10.0
+    pool.leave(member(pool, 1, state="leased"), now)
+    while now < 10.0 + RETURN_SECONDS - LATE_LOOK_SECONDS:
+        now += pool.wait_seconds(now, 0)
+        assert pool.to_end(now, 0) == []
+    now += 8.0  # in place of the last wait
+    pool.forgive(8.0)
+    assert pool.to_end(now + 0.001, 0) == []
+    assert pids(pool.to_end(now + 0.001 + LATE_LOOK_SECONDS, 0)) == [1], "it hangs"
 
 
 def test_only_the_idle_ones_of_the_roles_are_ended_on_request():

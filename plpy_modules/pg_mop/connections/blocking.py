@@ -18,7 +18,7 @@ def connect(target: Target, name: str) -> Any:
     try:
         connection = psycopg2.connect(
             **target.parameters,
-            connect_timeout=30,
+            connect_timeout=10,
             application_name=name,
             options=target.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"),
         )

@@ -51,7 +51,9 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
             "metrics_iterations": row["metrics_iterations"] or [],
         }
     # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    kept = _kept(db, schema, run, arguments, found, "best" if searched else "last")
+    # (searches with folds keep the last state)
+    keeps_best = searched and all(c["fold"] is None for c in found.values())
+    kept = _kept(db, schema, run, arguments, found, "best" if keeps_best else "last")
     last = [
         (key, i)
         for key, c in found.items()
