@@ -1,4 +1,4 @@
-"""Reads what a GPU does now from NVIDIA's management library (NVML) by ctypes. The GPU driver installs the library.
+"""The present utilization and memory of GPUs, by NVIDIA's management library (NVML), which the GPU driver installs.
 
 Four functions are enough, so no package is needed: nvidia-ml-py is such a layer of ctypes over all of the library, and would
 be one more package in the directory of each server. The library's reference: https://docs.nvidia.com/deploy/nvml-api.

@@ -267,8 +267,8 @@ class Snapshots:
         finally:
             snapshot.reading.discard(kept)
         # (the times of all filters count together)
-        now = time.monotonic()
-        snapshot.reads_at = min(max(snapshot.reads_at, now) + rest(took), now + max(MOST_SECONDS, rest(took)))
+        now, wait = time.monotonic(), rest(took)
+        snapshot.reads_at = min(max(snapshot.reads_at, now) + wait, now + max(MOST_SECONDS, wait))
 
     def _snapshot(self, run_id: int) -> Snapshot:
         with self._lock:

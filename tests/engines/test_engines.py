@@ -600,7 +600,7 @@ class TestConformance:
                 return db.value(failed) > before
 
             assert eventually(lambda: at_work() or not call.thread.is_alive(), 120)  # noqa: B023
-            # (what is killed between two units fails none)
+            # (a session or a trainer that is killed between two units fails no unit)
             while call.thread.is_alive() and not is_heard():
                 if what == "session":
                     place.run("SELECT pg_terminate_backend(%s)", [at_work()])

@@ -29,7 +29,7 @@ def goes_without(servers, run_id):
 
 
 def begin(servers, sql, settings="", meanwhile=lambda: None):
-    """A call in a session of its own, of which something has been done. `meanwhile` is called again and again until then."""
+    """Begin a call in a session of its own and wait until some units have ended. Until then, call `meanwhile` repeatedly."""
     client = Client(servers.coordinator, "postgres")
     client.run(
         "SET pg_mop.kernel = plain; SET pg_mop.seed = 7; SET pg_mop.threads = 1; SET pg_mop.lock_timeout = '300s'; "
@@ -41,7 +41,7 @@ def begin(servers, sql, settings="", meanwhile=lambda: None):
 
 
 def begin_and_lose(servers, sql, settings=""):
-    """A call of which something has been done when the first worker is killed goes on without it."""
+    """Kill the first worker after some units of a call. The call goes on without this worker."""
     with servers.holding() as let_some_begin:
         call = begin(servers, sql, settings, let_some_begin)
         servers.workers[0].kill()

@@ -59,7 +59,7 @@ def sql(output, packed="flowers_packed", validation="'val_packed'", every=2):
 
 
 class Call:
-    """A call that is brought to a moment, if one is given; `end` gives what it raised.
+    """A call that has come to a moment, if one is given. `end` returns the error that the call raised.
 
     The trainer of the unit at that moment stands still until `end`: the unit has not ended when something happens to it.
     """
@@ -114,7 +114,7 @@ class Call:
             return False
         os.kill(found[0], signal.SIGSTOP)
         self.stopped = found[0]
-        time.sleep(0.2)  # (what it has sent before is on its way)
+        time.sleep(0.2)  # (a message that the trainer has sent may still arrive)
         names = ("run_id", "stage", "segment", "kind", "dataset", "attempt")
         same = " AND ".join(f"{name} = %s" for name in names)
         if self.watcher.run(

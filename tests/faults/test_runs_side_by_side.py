@@ -13,7 +13,7 @@ from workload import ADAM, dense, fit, last_run, load, make_data, selection
 ROLES = [f"turn{n}" for n in range(10)]
 
 
-# takes back the real time since it was called last; what was written since then took place now
+# The function takes back the real time since its last call. Rows that were written since then get the present time.
 HOLD = """
 CREATE TABLE turn_clock AS SELECT clock_timestamp() AS at;
 CREATE FUNCTION hold_turn_clock() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$

@@ -829,7 +829,7 @@ def begun(db, role, meanwhile=lambda: None):
 
 
 def looks_around(db, role):
-    """Waits until a run of the role has begun and looks at what others do; returns its number."""
+    """Wait until a run of the role has begun and reads the runs of others. Returns the number of the run."""
     assert eventually(lambda: last(db, role) is not None, 120)
     sql = f"SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT sessions FROM%run_id = {last(db, role)}'"
     assert eventually(lambda: db.value(sql), 120)

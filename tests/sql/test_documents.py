@@ -32,8 +32,10 @@ def psql(db):
 
 
 def in_time(psql, sql, before="SELECT 1"):
-    """psql on SQL that trains within a time limit: (exit status, what it says). A machine that is slow, or stands still, may
-    evaluate no trial within it: up to three times, it begins anew, with the SQL `before`."""
+    """Run SQL that trains within a time limit in psql: (exit status, output).
+
+    A slow machine may evaluate no trial within the limit. Then the SQL runs again after the SQL `before`, up to three times.
+    """
     for _ in range(3):
         assert psql(before)[0] == 0
         status, text = psql(sql)

@@ -105,7 +105,7 @@ def test_counters_are_those_of_the_log_and_stay_when_the_run_is_dropped(db, role
         run = begun(trains)
         trains.run("SELECT madlib.mop_close_run(%s, 2, 'cancelled', NULL); SELECT madlib.mop_drop_run(%s)", [run, run])
 
-    def summed():  # (what its idle trainers take may change at any time)
+    def summed():  # (the memory of idle trainers may change at any time)
         return {name: number for name, number in numbers(watcher).items() if not name.startswith("trainer")}
 
     before = summed()

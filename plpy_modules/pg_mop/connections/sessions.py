@@ -163,6 +163,18 @@ def wait(
     return ended
 
 
+def within(seconds: float, check_interrupts: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """A function to call while waiting: it calls `check_interrupts`, and raises SessionLost after so many seconds."""
+    patience = Patience(seconds)
+
+    def check() -> None:
+        check_interrupts()
+        if patience.over():
+            raise SessionLost(f"no answer within {seconds} s")
+
+    return check
+
+
 def _advance(session: WorkerSession, ended: list[Any], reading: list[Any], writing: list[Any]) -> None:
     """Poll a session, and append it to the list for its new state."""
     try:

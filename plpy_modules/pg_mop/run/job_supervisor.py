@@ -17,17 +17,15 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 import psycopg2.extensions
 from setproctitle import setproctitle
 
-from mop_udf.patience import Patience
 from pg_mop.backend.session_settings import KEEPALIVES, SESSION_OPTIONS, options_without
 from pg_mop.connections import libpq
-from pg_mop.connections.sessions import SessionLost, WorkerSession, answer, message_of, run, wait
+from pg_mop.connections.sessions import SessionLost, WorkerSession, answer, message_of, run, wait, within
 
 CONNECT_SECONDS = 10
 ASK_SECONDS = 40  # for the answer to a short statement, which has shorter limits in the server
@@ -59,17 +57,6 @@ def ask(session: WorkerSession, sql: str, *values: Any) -> Any:
     SessionLost."""
     rows = run(session, session.connection.cursor().mogrify(sql, values).decode(), within(ASK_SECONDS))
     return rows[0][0] if rows else None
-
-
-def within(seconds: float) -> Callable[[], None]:
-    """A function to call while waiting: it raises SessionLost once so many seconds have passed."""
-    patience = Patience(seconds)
-
-    def check_interrupts() -> None:
-        if patience.over():
-            raise SessionLost(f"no answer within {seconds} s")
-
-    return check_interrupts
 
 
 class Log:

@@ -8,12 +8,11 @@ from typing import Any
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
-from mop_udf.patience import Patience
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import RemoteCatalog
-from pg_mop.connections.sessions import SessionLost
+from pg_mop.connections.sessions import SessionLost, within
 from pg_mop.packing.partitions import this_database
 from pg_mop.run.segments import Segments
 from pg_mop.run.servers import Server
@@ -149,14 +148,7 @@ class RemoteRuns:
 
     def within(self, seconds: float) -> Callable[[], None]:
         """A function to be called while another server is waited for; it raises SessionLost after so many seconds."""
-        patience = Patience(seconds)
-
-        def check_interrupts() -> None:
-            self.db.check_interrupts()
-            if patience.over():
-                raise SessionLost(f"no answer within {seconds} s")
-
-        return check_interrupts
+        return within(seconds, self.db.check_interrupts)
 
     def _check_rows(self, link: Any) -> None:
         """The rows on a server that is back must be those with which the run began. Raises MopError."""
