@@ -148,7 +148,6 @@ reference:
 
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/python -m ruff check . && $(VENV)/bin/python -m ruff format --check --quiet . && $(VENV)/bin/python -m mypy
-	@! find tests -name 'test_*.py' -printf 'two test files have one name: %f\n' | sort | uniq -d | grep .
 
 # the peers use the packages of .local/venv, so that all contenders run the same Keras
 $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages

@@ -32,8 +32,8 @@ from run import forget  # noqa: E402
 from tables import SETTINGS, configure, connect, load_rows, pack, train  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
-from cluster import Cluster  # noqa: E402
 from pg_mop.backend import settings  # noqa: E402
+from support.cluster import Cluster  # noqa: E402
 
 FRAMEWORKS = {"jax": "JAX", "torch": "PyTorch"}
 COUNTS = (1, 2)  # segments of pg_mop, and processes of the loops

@@ -1,8 +1,8 @@
 """A workload on Greenplum and on PostgreSQL with the same number of segments: `on_greenplum.py [--runs 3] [WORKLOAD]`.
 
 PG_MOP_GREENPLUM is the DSN of Greenplum's coordinator, with the extension installed (docs/servers.md). The program makes
-the PostgreSQL server (tests/cluster.py). Runs on the two servers alternate. Each begins without idle trainers; then a second
-session leases the trainers of the first. Prints the seconds of packing and of training: the medians and all runs.
+the PostgreSQL server (tests/support/cluster.py). Runs on the two servers alternate. Each begins without idle trainers; then a
+second session leases the trainers of the first. Prints the seconds of packing and of training: the medians and all runs.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import psycopg2.extensions
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
-import greenplum  # noqa: E402
 from tables import SETTINGS, load_rows, timed  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
-from cluster import Cluster  # noqa: E402
-from conftest import Client  # noqa: E402
+from support import greenplum  # noqa: E402
+from support.client import Client  # noqa: E402
+from support.cluster import Cluster  # noqa: E402
 
 
 def once(db, workload, segments):

@@ -1,6 +1,6 @@
 """Segments on four servers of this machine, compared with the same number on one: `servers.py [--runs 3] [--mb 100]`.
 
-The program makes the servers (tests/cluster.py). It prints
+The program makes the servers (tests/support/cluster.py). It prints
 
 - the times of the workload `mixed` on both,
 - the bytes on each connection (in a separate run, through relays),
@@ -22,10 +22,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests")
 from tables import SETTINGS, load_rows, timed  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
-from cluster import Cluster  # noqa: E402
-from conftest import Client, add_server  # noqa: E402
-from relay import Relay  # noqa: E402
-from workload import layer, load, selection, sequential  # noqa: E402
+from support.client import Client, add_server  # noqa: E402
+from support.cluster import Cluster  # noqa: E402
+from support.relay import Relay  # noqa: E402
+from support.workload import layer, load, selection, sequential  # noqa: E402
 
 SERVERS = "w1, w2, w3, local"
 PORT = "ALTER SERVER {} OPTIONS (SET port '{}')"

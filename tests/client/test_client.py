@@ -16,10 +16,10 @@ import pandas
 import pytest
 import sqlalchemy
 
-from conftest import ROOT, eventually
 from pg_mop_client import ClientError, LostError, Selection, ServerError, plots
 from pg_mop_client.database import quote, quote_table
-from workload import ADAM, HOSTILE, dense, is_under_way, load
+from support.cluster import ROOT, eventually
+from support.workload import ADAM, HOSTILE, dense, is_under_way, load
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

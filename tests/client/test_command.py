@@ -8,11 +8,12 @@ import time
 import pytest
 from rich.console import Console
 
-from conftest import Calling, eventually
 from pg_mop_client.command import main, watch
 from pg_mop_client.database import make_engine
 from pg_mop_client.watching import SHARE, Watcher
-from workload import ADAM, dense, is_under_way, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, is_under_way, last_run, load, make_data, selection
 
 SHOWN = "<script>alert(1)</script> [bold red]x[/bold red] [/nonsense] {}]0;owned{}{}[2J"
 HOSTILE, SHOWN = SHOWN.format("\x1b", "\x07", "\x9b"), SHOWN.format(*"\ufffd\ufffd\ufffd")

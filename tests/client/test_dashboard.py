@@ -13,9 +13,10 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from conftest import Calling, eventually
-from served import ATTACK, Served
-from workload import ADAM, dense, is_under_way, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.served import ATTACK, Served
+from support.workload import ADAM, dense, is_under_way, last_run, load, make_data, selection
 
 for _needed in ("starlette", "uvicorn"):
     pytest.importorskip(_needed, reason=f"not run: mop dashboard needs {_needed}")

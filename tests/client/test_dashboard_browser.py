@@ -2,10 +2,11 @@
 
 import pytest
 
-from browser import problems, value
-from conftest import Calling, eventually
-from served import ATTACK, Served
-from workload import ADAM, dense, last_run, load, make_data, selection
+from support.browser import problems, value
+from support.client import Calling
+from support.cluster import eventually
+from support.served import ATTACK, Served
+from support.workload import ADAM, dense, last_run, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from test_dashboard_page import opened
 
-from browser import DESKTOP, PHONE, SMALL, problems, text, value
-from conftest import eventually
-from served import ATTACK, Served
-from workload import ADAM, last_run
+from support.browser import DESKTOP, PHONE, SMALL, opened, problems, text, value
+from support.cluster import eventually
+from support.served import ATTACK, Served
+from support.workload import ADAM, last_run
 
 CELLS = "[...document.querySelectorAll('{} tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
 

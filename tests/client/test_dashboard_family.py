@@ -6,14 +6,12 @@ import pathlib
 import psycopg2
 import pytest
 import sqlalchemy
-from test_dashboard_page import opened
-from test_dashboard_pictures import FAINT, focus, readout, shown
 
-from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
-from conftest import eventually
 from pg_mop_client import details
-from served import ATTACK, Served
-from workload import dense, last_run, load, make_data
+from support.browser import DESKTOP, FAINT, PHONE, SMALL, focus, opened, press, problems, readout, shown, text, value
+from support.cluster import eventually
+from support.served import ATTACK, Served
+from support.workload import dense, last_run, load, make_data
 
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], "

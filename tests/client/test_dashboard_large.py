@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from browser import problems, value
-from conftest import eventually
-from forged import large_run
-from served import Served
-from workload import ADAM, dense, last_run, load, make_data, selection
+from support.browser import problems, value
+from support.cluster import eventually
+from support.forged import large_run
+from support.served import Served
+from support.workload import ADAM, dense, last_run, load, make_data, selection
 
 COUNT, ITERATIONS, RUN = 2000, 20, 9000
 # The claims are for two busy cores, and below a tenth of these. (No result of a test depends on timing: these numbers are for

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from browser import problems, value
-from conftest import eventually
-from served import ATTACK, Served
+from support.browser import problems, value
+from support.cluster import eventually
+from support.served import ATTACK, Served
 
 
 @pytest.fixture(scope="module")

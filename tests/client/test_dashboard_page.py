@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
-from conftest import Calling, eventually
-from served import ATTACK, Served
-from workload import ADAM, NAN, dense, last_run, load, make_data, selection
+from support.browser import DESKTOP, PHONE, SMALL, opened, press, problems, text, value
+from support.client import Calling
+from support.cluster import eventually
+from support.served import ATTACK, Served
+from support.workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
 CARDS = ("state", "best", "failed", "next")
 # texts whose contrast with the page is below 4.5 (WCAG 2.2, 1.4.3)
@@ -46,13 +47,6 @@ def made(db):
     selection(db, "mst", "arch", [*rows, (1, NAN, "batch_size=8")])
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4, FALSE, NULL, 1)")
     return last_run(db)
-
-
-def opened(browser, page, path, ready="#board tbody tr"):
-    """Open a page of the dashboard, and wait for a part of it."""
-    browser.get(page.address)
-    browser.get(f"http://127.0.0.1:{page.port}{path}")
-    assert eventually(lambda: value(browser, f"document.querySelectorAll('{ready}').length > 0"), 120)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -3,28 +3,15 @@
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
-from test_dashboard_page import opened
 
-from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
-from conftest import eventually
-from workload import ADAM, dense, last_run, load, make_data, selection
+from support.browser import DESKTOP, FAINT, PHONE, SMALL, focus, opened, press, problems, readout, shown, value
+from support.cluster import eventually
+from support.workload import ADAM, dense, last_run, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(learning_rate={})', metrics=['accuracy']"
 RATES = (0.0003, 0.003, 0.03, 0.1)
 PICTURES = ("curves", "slices", "surface", "parallel", "ranks", "edf", "pareto")
 ROWS = "document.querySelectorAll('#board tbody tr').length"
-# texts of pictures whose contrast with the page is below 4.5
-FAINT = """
-    const lin = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
-    const lum = text => {
-        const [r, g, b] = text.match(/[\\d.]+/g).map(v => lin(text.startsWith('color(srgb') ? +v : v / 255));
-        return .2126 * r + .7152 * g + .0722 * b;
-    };
-    const paper = lum(getComputedStyle(document.body).backgroundColor);
-    return [...document.querySelectorAll('.picture svg text')].filter(e => e.checkVisibility()).map(e => {
-        const own = lum(getComputedStyle(e).fill), [a, b] = [Math.max(own, paper), Math.min(own, paper)];
-        return [(a + .05) / (b + .05), e.textContent];
-    }).filter(([ratio]) => ratio < 4.5)"""
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +28,6 @@ def made(db):
         "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 5, FALSE, 'flowers_val', 1)"
     )
     return last_run(db)
-
-
-def shown(browser, name):
-    """Scroll a picture into view, and wait until it is drawn."""
-    browser.execute_script(f"document.getElementById('{name}-picture').scrollIntoView({{ block: 'center' }})")
-    drawn = f"document.querySelectorAll('#{name}-picture svg *').length > 3"
-    assert eventually(lambda: value(browser, drawn), 60), name
-
-
-def focus(browser, name):
-    browser.execute_script(f"document.querySelector('#{name}-picture > [tabindex]').focus()")
-
-
-def readout(browser, name):
-    return text(browser, f"#{name}-picture .readout")
 
 
 def drag(browser, name, begin, end):

@@ -1,11 +1,10 @@
 """The live page submits calls that train, and nothing else; what mop_explain tells comes first."""
 
 import pytest
-from test_dashboard_page import opened
 
-from browser import DESKTOP, PHONE, SMALL, press, problems, text, value
-from conftest import eventually
-from workload import dense, last_run, load, make_data, selection
+from support.browser import DESKTOP, PHONE, SMALL, opened, press, problems, text, value
+from support.cluster import eventually
+from support.workload import dense, last_run, load, make_data, selection
 
 BY_LOSS = "loss='categorical_crossentropy', optimizer='Adam(learning_rate={})'"
 

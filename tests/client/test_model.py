@@ -15,12 +15,12 @@ import pandas
 import psycopg2
 import pytest
 
-from conftest import eventually
 from pg_mop_client import ClientError, Model, Selection, ServerError, images
 from pg_mop_client.command import main
 from pg_mop_client.database import make_engine
 from pg_mop_client.watching import Watcher
-from workload import HOSTILE, is_under_way
+from support.cluster import eventually
+from support.workload import HOSTILE, is_under_way
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

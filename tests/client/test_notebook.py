@@ -5,7 +5,7 @@ import re
 import nbclient
 import nbformat
 
-from conftest import ROOT
+from support.cluster import ROOT
 
 
 def execute(cells, folder, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 
 from pg_mop_client import ClientError, LostError, Selection, ServerError, packing, reading
 from pg_mop_client.database import quote
-from workload import HOSTILE, layer, load, sequential
+from support.workload import HOSTILE, layer, load, sequential
 
 
 @pytest.fixture(scope="module")

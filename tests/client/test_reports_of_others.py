@@ -5,8 +5,8 @@ import json
 import pytest
 
 from pg_mop_client import ClientError, Selection
-from served import Served
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.served import Served
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 TRAP = """
 CREATE TABLE fallen (who name);

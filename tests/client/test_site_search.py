@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from browser import problems, value
-from conftest import ROOT, eventually
+from support.browser import problems, value
+from support.cluster import ROOT, eventually
 
 WORKER = """
 addEventListener("message", event => { importScripts(); postMessage({ twice: event.data.n * 2, page: "document" in self }); });

@@ -7,11 +7,11 @@ import time
 import pytest
 import sqlalchemy
 
-from conftest import eventually
 from pg_mop_client.database import make_engine
 from pg_mop_client.snapshots import Snapshots, Summaries
 from pg_mop_client.watching import rest
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 SECONDS = 6  # of asking
 

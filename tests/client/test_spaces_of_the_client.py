@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from custom_code import LAYER, pickle, put
 
 from pg_mop_client import ClientError, Selection, ServerError, Space, layer
-from workload import dense, load, make_data
+from support.custom_code import LAYER, pickle, put
+from support.workload import dense, load, make_data
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

@@ -8,9 +8,9 @@ import sys
 import pandas
 import pytest
 
-from cluster import client_program, eventually, programs, run_text
 from pg_mop_client import ClientError, Selection, ServerError
 from pg_mop_client.testing import MopServer, _programs, mop_server  # noqa: F401
+from support.cluster import client_program, eventually, programs, run_text
 
 OWN = """
 import pandas
@@ -51,7 +51,7 @@ def test_each_database_has_the_extension_and_nothing_else(mop_server):  # noqa: 
 
 
 def test_a_model_is_trained_on_it(mop_server):  # noqa: F811
-    from workload import ADAM, dense
+    from support.workload import ADAM, dense
 
     with mop_server.database() as uri, Selection(uri, progress=False, seed=1) as s:
         s.pack(

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from citus_nodes import Nodes
-from conftest import Calling, Client, eventually
-from workload import ADAM, alike, assert_invariants, dense, fit, load, make_data, runs_made, selection
+from support.citus_nodes import Nodes
+from support.client import Calling, Client
+from support.cluster import eventually
+from support.workload import ADAM, alike, assert_invariants, dense, fit, load, make_data, runs_made, selection
 
 PACK = "SELECT madlib.training_preprocessor_dl('{}', 'packed', 'y', 'x', 9)"
 DROP = "DROP TABLE IF EXISTS packed, packed_summary"

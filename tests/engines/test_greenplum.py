@@ -9,13 +9,15 @@ import pathlib
 import signal
 import time
 
-import greenplum
 import numpy as np
 import psycopg2
 import pytest
 
-from conftest import Calling, connect, eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
+from support import greenplum
+from support.client import Calling, connect
+from support.cluster import eventually
+from support.trainers import of_backend, trainers
+from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
 
 greenplum.needed("tests/engines/test_greenplum.py")
 

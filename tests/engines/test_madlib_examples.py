@@ -1,9 +1,10 @@
 """Apache MADlib's documented examples for Greenplum, as they stand there: the calls of its chapters on preprocessing,
 model selection and AutoML for deep learning, with the iris data set, in one session."""
 
-import greenplum
 import pytest
 from sklearn.datasets import load_iris
+
+from support import greenplum
 
 greenplum.needed("tests/engines/test_madlib_examples.py")
 

@@ -11,11 +11,12 @@ import time
 
 import numpy as np
 import pytest
-from test_engines import OneServer, TestConformance, prepare
 
-from conftest import eventually, trainers
 from pg_mop.backend import settings
-from workload import ADAM, OTHERS, assert_invariants, layer, load, make_data, selection, sequential
+from support.cluster import eventually
+from support.engines import EngineConformance, OneServer, prepare
+from support.trainers import trainers
+from support.workload import ADAM, OTHERS, assert_invariants, layer, load, make_data, selection, sequential
 
 if not settings._devices() and "PG_MOP_GPU_TRIAL" not in os.environ:
     pytest.skip(
@@ -23,7 +24,6 @@ if not settings._devices() and "PG_MOP_GPU_TRIAL" not in os.environ:
         allow_module_level=True,
     )
 
-__all__ = ["TestConformance"]  # runs with this module's engines
 SPARE_MB = 64  # GPU memory in use may differ by so much without a reason of ours (the driver's own)
 CONTEXT_MB = 100  # what a trainer takes at the least, for its CUDA context
 
@@ -115,6 +115,10 @@ def kill_all_trainers():
         os.kill(trainer, signal.SIGKILL)
     assert eventually(lambda: not trainers(), 60)
     return len(alive)
+
+
+class TestOnGpu(EngineConformance):
+    pass
 
 
 def test_two_segments_train_side_by_side_on_one_gpu(engine, wide, record_property):

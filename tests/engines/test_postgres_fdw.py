@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster import Cluster
-from conftest import Client
-from workload import (
+from support.client import Client
+from support.cluster import Cluster
+from support.workload import (
     ADAM,
     alike,
     assert_invariants,

@@ -10,9 +10,9 @@ import tempfile
 
 import pytest
 
-from cluster import free_port
-from conftest import Calling, eventually
-from workload import ADAM, assert_invariants, dense, fit, is_under_way, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually, free_port
+from support.workload import ADAM, assert_invariants, dense, fit, is_under_way, load, make_data, selection
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("tests/engines/test_ray.py was NOT RUN: no Ray here (make test-ray)", allow_module_level=True)

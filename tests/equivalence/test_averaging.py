@@ -4,9 +4,8 @@ import base64
 
 import numpy as np
 import pytest
-from test_equivalence import LOSS, NOISY
 
-from workload import buffers, dense, fit, load, make_data, replayed, selection
+from support.workload import LOSS, NOISY, buffers, dense, fit, load, make_data, replayed, selection
 
 CASES = {
     "SGD with momentum": (1, dense(), "SGD", {"learning_rate": 0.1, "momentum": 0.9}, 3),

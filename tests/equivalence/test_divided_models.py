@@ -10,7 +10,7 @@ import pytest
 
 from mop_udf import child_process
 from mop_udf.layout import divided_dimension
-from workload import needs_jax
+from support.workload import needs_jax
 
 pytestmark = needs_jax
 # (Adam divides by the size of a gradient, so that it enlarges the rounding of those that are small beside its epsilon)

@@ -6,38 +6,24 @@ import functools
 import numpy as np
 import pytest
 
-from workload import (
+from support.workload import (
+    CNN,
+    LOSS,
+    NOISY,
     assert_invariants,
     buffers,
     dense,
     fit,
-    layer,
     load,
     make_data,
     make_images,
     make_tags,
     replayed,
     selection,
-    sequential,
     tagger,
 )
 
 SEED = 11
-CNN = sequential(
-    "cnn",
-    [8, 8, 1],
-    layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
-    layer("Flatten", name="flat"),
-    layer("Dense", name="out", units=3, activation="softmax"),
-)
-NOISY = sequential(
-    "noisy",
-    [4],
-    layer("Dense", name="hidden", units=16, activation="relu"),
-    layer("BatchNormalization", name="norm"),
-    layer("Dropout", name="drop", rate=0.3),
-    layer("Dense", name="out", units=3, activation="softmax"),
-)
 CASES = {
     "dense net with Adam": (dense(), "flowers_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
     "CNN with SGD and momentum": (CNN, "images_packed", 2, 1, "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
@@ -62,7 +48,6 @@ CASES = {
     "a class for each step, and a mask": (tagger(), "tags_packed", 4, 1, "Adam", {"learning_rate": 0.02}),
     "class numbers of steps": (tagger(), "tag_numbers_packed", 4, 1, "Adam", {"learning_rate": 0.03}),
 }
-LOSS = "categorical_crossentropy"
 LOSSES = {"class numbers of steps": "sparse_categorical_crossentropy"}
 SIZES = (8, 13)  # of batches
 

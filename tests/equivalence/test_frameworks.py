@@ -3,16 +3,17 @@
 import base64
 import functools
 import json
-import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import psycopg2
 import pytest
-from test_equivalence import CNN, NOISY
 
-from workload import (
+from support.cluster import ROOT
+from support.workload import (
+    CNN,
+    NOISY,
     OTHERS,
     assert_invariants,
     buffers,
@@ -55,7 +56,7 @@ MODELS = {
 def trained_alone(whose):
     """What on_torch.py gives: {case: {"weights", "evaluated"}}."""
     done = subprocess.run(
-        [sys.executable, "-B", pathlib.Path(__file__).parent / "on_torch.py", whose], capture_output=True, text=True
+        [sys.executable, "-B", ROOT / "tests" / "support" / "on_torch.py", whose], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

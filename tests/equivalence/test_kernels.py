@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from test_equivalence import CNN, NOISY
 
-from workload import dense, fit, load, make_data, make_images, needs_jax, selection
+from support.workload import CNN, NOISY, dense, fit, load, make_data, make_images, needs_jax, selection
 
 CASES = {
     "dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workload import load, needs_jax, selection
+from support.workload import load, needs_jax, selection
 
 ADAM = "loss='{}', optimizer='Adam(lr=0.03)', metrics=['accuracy', 'AUC', 'Precision']"
 

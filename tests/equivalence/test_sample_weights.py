@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 
-from workload import add_sample_weights, buffers, dense, fit, load, make_data, needs_jax, replayed, selection
+from support.workload import add_sample_weights, buffers, dense, fit, load, make_data, needs_jax, replayed, selection
 
 SEED = 11
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mop_udf import child_process
-from workload import needs_jax
+from support.workload import needs_jax
 
 pytestmark = needs_jax
 

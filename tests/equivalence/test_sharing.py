@@ -5,10 +5,23 @@ import base64
 import numpy as np
 import psycopg2
 import pytest
-from test_equivalence import LOSS, NOISY
 
-from conftest import Calling, eventually
-from workload import assert_invariants, buffers, dense, fit, holding, last_run, load, make_data, replayed, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import (
+    LOSS,
+    NOISY,
+    assert_invariants,
+    buffers,
+    dense,
+    fit,
+    holding,
+    last_run,
+    load,
+    make_data,
+    replayed,
+    selection,
+)
 
 ITERATIONS, SEED = 3, 11
 SGD = f"loss='{LOSS}', optimizer='SGD(lr={{}}, momentum=0.9)', metrics=['accuracy']"

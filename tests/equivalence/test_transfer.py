@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 
-from workload import buffers, fit, layer, load, make_images, replayed, selection, sequential
+from support.workload import buffers, fit, layer, load, make_images, replayed, selection, sequential
 
 WIDE = 8192  # units of a frozen layer: 40 rows of them are more than a MB
 

@@ -6,10 +6,11 @@ import time
 
 import psycopg2
 import pytest
-from servers import CALL, Servers
 
-from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+from support.client import Calling, Client
+from support.cluster import eventually
+from support.servers import CALL, Servers
+from support.workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
 

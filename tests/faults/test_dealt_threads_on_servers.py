@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from servers import Servers
 
-from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
+from support.client import Calling, Client
+from support.cluster import eventually
+from support.servers import Servers
+from support.workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
 
 CORES = len(os.sched_getaffinity(0))
 FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions of a server

@@ -8,8 +8,9 @@ import time
 import psycopg2
 import pytest
 
-from conftest import eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
+from support.cluster import eventually
+from support.trainers import of_backend, trainers
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=30"
 

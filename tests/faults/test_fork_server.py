@@ -15,9 +15,10 @@ import time
 import psycopg2
 import pytest
 
-from cluster import Cluster, client_program, folder, fork_servers
-from conftest import Client, all_trainers, eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from support.client import Client
+from support.cluster import Cluster, client_program, eventually, folder, fork_servers
+from support.trainers import all_trainers, of_backend, trainers
+from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
 OPTIONS = {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60000}
 

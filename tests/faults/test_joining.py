@@ -6,12 +6,12 @@ import os
 import signal
 
 import pytest
-from servers import CALL, Servers
 
-from cluster import Cluster
-from conftest import Calling, Client, add_server, eventually
 from pg_mop.packing.summary import OBSTACLE
-from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+from support.client import Calling, Client, add_server
+from support.cluster import Cluster, eventually
+from support.servers import CALL, Servers
+from support.workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
 DROP = (

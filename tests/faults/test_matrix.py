@@ -12,11 +12,11 @@ import time
 
 import psycopg2
 import pytest
-from test_resume import weights
 
-from cluster import Cluster
-from conftest import Calling, Client, eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, layer, load, make_data, selection, sequential
+from support.client import Calling, Client
+from support.cluster import Cluster, eventually
+from support.trainers import of_backend, trainers
+from support.workload import ADAM, assert_invariants, layer, load, make_data, selection, sequential, weights
 
 MOMENTS = ["training unit", "evaluation", "final write"]
 KEPT = {"training unit": 1, "evaluation": 2, "final write": 6}  # units that are committed then, at least

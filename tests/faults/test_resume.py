@@ -7,8 +7,22 @@ import time
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, dense, ended_early, fit, holding, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.trainers import of_backend, trainers
+from support.workload import (
+    ADAM,
+    assert_invariants,
+    dense,
+    ended_early,
+    fit,
+    holding,
+    last_run,
+    load,
+    make_data,
+    selection,
+    weights,
+)
 
 SLOW = "batch_size=1, epochs=20"
 START = """SELECT madlib.mop_start_trainer(
@@ -28,10 +42,6 @@ def data(db):
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
     fit(db, "flowers_packed", "undisturbed", "mst", 3)
     return "flowers_packed"
-
-
-def weights(client, table):
-    return client.run(f"SELECT mst_key, md5(model_weights) AS w FROM {table} ORDER BY 1")
 
 
 def call(output, packed="flowers_packed", mst="mst", iterations=3):
@@ -408,7 +418,7 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
 
 def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db, data):
     """Five models of 2.2 MB; the disk is measured after every hundred hops, within the open call."""
-    from workload import layer, sequential
+    from support.workload import layer, sequential
 
     load(
         db,

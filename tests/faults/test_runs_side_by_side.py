@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 ROLES = [f"turn{n}" for n in range(10)]
 

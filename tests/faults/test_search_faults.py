@@ -7,8 +7,10 @@ import time
 
 import pytest
 
-from conftest import Calling, eventually, trainers
-from workload import dense, load, make_data
+from support.client import Calling
+from support.cluster import eventually
+from support.trainers import trainers
+from support.workload import dense, load, make_data
 
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "

@@ -4,10 +4,11 @@ import time
 from collections import Counter
 
 import pytest
-from servers import Servers
 
-from conftest import Client, eventually
-from relay import Relay
+from support.client import Client
+from support.cluster import eventually
+from support.relay import Relay
+from support.servers import Servers
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, assert_invariants, dense, holding, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, assert_invariants, dense, holding, last_run, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
 """With pg_mop.replicas = 3 a run goes on without two of three servers."""
 
 import pytest
-from servers import CALL, Servers
 
-from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
+from support.client import Calling, Client
+from support.cluster import eventually
+from support.servers import CALL, Servers
+from support.workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 3"
 DROP = "DROP TABLE IF EXISTS models, models_info, models_summary"

@@ -11,9 +11,10 @@ import time
 import psycopg2
 import pytest
 
-from cluster import Cluster, fork_servers
-from conftest import Calling, Client, all_trainers, eventually, of_backend, trainers
-from workload import (
+from support.client import Calling, Client
+from support.cluster import Cluster, eventually, fork_servers
+from support.trainers import all_trainers, of_backend, trainers
+from support.workload import (
     ADAM,
     assert_invariants,
     dense,

@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from cluster import ROOT, programs
+from support.cluster import ROOT, programs
 
 
 @pytest.fixture(scope="module")

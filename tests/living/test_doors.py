@@ -8,9 +8,9 @@ import threading
 import psycopg2
 import pytest
 
-from cluster import Cluster
-from conftest import Client
-from places import job, prepare
+from support.client import Client
+from support.cluster import Cluster
+from support.places import job, prepare
 
 SECRET, WRONG = "s3cr3t'of a \\ lodger", "wr0ngWord"
 

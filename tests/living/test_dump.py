@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
-from cluster import client_program
-from conftest import Client
-from places import DEFAULTS, job, outcome, prepare
-from workload import alike, layer, sequential
+from support.client import Client
+from support.cluster import client_program
+from support.places import DEFAULTS, job, outcome, prepare
+from support.workload import alike, layer, sequential
 
 LOGGED = ("mop_run", "mop_configuration", "mop_segment", "mop_unit")
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 1, FALSE)"

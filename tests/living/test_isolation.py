@@ -3,7 +3,7 @@
 
 import pytest
 
-from places import job, outcome, prepare
+from support.places import job, outcome, prepare
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from conftest import Client
-from places import DEFAULTS, job, outcome, prepare, quoted
-from workload import ADAM
+from support.client import Client
+from support.places import DEFAULTS, job, outcome, prepare, quoted
+from support.workload import ADAM
 
 
 def fill(name):

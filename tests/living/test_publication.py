@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from cluster import Cluster
-from conftest import Client, add_server
-from workload import ADAM, NAN, dense, fit, last_run, load, make_data, runs_made, selection
+from support.client import Client, add_server
+from support.cluster import Cluster
+from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, runs_made, selection
 
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from places import OUTPUT, job, outcome, prepare
+from support.places import OUTPUT, job, outcome, prepare
 
 CLASSES = ("a", "grün", "日本")
 

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from cluster import Cluster, client_program
-from conftest import Client, eventually
-from forged import own_run
+from support.client import Client
+from support.cluster import Cluster, client_program, eventually
+from support.forged import own_run
 
 
 class Standby(Cluster):

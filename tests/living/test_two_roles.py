@@ -3,9 +3,10 @@
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually
-from places import DEFAULTS, prepare
-from workload import holding
+from support.client import Calling
+from support.cluster import eventually
+from support.places import DEFAULTS, prepare
+from support.workload import holding
 
 ONE = {**DEFAULTS, "pg_mop.segments": "1"}
 HIDDEN = ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_kernel_choices")

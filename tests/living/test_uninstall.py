@@ -2,9 +2,10 @@
 
 import pytest
 
-from conftest import all_trainers, eventually
-from places import DEFAULTS, job, outcome, prepare
-from workload import alike
+from support.cluster import eventually
+from support.places import DEFAULTS, job, outcome, prepare
+from support.trainers import all_trainers
+from support.workload import alike
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import numpy as np
 import psycopg2
 import pytest
 
-import payloads
-from forged import own_run
 from mop_udf import architecture, params
-from payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
-from workload import ADAM, dense, fit, load, make_data, selection
+from support import payloads
+from support.forged import own_run
+from support.payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 import psycopg2
 import pytest
 
-from conftest import eventually
-from forged import own_run
-from workload import ADAM, dense, fit, last_run, load, make_data, selection
+from support.cluster import eventually
+from support.forged import own_run
+from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 ROLES = ("acts", "others", "audits")
 

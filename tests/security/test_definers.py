@@ -6,9 +6,11 @@ import re
 import psycopg2
 import pytest
 
-from conftest import Calling, Client, eventually, of_backend, trainers
-from forged import own_run
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.client import Calling, Client
+from support.cluster import eventually
+from support.forged import own_run
+from support.trainers import of_backend, trainers
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from forged import own_run
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.forged import own_run
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
 class Writes:

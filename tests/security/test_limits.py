@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from cluster import programs
-from conftest import HOME, all_trainers
 from mop_udf import process
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
-from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+from support.cluster import HOME, programs
+from support.trainers import all_trainers
+from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 ROWS = 64
 

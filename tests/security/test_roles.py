@@ -5,9 +5,10 @@ import json
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually
-from forged import own_run
-from workload import ADAM, dense, holding, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.forged import own_run
+from support.workload import ADAM, dense, holding, load, make_data, selection
 
 
 def number_of(client):

@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, holding, layer, load, make_data, needs_jax, pickled, selection, sequential
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, holding, layer, load, make_data, needs_jax, pickled, selection, sequential
 
 SETTINGS = "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2"
 ITERATIONS = 3

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from payloads import ARCHITECTURES, call, code, made
 from pg_mop.spaces import Base, ModelSpace, SpaceError
-from workload import dense, load, make_data, sequential
-from workload import layer as plain_layer
+from support.payloads import ARCHITECTURES, call, code, made
+from support.workload import dense, load, make_data, sequential
+from support.workload import layer as plain_layer
 
 GOOD = dense()
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 WHOLE, PARTS = "RESET pg_mop.weights_value_mb", "SET pg_mop.weights_value_mb = 1"
 ASK = "SELECT prediction FROM madlib.mop_predict('prized', (SELECT f FROM (SELECT ARRAY[1, 2, 3, 4]::real[] AS x) f))"

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, holding, last_run, load, make_data
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, holding, last_run, load, make_data
 
 COMPILE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'], 'optimizer_params_list': ["

@@ -3,8 +3,7 @@
 import psycopg2
 import pytest
 
-from conftest import eventually, trainers
-from workload import ADAM, dense, load, make_data, selection, sequential
+from support.workload import ADAM, dense, load, make_data, nothing_is_left, selection, sequential, state
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +28,6 @@ def data(db):
 
 def call(source="'flowers_packed'", output="'models'", mst="'mst'", rest="2, FALSE"):
     return f"SELECT madlib.madlib_keras_fit_multiple_model({source}, {output}, {mst}, {rest})"
-
-
-def nothing_is_left(db, before):
-    objects, runs, processes = before
-    assert state(db)[0] == objects, "no leftover table"
-    assert state(db)[1] == runs, "no run was opened"
-    assert eventually(lambda: set(trainers()) <= processes), "no leftover process"
-    sessions = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' AND datname = current_database()"
-    )
-    # (PostgreSQL shows a session for a moment after its client has closed it)
-    assert eventually(lambda: db.value(sessions) == 0), "no leftover session"
-
-
-def state(db):
-    return (
-        db.value("SELECT count(*) FROM pg_class"),
-        db.value("SELECT count(*) FROM madlib.mop_runs"),
-        set(trainers()),
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from conftest import Calling, eventually
+from support.client import Calling
+from support.cluster import eventually
 
 RUN = {
     "function": "madlib_keras_fit_multiple_model",

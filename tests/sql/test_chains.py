@@ -8,8 +8,10 @@ import numpy as np
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually, of_backend, trainers
-from workload import (
+from support.client import Calling
+from support.cluster import eventually
+from support.trainers import of_backend, trainers
+from support.workload import (
     ADAM,
     NAN,
     assert_invariants,

@@ -1,9 +1,8 @@
 """class_weight in fit parameters: by number, by label, 'balanced'."""
 
 import pytest
-from test_bad_input import nothing_is_left, state
 
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.workload import ADAM, dense, fit, load, make_data, nothing_is_left, selection, state
 
 
 @pytest.fixture(scope="module")

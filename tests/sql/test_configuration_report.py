@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workload import ADAM, NAN, dense, last_run, layer, load, make_data, selection, sequential
+from support.workload import ADAM, NAN, dense, last_run, layer, load, make_data, selection, sequential
 
 REGRESSION = "loss='mse', optimizer='Adam(learning_rate={})', metrics=['mae']"
 

@@ -4,10 +4,9 @@ import json
 import pathlib
 
 import pytest
-from test_custom_functions import SQUARED, ZERO, put
-from test_several_inputs_and_regression import two_in_two_out
 
-from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+from support.custom_code import SQUARED, ZERO, put
+from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential, two_in_two_out
 
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
 
@@ -161,7 +160,7 @@ def test_a_temporary_selection_table_and_outputs_in_another_schema(db, data):
 
 def test_a_custom_zero_loss_by_madlib_keras_fit(db, data):
     db.run("DROP TABLE IF EXISTS madlib.functions, scores")
-    put(db, "zero_loss", ZERO)
+    put(db, "zero_loss", ZERO, "functions")
     db.run("SELECT madlib.load_top_k_accuracy_function('functions', 3)")
     row = train(
         db,
@@ -203,7 +202,7 @@ def test_several_inputs_and_outputs_by_madlib_keras_fit(db, data):
     db.run("UPDATE arch2 SET model_weights = (SELECT model_weights FROM one)")
     moved = train(db, "packed2", "moved", arch="arch2", rest="1, FALSE, 'val2'")
     assert moved["training_loss_final"] < row["training_loss_final"]
-    put(db, "squared", SQUARED)
+    put(db, "squared", SQUARED, "functions")
     own = train(
         db,
         "packed2",

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, load, make_data, selection
 
 COSTS = "SELECT * FROM madlib.mop_unit_costs ORDER BY kernel"
 CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', {}, FALSE)"

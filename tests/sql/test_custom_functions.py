@@ -3,17 +3,8 @@
 import dill
 import pytest
 
-from workload import ADAM, dense, fit, load, make_data, pickled, selection
-
-ZERO = pickled("zero_loss", "def zero_loss(y_true, y_pred):\n    return 0\n")
-SQUARED = pickled(
-    "squared",
-    """
-def squared(y_true, y_pred):
-    import keras
-    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
-""",
-)
+from support.custom_code import SQUARED, ZERO
+from support.workload import ADAM, dense, fit, load, make_data, pickled, selection
 
 
 class Marker:

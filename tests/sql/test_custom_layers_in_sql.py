@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from custom_code import LAYER, made, pickle, put, with_scale
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, holding, last_run, load, make_data, pickled, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.custom_code import LAYER, made, pickle, put, with_scale
+from support.workload import ADAM, dense, fit, holding, last_run, load, make_data, pickled, selection
 
 CODE = (
     LAYER

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from custom_code import LAYER, MARK, MODEL, MODEL_FOR_JAX, of_class, pickle, put, stepper, with_scale
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, holding, last_run, load, make_data, needs_jax, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.custom_code import LAYER, MARK, MODEL, MODEL_FOR_JAX, of_class, pickle, put, stepper, with_scale
+from support.workload import ADAM, dense, fit, holding, last_run, load, make_data, needs_jax, selection
 
 FAST = ADAM.format(0.01)
 SETTINGS = "SET pg_mop.kernel = 'auto'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1"

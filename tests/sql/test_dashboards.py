@@ -8,7 +8,7 @@ import re
 import psycopg2
 import pytest
 
-from workload import ADAM, NAN, dense, last_run, load, make_data, selection
+from support.workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "bi.md").read_text()

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, holding, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, holding, last_run, load, make_data, selection
 
 CORES = len(os.sched_getaffinity(0))
 FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from cluster import Cluster
-from conftest import ROOT, Calling, Client, eventually
-from workload import ADAM, is_under_way, layer, load, selection, sequential
+from support.client import Calling, Client
+from support.cluster import ROOT, Cluster, eventually
+from support.workload import ADAM, is_under_way, layer, load, selection, sequential
 
 
 def in_psql(sql, host, port, database, user="postgres", password=None):

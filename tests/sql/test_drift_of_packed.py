@@ -2,7 +2,7 @@
 
 import pytest
 
-from workload import make_data
+from support.workload import make_data
 
 ROWS = (
     "SELECT i AS id, (i %% 50) / 10.0 AS price, CASE WHEN i %% 10 = 0 THEN NULL ELSE (ARRAY['a', 'b', 'c'])[1 + i %% 3] END "

@@ -5,7 +5,7 @@ import re
 import psycopg2
 import pytest
 
-from workload import ADAM, dense, fit, last_run, load, make_data, selection
+from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 NUMBERS = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
 

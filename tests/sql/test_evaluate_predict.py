@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, alike, dense, fit, load, make_data, runs_made, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, alike, dense, fit, load, make_data, runs_made, selection
 
 CLASSES = ["a", "b", "c"]
 

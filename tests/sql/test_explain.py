@@ -8,8 +8,10 @@ import time
 import psycopg2
 import pytest
 
-from conftest import Calling, all_trainers, eventually
-from workload import ADAM, dense, fit, holding, last_run, layer, load, make_data, selection, sequential
+from support.client import Calling
+from support.cluster import eventually
+from support.trainers import all_trainers
+from support.workload import ADAM, dense, fit, holding, last_run, layer, load, make_data, selection, sequential
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 3, FALSE, 'flowers_val')"
 SPACE = (

@@ -5,7 +5,8 @@ import json
 import psycopg2
 import pytest
 
-from conftest import all_trainers, eventually
+from support.cluster import eventually
+from support.trainers import all_trainers
 
 SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' OR application_name LIKE 'mop_train%'"

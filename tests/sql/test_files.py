@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

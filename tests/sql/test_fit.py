@@ -2,7 +2,7 @@
 
 import pytest
 
-from workload import dense, layer, load, make_data, selection, sequential
+from support.workload import dense, layer, load, make_data, selection, sequential
 
 ADAM = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
 FROZEN = sequential("frozen", [4], layer("Dense", name="out", units=3, activation="softmax", trainable=False))

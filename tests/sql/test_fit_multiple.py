@@ -5,8 +5,20 @@ import re
 
 import pytest
 
-from conftest import eventually
-from workload import ADAM, NAN, assert_invariants, dense, fit, holding, layer, load, make_data, selection, sequential
+from support.cluster import eventually
+from support.workload import (
+    ADAM,
+    NAN,
+    assert_invariants,
+    dense,
+    fit,
+    holding,
+    layer,
+    load,
+    make_data,
+    selection,
+    sequential,
+)
 
 
 @pytest.fixture(scope="module")

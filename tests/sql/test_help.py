@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from conftest import ROOT
+from support.cluster import ROOT
 
 NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model delete_keras_model load_custom_function
 delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workload import ADAM, NAN, dense, fit, last_run, layer, load, make_data, selection, sequential
+from support.workload import ADAM, NAN, dense, fit, last_run, layer, load, make_data, selection, sequential
 
 
 def frozen():

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from cluster import Cluster
-from conftest import Calling, Client, eventually
-from workload import ADAM, dense, holding, load, make_data, selection
+from support.client import Calling, Client
+from support.cluster import Cluster, eventually
+from support.workload import ADAM, dense, holding, load, make_data, selection
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', '{}', {}, FALSE)"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workload import ADAM, dense, fit, last_run, load, make_data, selection
+from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 ROWS = 4000
 

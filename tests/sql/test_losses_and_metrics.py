@@ -1,9 +1,8 @@
 """Losses and metrics with arguments, by output, and for class numbers, in a run."""
 
 import pytest
-from test_several_inputs_and_regression import two_in_two_out
 
-from workload import dense, fit, load, make_data, selection
+from support.workload import dense, fit, load, make_data, selection, two_in_two_out
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 
 def as_madlib(db, packed, output):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workload import dense, fit, load, make_data, selection
+from support.workload import dense, fit, load, make_data, selection
 
 SEVERAL = [
     "f1_score",

@@ -78,7 +78,7 @@ def test_bad_calls_have_clear_errors(db, call, fragment):
 
 
 def test_keras_2_json_trains(db):
-    from workload import ADAM, fit, make_data, selection
+    from support.workload import ADAM, fit, make_data, selection
 
     old = {
         "class_name": "Sequential",

@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from test_report import ATTACK, KEY, Page
 
-from browser import problems, value
-from conftest import eventually
 from pg_mop.inference import scores
+from support.browser import problems, value
+from support.cluster import eventually
+from support.pages import ATTACK, KEY, Page
 
 ROWS = 300
 KINDS = ("confusion", "classes", "roc", "calibration", "importance", "drift", "baselines")

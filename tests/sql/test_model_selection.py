@@ -2,7 +2,7 @@
 
 import pytest
 
-from workload import dense, load
+from support.workload import dense, load
 
 COMPILE = [
     "$$loss='categorical_crossentropy',optimizer='Adam(lr=0.1)',metrics=['accuracy']$$",

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from workload import ADAM, dense, fit, last_run, layer, load, make_data, needs_jax, selection, sequential
+from support.workload import ADAM, dense, fit, last_run, layer, load, make_data, needs_jax, selection, sequential
 
 WIDE = 800  # of two layers: 2.6 MB of weights, which one device of 8 MB does not train and two devices do
 SMALL, LARGE = 1, 2  # configurations

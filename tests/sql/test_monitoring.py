@@ -8,9 +8,10 @@ import time
 import pytest
 import yaml
 
-from conftest import Calling, eventually
-from forged import own_run
-from workload import ADAM, dense, fit, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.forged import own_run
+from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 COLLECTOR = yaml.safe_load((DOCS / "pg_mop.collector.yml").read_text())

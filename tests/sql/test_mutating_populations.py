@@ -2,9 +2,10 @@
 
 import pytest
 
-from conftest import Calling, eventually
-from model_space import SETTINGS, SPACE, drop, make_space, weights
-from workload import holding, last_run, make_data
+from support.client import Calling
+from support.cluster import eventually
+from support.model_space import SETTINGS, SPACE, drop, make_space, weights
+from support.workload import holding, last_run, make_data
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},

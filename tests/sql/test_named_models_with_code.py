@@ -4,9 +4,9 @@ import json
 
 import psycopg2
 import pytest
-from custom_code import LAYER, MARK, MODEL, pickle, put, stepper, with_scale
 
-from workload import ADAM, fit, load, make_data, selection
+from support.custom_code import LAYER, MARK, MODEL, pickle, put, stepper, with_scale
+from support.workload import ADAM, fit, load, make_data, selection
 
 FAST = ADAM.format(0.01)
 

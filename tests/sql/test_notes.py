@@ -2,7 +2,7 @@
 
 import pytest
 
-from forged import own_run
+from support.forged import own_run
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from conftest import Calling, eventually
-from model_space import SETTINGS, SPACE, drop, make_space, weights
-from workload import holding, last_run, load, needs_jax
+from support.client import Calling
+from support.cluster import eventually
+from support.model_space import SETTINGS, SPACE, drop, make_space, weights
+from support.workload import holding, last_run, load, needs_jax
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},

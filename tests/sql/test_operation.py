@@ -2,8 +2,9 @@
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, holding, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, holding, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, fit, last_run, layer, load, make_data, selection, sequential
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, last_run, layer, load, make_data, selection, sequential
 
 MAIN = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 WHOLE = 500  # MB that all trainers have: one needs more than half of it, and less than the whole

@@ -3,8 +3,9 @@
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, ended_early, is_under_way, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, ended_early, is_under_way, load, make_data, selection
 
 CALL = "CALL madlib.mop_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
 SELECT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"

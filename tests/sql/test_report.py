@@ -1,45 +1,17 @@
 """mop_report: what it tells of runs, to whom, and that nothing in it is markup but its own."""
 
-import html.parser
 import json
 import re
 
 import pytest
 
-from browser import problems, value
-from conftest import eventually
 from pg_mop.report.page import DRAWING
-from workload import ADAM, NAN, dense, fit, load, make_data, selection
+from support.browser import problems, value
+from support.cluster import eventually
+from support.pages import ATTACK, KEY, Page
+from support.workload import ADAM, NAN, dense, fit, load, make_data, selection
 
 HOSTILE = '<script>alert("x")</script>&\'"</td>'
-
-
-class Page(html.parser.HTMLParser):
-    """The elements of a page and the text of its cells; raises where one is left open."""
-
-    EMPTY = ("meta", "input", "br")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.elements, self.text, self.data = [], [], [], None
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, text):
-        self.text.append(text)
-        if self.elements and self.elements[-1][1].get("id") == "data" and self.data is None:
-            self.data = json.loads(text)
-
-    def count(self, tag):
-        return sum(name == tag for name, _ in self.elements)
 
 
 @pytest.fixture(scope="module")
@@ -306,12 +278,10 @@ def test_a_run_without_any_unit_has_a_report(db, run_id):
     db.run("ROLLBACK")
 
 
-ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacked=1</script>"
 ROWS = "[...document.querySelectorAll('#board tbody tr')]"
 DRAWN = ".picture:not(#slices-picture, #surface-picture)"  # (these need three configurations with a result)
 PICTURES = f"[...document.querySelectorAll('{DRAWN}')]"
 SORT = "[...document.querySelectorAll('#board th button')].find(h => h.textContent === 'mst_key').click()"
-KEY = "arguments[0].dispatchEvent(new KeyboardEvent('keydown', {key: arguments[1], bubbles: true}))"
 
 
 def test_the_page_works_in_a_browser(db, run_id, tmp_path, browser):

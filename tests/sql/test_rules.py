@@ -2,7 +2,7 @@
 
 import pytest
 
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(lr={})', metrics=['accuracy']"
 

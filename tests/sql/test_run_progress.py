@@ -2,8 +2,9 @@
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, NAN, dense, fit, is_under_way, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, NAN, dense, fit, is_under_way, last_run, load, make_data, selection
 
 BOTH = """
 SELECT p.units_done, p.units_total, p.seconds_elapsed, p.seconds_left, p.status, r.status AS run_status, g.*,

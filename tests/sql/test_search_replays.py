@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, dense, holding, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, dense, holding, last_run, load, make_data, selection
 
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "

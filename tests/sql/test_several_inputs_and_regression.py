@@ -5,50 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from workload import dense, fit, layer, load, make_data, selection, sequential
-
-
-def node(layer_, *inbound):
-    """A layer of a functional model, on the outputs of `inbound` layers (name, shape)."""
-    tensors = [
-        {
-            "class_name": "__keras_tensor__",
-            "config": {"shape": [None, *shape], "dtype": "float32", "keras_history": [name, 0, 0]},
-        }
-        for name, shape in inbound
-    ]
-    args = [] if not tensors else tensors if len(tensors) == 1 else [tensors]
-    return {
-        **layer_,
-        "name": layer_["config"]["name"],
-        "inbound_nodes": [{"args": args, "kwargs": {}}] if inbound else [],
-    }
-
-
-def two_in_two_out():
-    """The inputs listed b, a; its layers a, b: what counts is the list of inputs."""
-    layers = [
-        node(layer("InputLayer", batch_shape=[None, 2], name="a")),
-        node(layer("InputLayer", batch_shape=[None, 3], name="b")),
-        node(layer("Concatenate", name="both", axis=-1), ("b", [3]), ("a", [2])),
-        node(layer("Dense", name="hidden", units=8, activation="relu"), ("both", [5])),
-        node(layer("Dense", name="kind", units=3, activation="softmax"), ("hidden", [8])),
-        node(layer("Dense", name="side", units=2, activation="softmax"), ("hidden", [8])),
-    ]
-    return json.dumps(
-        {
-            "module": "keras.src.models.functional",
-            "class_name": "Functional",
-            "registered_name": None,
-            "config": {
-                "name": "two",
-                "trainable": True,
-                "layers": layers,
-                "input_layers": [["b", 0, 0], ["a", 0, 0]],
-                "output_layers": [["kind", 0, 0], ["side", 0, 0]],
-            },
-        }
-    )
+from support.workload import dense, fit, layer, load, make_data, selection, sequential, two_in_two_out
 
 
 @pytest.fixture(scope="module")

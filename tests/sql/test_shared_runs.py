@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, NAN, dense, holding, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, NAN, dense, holding, load, make_data, selection
 
 SETTINGS = (
     "SET pg_mop.seed = 5; SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'; SET pg_mop.chain_seconds = 0.2; "

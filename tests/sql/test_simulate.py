@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from conftest import eventually
-from workload import ADAM, dense, fit, load, make_data, selection
+from support.cluster import eventually
+from support.workload import ADAM, dense, fit, load, make_data, selection
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from conftest import ROOT, Calling, eventually
-from workload import HOSTILE, dense, holding, last_run, layer, load, make_data, sequential
+from support.client import Calling
+from support.cluster import ROOT, eventually
+from support.workload import HOSTILE, dense, holding, last_run, layer, load, make_data, sequential
 
 MUTATORS = json.dumps(
     [

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from custom_code import LAYER, MARK, MODEL, pickle, put, stepper, with_scale
 
-from workload import dense, last_run, load, make_data
+from support.custom_code import LAYER, MARK, MODEL, pickle, put, stepper, with_scale
+from support.workload import dense, last_run, load, make_data
 
 MUTATORS = [
     {"change": "value", "match": {"class": "Scale"}, "argument": "start", "choices": [0.5, 1.0]},

@@ -4,8 +4,20 @@ import contextlib
 
 import pytest
 
-from conftest import Calling, eventually
-from workload import ADAM, assert_invariants, dense, fit, last_run, layer, load, make_data, selection, sequential
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import (
+    ADAM,
+    assert_invariants,
+    dense,
+    fit,
+    last_run,
+    layer,
+    load,
+    make_data,
+    selection,
+    sequential,
+)
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(lr={}, momentum=0.9)', metrics=['accuracy']"
 RATES = ("MultiStep(0.1, [1], 0.1)", "MultiStep(0.1, [2], 0.1)", "Constant(0.1)", "[0.1, 0.1, 0.01]")

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from conftest import Calling, eventually
 from pg_mop.search import goals
-from workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
 
 TWIN = pathlib.Path(__file__).parents[2] / "sql" / "greenplum" / "17_watch.sql"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workload import ADAM, fit, layer, load, make_tags, selection, sequential, tagger
+from support.workload import ADAM, fit, layer, load, make_tags, selection, sequential, tagger
 
 PIXELS = sequential(
     "pixels",

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from workload import ADAM, dense, fit, last_run, load, make_data, needs_jax, selection
+from support.workload import ADAM, dense, fit, last_run, load, make_data, needs_jax, selection
 
 CORES = len(os.sched_getaffinity(0))
 FEW = max(1, CORES // 2)  # threads of a trainer, of two sessions

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from conftest import Calling, eventually
+from support.client import Calling
+from support.cluster import eventually
 
 ROWS = 600
 

@@ -6,8 +6,9 @@ import numpy as np
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually
-from workload import (
+from support.client import Calling
+from support.cluster import eventually
+from support.workload import (
     ADAM,
     NAN,
     assert_invariants,

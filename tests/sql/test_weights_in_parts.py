@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pg_mop.backend.weights import Reference, digest_of
-from workload import ADAM, alike, dense, fit, layer, load, make_data, selection, sequential
+from support.workload import ADAM, alike, dense, fit, layer, load, make_data, selection, sequential
 
 WHOLE, PARTS = "RESET pg_mop.weights_value_mb", "SET pg_mop.weights_value_mb = 1"
 BIG = 4 * (4 * 1500 + 1500 + 1500 * 1500 + 1500 + 1500 * 3 + 3)  # bytes: more than one part

@@ -4,7 +4,7 @@ import numpy as np
 import psycopg2
 import pytest
 
-from workload import ended_early, last_run, selection
+from support.workload import ended_early, last_run, selection
 
 COMPILE = "loss='{}', optimizer='Adam(lr=0.01)', metrics=['{}']"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
+from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
 
 ROWS = [
     (1, ADAM.format(0.0001), "batch_size=8"),

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from conftest import Calling, eventually
-from model_space import SETTINGS, SPACE, drop, make_space, weights
-from workload import holding, last_run
+from support.client import Calling
+from support.cluster import eventually
+from support.model_space import SETTINGS, SPACE, drop, make_space, weights
+from support.workload import holding, last_run
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2]},

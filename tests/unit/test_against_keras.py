@@ -12,9 +12,9 @@ import sys
 import keras
 import pytest
 
-from workload import OTHERS
+from support.workload import OTHERS
 
-SCRIPT = pathlib.Path(__file__).parent / "against_keras.py"
+SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "against_keras.py"
 NAMES = re.findall(r'^    "([^"]+)": (?:Case|optimized)\(', SCRIPT.read_text(), re.MULTILINE)
 ROUNDING = {"plain": 1e-6, "loop": 1e-5, "xla": 2e-4, "vmap": 2e-4}  # of weights, after a dozen mini-batches
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from workload import needs_jax, needs_torch
+from support.workload import needs_jax, needs_torch
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # 130 rows in batches of 25, so that the last is short

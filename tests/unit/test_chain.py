@@ -7,9 +7,9 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import numpy as np
 import pytest
 
-import gpu_library
 from mop_udf import chain, data, nvml, work_meter
-from workload import NAN, dense, layer, random_rows, sequential
+from support import gpu_library
+from support.workload import NAN, dense, layer, random_rows, sequential
 
 ROWS = 30
 NETS = {

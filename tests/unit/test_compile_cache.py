@@ -12,7 +12,7 @@ import pytest
 
 from mop_udf import compile_cache, server_folder
 from mop_udf.compile_cache import CompileCache
-from workload import dense
+from support.workload import dense
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import os
 
 import numpy as np
 import pytest
-from custom_code import LAYER, made, pickle, with_scale
 
 from mop_udf import architecture
 from mop_udf.architecture import ArchitectureError, custom_classes, custom_name
-from workload import layer
+from support.custom_code import LAYER, made, pickle, with_scale
+from support.workload import layer
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")

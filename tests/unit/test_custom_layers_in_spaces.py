@@ -4,12 +4,12 @@ import json
 import os
 
 import pytest
-from custom_code import LAYER, MODEL, of_class, pickle, with_scale
 
 from pg_mop.spaces import Base, ModelSpace, SpaceError
 from pg_mop.spaces.custom import NONE, CustomLayers, checked
 from pg_mop.spaces.super_net import super_net
-from workload import layer
+from support.custom_code import LAYER, MODEL, of_class, pickle, with_scale
+from support.workload import layer
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 NAMES = {"Scale": "abc", "Other": "def"}

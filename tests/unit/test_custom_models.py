@@ -6,12 +6,12 @@ import re
 import dill
 import numpy as np
 import pytest
-from custom_code import LAYER, MODEL, MODEL_FOR_JAX, functional, made, of_class, pickle, stepper, with_scale
 
-from conftest import ROOT
 from mop_udf import architecture, architecture_shapes
 from mop_udf.architecture import ArchitectureError, custom_classes, custom_model, custom_name
-from workload import dense, layer
+from support.cluster import ROOT
+from support.custom_code import LAYER, MODEL, MODEL_FOR_JAX, functional, made, of_class, pickle, stepper, with_scale
+from support.workload import dense, layer
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")

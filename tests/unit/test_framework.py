@@ -10,7 +10,7 @@ import pytest
 
 import mop_udf
 from mop_udf import child_process
-from workload import OTHERS
+from support.workload import OTHERS
 
 HOME = pathlib.Path(mop_udf.__file__).parent
 # gpus.py answers the server's question what TensorFlow sees

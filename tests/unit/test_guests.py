@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from test_schedule import chains
 
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import simulate
+from support.plans import chains
 
 ANY = [name for name in SCHEDULERS if name != "round-robin"]
 KEYS = {("training", 0): "w1", ("training", 1): None, ("training", 2): "w2"}

@@ -3,7 +3,6 @@
 from random import Random
 
 import pytest
-from test_planner import configuration, workload
 
 from mop_udf.architecture import check
 from pg_mop.plan.planner import Planner
@@ -16,7 +15,8 @@ from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import Unit
 from pg_mop.search import create
 from pg_mop.search.space import Space
-from workload import HOSTILE, dense
+from support.plans import configuration, workload
+from support.workload import HOSTILE, dense
 
 
 def values(text):

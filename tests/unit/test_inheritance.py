@@ -11,7 +11,7 @@ from mop_udf.architecture import check
 from mop_udf.inherited_weights import InheritanceError, changed, channels, shares
 from pg_mop.spaces import Base, ModelSpace
 from pg_mop.spaces.inheritance import inheritance
-from workload import layer, sequential
+from support.workload import layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -472,7 +472,7 @@ def test_hostile_inheritance_is_an_error_of_the_configuration(layers):
     """A client can send any unit."""
     from mop_udf import models
     from mop_udf.compiled_model import CompiledModel
-    from workload import dense as net
+    from support.workload import dense as net
 
     parsed, _ = models.parse("loss='mse', optimizer='SGD()'", "batch_size=8")
     compiled = CompiledModel(net(), parsed, {}, lambda *_: {}, "x", seed=1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mop_udf import architecture, architecture_dropout, parameter_resolver, params, state
-from workload import dense, layer, random_rows, sequential
+from support.workload import dense, layer, random_rows, sequential
 
 ROWS, BATCH, PASSES = 24, 8, 3
 KERNELS = ("plain", "loop", "xla")

@@ -5,7 +5,6 @@ import json
 import time
 
 import pytest
-from test_planner import DENSE, configuration, measured, planned, segment, workload
 
 from mop_udf import architecture
 from pg_mop.plan import estimates as estimating
@@ -19,7 +18,8 @@ from pg_mop.schedule.predicted import Prediction, in_brief, to_json
 from pg_mop.schedule.prediction import predict
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
-from workload import dense, layer, sequential
+from support.plans import DENSE, configuration, measured, planned, segment, workload
+from support.workload import dense, layer, sequential
 
 FREE = CommandCosts(0.0, 0.0, 0.0, 0.0)
 FIXED = FixedCosts(

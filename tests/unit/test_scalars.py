@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mop_udf import parameter_names, params
-from workload import dense, random_rows
+from support.workload import dense, random_rows
 
 # two configurations each, which differ in every scalar
 PAIRS = {

@@ -14,16 +14,9 @@ from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import Transport, Visit, makespan, simulate
 from pg_mop.schedule.unit_batches import UnitBatches
+from support.plans import chains
 
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
-
-
-def chains(configurations, iterations, metrics=()):
-    """The plan of fit_multiple: configurations from 1 that share nothing."""
-    plan = Plan()
-    for key in range(1, configurations + 1):
-        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), iterations, metrics)
-    return plan
 
 
 def board_of(configurations, segments, iterations, metrics=(), validation=()):

@@ -8,7 +8,7 @@ import pytest
 
 from mop_udf import evaluation, model_cache, parameter_names, params, state
 from mop_udf.kernels.batch_size import BatchSize
-from workload import dense, layer, sequential
+from support.workload import dense, layer, sequential
 
 PIECES = (1, 7, 0, 130, 62)  # rows
 WIDE = sorted(parameter_names.METRICS - {"ctc"})

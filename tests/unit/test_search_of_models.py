@@ -9,7 +9,7 @@ from pg_mop.search import PROCEDURES, SearchError, create, random_sampler
 from pg_mop.search.models import FIRST_ID, ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.spaces import Base, ModelSpace
-from workload import dense
+from support.workload import dense
 
 GRID = {"loss": ["mse"], "metrics": [["accuracy"]], "batch_size": [8, 16]}
 MUTATORS = [

@@ -9,7 +9,7 @@ import mop_udf
 from mop_udf import process
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
-from workload import dense, needs_jax, needs_torch
+from support.workload import dense, needs_jax, needs_torch
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):

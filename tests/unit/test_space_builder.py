@@ -8,8 +8,8 @@ import pytest
 from pg_mop.spaces import Base, ModelSpace
 from pg_mop.spaces.showing import data
 from pg_mop_client import ClientError, Space, layer, match
-from workload import HOSTILE, dense
-from workload import layer as keras_layer
+from support.workload import HOSTILE, dense
+from support.workload import layer as keras_layer
 
 
 def functional():

@@ -12,7 +12,7 @@ from pg_mop.plan.shapes import NEEDED_BY, Misfit, output_shape
 from pg_mop.spaces import Base, ModelSpace, SpaceError, model_space, showing
 from pg_mop.spaces.graph import Graph
 from pg_mop.spaces.reading import MOST_DEPTH
-from workload import HOSTILE, dense, layer, sequential
+from support.workload import HOSTILE, dense, layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 

@@ -14,7 +14,7 @@ from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.spaces import Base, ModelSpace, SpaceError
 from pg_mop.spaces.super_net import super_net
-from workload import dense, layer, sequential
+from support.workload import dense, layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 

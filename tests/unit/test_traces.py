@@ -16,7 +16,7 @@ import pytest
 
 from mop_udf import compile_cache
 from mop_udf.compile_cache import CompileCache
-from workload import dense, random_rows
+from support.workload import dense, random_rows
 
 NUMBERS = itertools.count()
 net = None  # the architecture of a test

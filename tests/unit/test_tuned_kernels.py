@@ -10,7 +10,7 @@ import pytest
 
 from mop_udf import params, state
 from mop_udf.errors import first_line
-from workload import dense, random_rows
+from support.workload import dense, random_rows
 
 
 def compiled(optimizer="Adam(lr=0.01)", **functions):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mop_udf import process, state
-from workload import ADAM, NAN, dense, layer, needs_jax, pickled, random_rows, sequential
+from support.workload import ADAM, NAN, dense, layer, needs_jax, pickled, random_rows, sequential
 
 pytestmark = needs_jax
 ROWS = 45

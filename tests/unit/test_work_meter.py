@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
-import gpu_library
-from conftest import eventually
 from mop_udf import child_process, evaluation, nvml, work_meter
 from mop_udf.work_meter import WorkMeter
+from support import gpu_library
+from support.cluster import eventually
 
 GIB = 1 << 30
 LONG = 3600.0  # seconds between readings: the thread never reads

@@ -15,7 +15,7 @@ from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.search.zero_cost import PROBES, Filter, filter_by, read, spearman
 from pg_mop.spaces import Base, ModelSpace
-from workload import OTHERS, dense, layer, sequential
+from support.workload import OTHERS, dense, layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")

@@ -7,8 +7,9 @@ import runpy
 import psycopg2
 import pytest
 
-from conftest import HOME, ROOT, Calling, Client, connect, eventually
-from workload import ADAM, assert_invariants, dense, fit, holding, last_run, load, make_data, selection
+from support.client import Calling, Client, connect
+from support.cluster import HOME, ROOT, eventually
+from support.workload import ADAM, assert_invariants, dense, fit, holding, last_run, load, make_data, selection
 
 OLDER = sorted(p.stem.split("--")[1] for p in (pathlib.Path(__file__).parent / "versions").glob("*.sql"))
 

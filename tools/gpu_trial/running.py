@@ -24,8 +24,8 @@ USER = "postgres"  # if the trial is started by root
 LEFT_OUT = (".git", ".local", "build", "__pycache__", ".ruff_cache", ".mypy_cache", ".hypothesis")
 TESTS = "tests/engines/test_on_gpu.py"
 SELECTED = {  # step -> what pytest's option -k selects
-    "jax": "TestConformance and jax",
-    "torch": "TestConformance and torch",
+    "jax": "TestOnGpu and jax",
+    "torch": "TestOnGpu and torch",
     "shared": "two_segments",
     "killed": "killed_trainer_leaves",
 }

@@ -2,7 +2,7 @@
 
 import json
 
-from workload import dense, load, make_data
+from support.workload import dense, load, make_data
 
 # of every session that searches
 SETTINGS = "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'"

@@ -13,7 +13,9 @@ import dill
 import numpy as np
 import pytest
 
-from conftest import Calling, eventually
+from support.client import Calling
+from support.cluster import eventually
+from support.trainers import trainers
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
 needs_torch = pytest.mark.skipif(
@@ -239,9 +241,9 @@ def assert_invariants(db, run_id):
 
 
 def replayed(jobs, *arguments, backend="tensorflow", use_gpus=False):
-    """The result of plain Keras for the jobs, in a separate process with the framework `backend` (replay.py)."""
+    """The result of plain Keras for the jobs, in a separate process with the framework `backend` (keras_replay.py)."""
     done = subprocess.run(
-        [sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
+        [sys.executable, pathlib.Path(__file__).parent / "keras_replay.py", *arguments],
         input=json.dumps(jobs),
         capture_output=True,
         text=True,
@@ -289,3 +291,92 @@ def buffers(db, packed, segment, columns="xy"):
     names = ", ".join(f"{c}, {c}_shape" for c in columns)
     rows = db.run(f"SELECT {names} FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
     return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in columns}
+
+
+def node(layer_, *inbound):
+    """A layer of a functional model, on the outputs of `inbound` layers (name, shape)."""
+    tensors = [
+        {
+            "class_name": "__keras_tensor__",
+            "config": {"shape": [None, *shape], "dtype": "float32", "keras_history": [name, 0, 0]},
+        }
+        for name, shape in inbound
+    ]
+    args = [] if not tensors else tensors if len(tensors) == 1 else [tensors]
+    return {
+        **layer_,
+        "name": layer_["config"]["name"],
+        "inbound_nodes": [{"args": args, "kwargs": {}}] if inbound else [],
+    }
+
+
+def two_in_two_out():
+    """The inputs listed b, a; its layers a, b: what counts is the list of inputs."""
+    layers = [
+        node(layer("InputLayer", batch_shape=[None, 2], name="a")),
+        node(layer("InputLayer", batch_shape=[None, 3], name="b")),
+        node(layer("Concatenate", name="both", axis=-1), ("b", [3]), ("a", [2])),
+        node(layer("Dense", name="hidden", units=8, activation="relu"), ("both", [5])),
+        node(layer("Dense", name="kind", units=3, activation="softmax"), ("hidden", [8])),
+        node(layer("Dense", name="side", units=2, activation="softmax"), ("hidden", [8])),
+    ]
+    return json.dumps(
+        {
+            "module": "keras.src.models.functional",
+            "class_name": "Functional",
+            "registered_name": None,
+            "config": {
+                "name": "two",
+                "trainable": True,
+                "layers": layers,
+                "input_layers": [["b", 0, 0], ["a", 0, 0]],
+                "output_layers": [["kind", 0, 0], ["side", 0, 0]],
+            },
+        }
+    )
+
+
+def nothing_is_left(db, before):
+    objects, runs, processes = before
+    assert state(db)[0] == objects, "no leftover table"
+    assert state(db)[1] == runs, "no run was opened"
+    assert eventually(lambda: set(trainers()) <= processes), "no leftover process"
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' AND datname = current_database()"
+    )
+    # (PostgreSQL shows a session for a moment after its client has closed it)
+    assert eventually(lambda: db.value(sessions) == 0), "no leftover session"
+
+
+def state(db):
+    return (
+        db.value("SELECT count(*) FROM pg_class"),
+        db.value("SELECT count(*) FROM madlib.mop_runs"),
+        set(trainers()),
+    )
+
+
+def weights(client, table):
+    return client.run(f"SELECT mst_key, md5(model_weights) AS w FROM {table} ORDER BY 1")
+
+
+CNN = sequential(
+    "cnn",
+    [8, 8, 1],
+    layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
+    layer("Flatten", name="flat"),
+    layer("Dense", name="out", units=3, activation="softmax"),
+)
+
+
+NOISY = sequential(
+    "noisy",
+    [4],
+    layer("Dense", name="hidden", units=16, activation="relu"),
+    layer("BatchNormalization", name="norm"),
+    layer("Dropout", name="drop", rate=0.3),
+    layer("Dense", name="out", units=3, activation="softmax"),
+)
+
+
+LOSS = "categorical_crossentropy"

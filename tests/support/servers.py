@@ -5,10 +5,10 @@ import os
 import signal
 import time
 
-from cluster import Cluster
-from conftest import Calling, Client, add_server, eventually
-from relay import Relay
-from workload import ADAM, assert_invariants, dense, holding, load, make_data, selection
+from support.client import Calling, Client, add_server
+from support.cluster import Cluster, eventually
+from support.relay import Relay
+from support.workload import ADAM, assert_invariants, dense, holding, load, make_data, selection
 
 CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)"
 

@@ -1,4 +1,4 @@
-"""Train as a run's log says, with Keras alone: `python replay.py [average] < job.json > weights.json`.
+"""Train as a run's log says, with Keras alone: `python keras_replay.py [average] < job.json > weights.json`.
 
 The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
 of the initial weights (or `weights`, these themselves), and the packed rows of the segments in the order of its visits.

@@ -2,7 +2,7 @@
 
 import json
 
-from workload import layer, pickled, sequential
+from support.workload import layer, pickled, sequential
 
 LAYER = """
 import keras
@@ -125,3 +125,16 @@ def stepper(kind="Stepper", width=8, **more):
     """A net of the model class `kind` for 4 inputs and 3 classes; arguments as of `of_class`."""
     hidden = layer("Dense", name="hidden", units=width, activation="relu")
     return of_class(functional(hidden, layer("Dense", name="out", units=3, activation="softmax")), kind, **more)
+
+
+ZERO = pickled("zero_loss", "def zero_loss(y_true, y_pred):\n    return 0\n")
+
+
+SQUARED = pickled(
+    "squared",
+    """
+def squared(y_true, y_pred):
+    import keras
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+""",
+)

@@ -2,7 +2,7 @@
 
 import json
 
-from workload import ADAM, alike, dense
+from support.workload import ADAM, alike, dense
 
 DEFAULTS = {
     "pg_mop.kernel": "plain",

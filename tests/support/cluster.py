@@ -20,7 +20,7 @@ import time
 import psycopg2
 import testing.postgresql
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCAL = ROOT / ".local"
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers test at the same time, and `trainers` must not count theirs
     LOCAL = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_stream_"))

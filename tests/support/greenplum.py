@@ -8,7 +8,7 @@ import os
 import psycopg2.extensions
 import pytest
 
-from conftest import Client
+from support.client import Client
 
 
 def needed(tests):
@@ -30,7 +30,7 @@ class Database:
 
     def __init__(self, name):
         self.name = name
-        # (as tests/cluster.py does)
+        # (as support/cluster.py does)
         self._drop(f"CREATE DATABASE {name}", f"ALTER DATABASE {name} SET pg_mop.reuse = off")
         self.db = Client(Coordinator(), name)
         self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")

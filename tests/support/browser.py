@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from support.cluster import eventually
+
 DESKTOP, PHONE = (1400, 900, False), (390, 844, True)  # width, height, is a phone
 # what can be pressed, with less than 24 pixels
 SMALL = """return [...document.querySelectorAll('button, a, input, select, summary')]
@@ -76,3 +78,39 @@ def press(browser, key):
     from selenium.webdriver.common.keys import Keys
 
     ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
+
+
+def opened(browser, page, path, ready="#board tbody tr"):
+    """Open a page of the dashboard, and wait for a part of it."""
+    browser.get(page.address)
+    browser.get(f"http://127.0.0.1:{page.port}{path}")
+    assert eventually(lambda: value(browser, f"document.querySelectorAll('{ready}').length > 0"), 120)
+
+
+# texts of pictures whose contrast with the page is below 4.5
+FAINT = """
+    const lin = c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+    const lum = text => {
+        const [r, g, b] = text.match(/[\\d.]+/g).map(v => lin(text.startsWith('color(srgb') ? +v : v / 255));
+        return .2126 * r + .7152 * g + .0722 * b;
+    };
+    const paper = lum(getComputedStyle(document.body).backgroundColor);
+    return [...document.querySelectorAll('.picture svg text')].filter(e => e.checkVisibility()).map(e => {
+        const own = lum(getComputedStyle(e).fill), [a, b] = [Math.max(own, paper), Math.min(own, paper)];
+        return [(a + .05) / (b + .05), e.textContent];
+    }).filter(([ratio]) => ratio < 4.5)"""
+
+
+def shown(browser, name):
+    """Scroll a picture into view, and wait until it is drawn."""
+    browser.execute_script(f"document.getElementById('{name}-picture').scrollIntoView({{ block: 'center' }})")
+    drawn = f"document.querySelectorAll('#{name}-picture svg *').length > 3"
+    assert eventually(lambda: value(browser, drawn), 60), name
+
+
+def focus(browser, name):
+    browser.execute_script(f"document.querySelector('#{name}-picture > [tabindex]').focus()")
+
+
+def readout(browser, name):
+    return text(browser, f"#{name}-picture .readout")

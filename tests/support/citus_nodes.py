@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
-from cluster import Cluster, programs, run_text
-from conftest import Client
+from support.client import Client
+from support.cluster import Cluster, programs, run_text
 
 
 class Nodes:

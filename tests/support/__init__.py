@@ -1,0 +1,1 @@
+"""Servers, sessions, data and checks that the tests share."""
