@@ -26,15 +26,17 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian docs help demo demo-table demo-space check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
+.PHONY: debian docs help demo demo-table demo-space check test test-all test-third freeze-test test-ray test-torch test-systems \
+  soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install missing packages, start an embedded PostgreSQL, run the demo'
 	@echo 'make demo-table the same with a table of columns of all kinds: train, predict, measure'
 	@echo 'make demo-space the same with a space of models: an evolution that inherits weights, and its family tree'
 	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
-	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
-	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
+	@echo 'make check     the tests without a server: under two minutes'
+	@echo 'make test      the tests of all that a change may break: up to 20 minutes;  make test TESTS=tests/sql  one part of them'
+	@echo 'make test-all  these, and the thorough ones: before an issue is called resolved'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make test-torch  the tests of Keras on PyTorch, likewise'
 	@echo 'make test-systems  on another Debian, which it makes in /srv/systems (as root);  SYSTEM=trixie, its name'
@@ -86,7 +88,10 @@ SOURCES = plpy_modules mop_udf
 $(LOCAL)/bytecode: $(LOCAL)/packages $(shell find $(SOURCES) -name '*.py')
 	@$(VENV)/bin/python -m compileall -q $(SOURCES) && touch $@
 
-start test test-ray test-torch check soak: $(LOCAL)/bytecode
+TESTING = check test test-all test-third
+start $(TESTING) test-ray test-torch soak: $(LOCAL)/bytecode
+$(TESTING) test-ray test-torch soak: $(LOCAL)/packages $(LOCAL)/extension
+test test-all test-third: $(LOCAL)/debian-tests
 
 start: $(LOCAL)/packages $(LOCAL)/extension
 	@$(SERVER) start
@@ -109,32 +114,42 @@ demo-table:
 demo-space:
 	@demo/run.sh space
 
-# three at a time on two cores: most tests wait for half of their time
-SIDE_BY_SIDE = -n 3 --dist loadfile
+SUITE = tools/as_server_user.sh $(VENV)/bin/python -B tools/suite.py
 
-test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,$(SIDE_BY_SIDE)) $(PYTEST_ARGS) $(TESTS)
+check:
+	@$(SUITE) check $(PYTEST_ARGS)
+
+test:
+	@$(SUITE) $(or $(TESTS),test) $(PYTEST_ARGS)
+
+test-all:
+	@$(SUITE) all $(PYTEST_ARGS)
+
+# one of three parts of the tests that are in `make test-all` alone, another one after each commit; THIRD=0, 1 or 2
+THIRD ?= $(shell git rev-list --count HEAD)
+test-third:
+	@$(SUITE) third:$(THIRD) $(PYTEST_ARGS)
+
+# `make test` on a machine that stands still for 3 to 8 seconds every 15 to 35 seconds (as root)
+freeze-test:
+	@tools/freeze.py $(MAKE) test
 
 # installed on request, because Ray is large
-test-ray: $(LOCAL)/packages $(LOCAL)/extension
+test-ray:
 	@tools/packages.sh $(VENV)/bin/python --editable '.[ray]'
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
+	@$(SUITE) tests/thorough/engines/test_ray.py $(PYTEST_ARGS)
 
-test-torch: $(LOCAL)/packages $(LOCAL)/extension
+test-torch:
 	@tools/packages.sh $(VENV)/bin/python --editable '.[torch]'
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/equivalence/test_frameworks.py \
-	  tests/unit/test_framework.py tests/unit/test_settings_of_machines.py
+	@$(SUITE) 'frameworks' $(PYTEST_ARGS)
 
 SYSTEM ?= trixie
 # in another Debian system: the demo, `make check`, and the suites that depend most on the server
 test-systems:
 	@tools/systems.sh $(SYSTEM)
 
-check: $(LOCAL)/packages $(LOCAL)/extension
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(SIDE_BY_SIDE) -m slice $(PYTEST_ARGS)
-
 SECONDS ?= 1800
-soak: $(LOCAL)/packages $(LOCAL)/extension
+soak:
 	@tools/as_server_user.sh $(VENV)/bin/python -B tests/soak/soak.py --seconds $(SECONDS) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults '$(FAULTS)')
 

@@ -30,13 +30,6 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(f"    {line[:200]}")
 
 
-def pytest_collection_modifyitems(items):
-    """`make check` also runs the tests in tests/unit, except those that train many models."""
-    for item in items:
-        if item.path.parent.name == "unit" and not item.get_closest_marker("thorough"):
-            item.add_marker("slice")
-
-
 @pytest.fixture(autouse=True)
 def no_pictures_are_left():
     """matplotlib keeps every figure until it is closed, and warns when there are many."""
@@ -52,15 +45,26 @@ def server():
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def template(server):
+    """The name of a database with the extension in schema madlib, which the databases of the test files are copies of."""
+    maker = connect(server, "postgres")
+    maker.cursor().execute("CREATE DATABASE with_extension")
+    client = Client(server, "with_extension")
+    client.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
+    client.close()
+    maker.close()
+    return "with_extension"
+
+
 @pytest.fixture(scope="module")
-def db(server, request):
+def db(server, template, request):
     """A superuser's session in a new database with the extension in schema madlib."""
     name = "t_" + request.module.__name__.replace(".", "_")[-50:].lower()
     maker = connect(server, "postgres")
     maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-    maker.cursor().execute(f'CREATE DATABASE "{name}"')
+    maker.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE {template}')
     client = Client(server, name)
-    client.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
     yield client
     client.close()
     maker.cursor().execute(f'DROP DATABASE "{name}" WITH (FORCE)')

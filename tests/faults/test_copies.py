@@ -10,6 +10,7 @@ import pytest
 from support.client import Calling, Client
 from support.cluster import eventually
 from support.servers import CALL, Servers
+from support.tries import tries
 from support.workload import ADAM, assert_invariants, holding, is_under_way, last_run, selection
 
 REPLICAS = "SET pg_mop.replicas = 2"
@@ -254,7 +255,7 @@ def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(se
         "JOIN madlib.mop_stage_state n USING (run_id, stage) "
         "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))"
     )
-    for _ in range(5):  # (it may have come elsewhere in the very moment)
+    for once in tries(5):  # (it may have come elsewhere in the very moment)
         call, run_id = servers.begin("SET pg_mop.replicas = 1; SET pg_mop.reuse = off; SET pg_mop.resume = off")
         servers.relay.delay = 0.5  # a state needs a while from there
         try:
@@ -268,8 +269,7 @@ def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(se
         try:
             servers.db.run(resume)
         except psycopg2.Error as caught:
-            error = str(caught)
-            break
+            once.counts, error = True, str(caught)
         finally:
             servers.workers[0].start()
     assert f'model states of run {run_id} are on servers that are away alone: "w1"' in error

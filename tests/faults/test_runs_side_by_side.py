@@ -9,6 +9,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.tries import tries
 from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
 ROLES = [f"turn{n}" for n in range(10)]
@@ -410,7 +411,7 @@ def test_a_run_of_high_priority_trains_first_and_the_other_loses_nothing(db, ann
     """The long run is preempted at the end of a command: no unit is done twice, and its replay has the same weights."""
     db.run("SET pg_mop.chain_seconds = 0.2; SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.kernel = 'loop'")
     ann.run("SET pg_mop.threads = 2; SET pg_mop.reuse = off; SET pg_mop.kernel = 'loop'; SET pg_mop.priority = 10")
-    for _ in range(3):  # (a run that has not asked for ten seconds, since the machine stood still, loses its turn)
+    for once in tries():  # (a run that has not asked for ten seconds, since the machine stood still, loses its turn)
         db.run("DROP TABLE IF EXISTS turn_models, turn_models_info, turn_models_summary")
         call = Calling(
             db.another(),
@@ -431,9 +432,8 @@ def test_a_run_of_high_priority_trains_first_and_the_other_loses_nothing(db, ann
         }  # fmt: skip
         first, last = times[short][0]["began"], times[short][-1]["ended"]
         inside = [unit for unit in times[long] if first < unit["began"] < last]
-        if not inside:
-            break
-    assert times[long][-1]["ended"] > last and not inside, (first, last, inside)
+        once.counts = not inside
+    assert times[long][-1]["ended"] > last, (first, last)
     assert (
         db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND NOT shared", [long])
         == 64
@@ -454,7 +454,7 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
         blocks.ask(1000, busy=1000)
         return db.value("SELECT state FROM madlib.mop_queue WHERE owner = 'turner'") == "waits"
 
-    for _ in range(3):  # (the machine may stand still while it is heard)
+    for once in tries():  # (the machine may stand still while it is heard)
         call = Calling(
             waiter,
             "SELECT madlib.madlib_keras_fit_multiple_model('turn_rows_packed', 'turn_models3', 'turn_short', 1, FALSE)",
@@ -464,10 +464,7 @@ def test_a_waiting_run_hears_a_cancel_and_its_owner_may_go(db, ann, data):
         db.run("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE usename = 'turner' AND state = 'active' "
                "AND query LIKE 'SELECT madlib.madlib_keras_fit%'")  # fmt: skip
         assert call.end().pgcode == "57014"
-        took = time.monotonic() - began
-        if took < 5:
-            break
-    assert took < 5
+        once.counts = time.monotonic() - began < 5
     blocks.close()
     waiter.run("SELECT madlib.mop_resume((SELECT max(run_id) FROM madlib.mop_runs WHERE owner = 'turner'))")
     for client in (holder, waiter):

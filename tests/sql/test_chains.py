@@ -11,6 +11,7 @@ import pytest
 from support.client import Calling
 from support.cluster import eventually
 from support.trainers import of_backend, trainers
+from support.tries import tries
 from support.workload import (
     ADAM,
     NAN,
@@ -213,14 +214,13 @@ def begun(db, output, table, iterations=400):
 def ended(db, output, table, by):
     """The error of a call that is ended `by` a function of PostgreSQL, while its chains are being trained.
 
-    (A run that does not wait for the test may end before: three times it begins anew.)"""
-    for _ in range(3):
+    (A run that does not wait for the test may end before.)"""
+    for once in tries():
         caller, calling = begun(db, output, table)
         db.run(f"SELECT {by}(%s)", [caller.connection.info.backend_pid])
         error = calling.end()
         caller.close()
-        if error is not None:
-            break
+        once.counts = error is not None
     return error
 
 

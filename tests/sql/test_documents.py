@@ -9,6 +9,7 @@ import pytest
 
 from support.client import Calling, Client
 from support.cluster import ROOT, Cluster, eventually
+from support.tries import tries
 from support.workload import ADAM, is_under_way, layer, load, selection, sequential
 
 
@@ -34,13 +35,12 @@ def psql(db):
 def in_time(psql, sql, before="SELECT 1"):
     """Run SQL that trains within a time limit in psql: (exit status, output).
 
-    A slow machine may evaluate no trial within the limit. Then the SQL runs again after the SQL `before`, up to three times.
+    A slow machine may evaluate no trial within the limit. Then the SQL runs again after the SQL `before`.
     """
-    for _ in range(3):
+    for once in tries():
         assert psql(before)[0] == 0
         status, text = psql(sql)
-        if "no trial was evaluated within the time limit" not in text:
-            break
+        once.counts = "no trial was evaluated within the time limit" not in text
     return status, text
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.tries import tries
 from support.workload import ADAM, alike, dense, fit, load, make_data, runs_made, selection
 
 CLASSES = ["a", "b", "c"]
@@ -387,10 +388,9 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
 def warmed(db, client, output):
     """Train, so that several trainers of the client's role are idle in the pool: then worker sessions predict."""
     idle = "SELECT count(*) > 1 AND bool_and(state = 'idle') FROM madlib.mop_trainers"
-    for _ in range(3):  # (a trainer that starts late may find nothing to train)
+    for once in tries():  # (a trainer that starts late may find nothing to train)
         fit(client, "flowers_packed", output, "mst", iterations=1)
-        if eventually(lambda: db.value(idle), 20):
-            break
+        once.counts = eventually(lambda: db.value(idle), 20)
 
 
 @pytest.fixture(scope="module")

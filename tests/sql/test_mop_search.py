@@ -8,6 +8,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.tries import tries
 from support.workload import ADAM, dense, holding, last_run, load, make_data, selection
 
 SPACE = (
@@ -640,13 +641,13 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
         "ARRAY[%s], ARRAY['batch_size=4'])",
         [ADAM.format(0.01)],
     )
-    other, in_time = db.another(), 0
-    for attempt in range(10):
+    other = db.another()
+    for once in tries(10):
         db.run("DROP TABLE IF EXISTS held, held_info, held_summary")
         before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
         call = Calling(
             other,
-            f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
+            f"SET pg_mop.reuse = off; SET pg_mop.seed = {once.number}; SELECT "
             "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)",
         )
         begun = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}"
@@ -656,12 +657,10 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
             db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
         asked = db.value("SELECT clock_timestamp()")
         assert call.end() is None
-        if asked < db.value(
+        once.counts = asked < db.value(
             "SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1", [run_id]
-        ):
-            assert db.value("SELECT count(*) FROM held") == 2
-            in_time += 1
-    assert in_time
+        )
+    assert db.value("SELECT count(*) FROM held") == 2
     other.close()
 
 
@@ -679,7 +678,7 @@ def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=4")])
     other, accepted = db.another(), 0
     other.run("SET pg_mop.reuse = off")
-    for _ in range(3):  # (a run may have ended before the first is added)
+    for once in tries():  # (a run may have ended before the first is added)
         db.run("DROP TABLE IF EXISTS added, added_info, added_summary, added_trials")
         before = last_run(db) or 0
         del other.connection.notices[:]
@@ -697,8 +696,7 @@ def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call
                 error = refused
             time.sleep(0.1)
         assert calling.end() is None
-        if accepted:
-            break
+        once.counts = accepted > 0
     late = sum("came too late" in notice for notice in other.connection.notices)
     there = db.value(
         "SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s", [run_id, ADAM.format(0.02)]

@@ -23,7 +23,7 @@ import testing.postgresql
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCAL = ROOT / ".local"
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers test at the same time, and `trainers` must not count theirs
-    LOCAL = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_stream_"))
+    LOCAL = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_stream_"))  # (tools/suite.py says where)
     atexit.register(shutil.rmtree, LOCAL, ignore_errors=True)
 HOME = LOCAL / "venv"  # where the extension finds its packages
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -73,9 +73,11 @@ class Cluster(testing.postgresql.Postgresql):
 
     def __init__(self, small_mb=None, clock=False, **settings):
         self.child_process = None  # (the base class's destructor needs it, if this function fails)
+        self.started = False
         self.bin, self.password, self.port, self.small_mb = programs(), None, free_port(), small_mb
         # below /tmp, because the path of a socket has a limit of 107 bytes
-        self.temporary = tempfile.TemporaryDirectory(prefix="pg_mop_", dir="/tmp", ignore_cleanup_errors=True)
+        below = os.environ.get("PG_MOP_SUITE", "/tmp")
+        self.temporary = tempfile.TemporaryDirectory(prefix="pg_mop_", dir=below, ignore_cleanup_errors=True)
         self.home = pathlib.Path(self.temporary.name)
         self.data, self.small, self.log = self.home / "data", self.home / "small", self.home / "Cluster.log"
         self.configuration = {
@@ -130,7 +132,23 @@ class Cluster(testing.postgresql.Postgresql):
         ]
 
     def start(self):
-        """Start the server and wait until it accepts sessions. Raises RuntimeError with the end of the log."""
+        """Start the server and wait until it accepts sessions. Raises RuntimeError with the end of the log.
+
+        Where another program has taken the port meanwhile, the first start takes another port.
+        """
+        for left in (2, 1, 0):
+            try:
+                self._start()
+                self.started = True
+                return
+            except RuntimeError as error:
+                if not left or self.started or "could not bind IP" not in str(error):
+                    raise
+                self.port = self.settings["port"] = free_port()
+                with open(self.data / "postgresql.conf", "a") as file:
+                    file.write(f"port = {self.port}\n")
+
+    def _start(self):
         # The base class would truncate the log. It would also start the server in the session of the terminal, where
         # Ctrl-C ends the server before the tests have looked at it.
         with open(self.log, "ab") as log:
@@ -160,7 +178,7 @@ class Cluster(testing.postgresql.Postgresql):
 
     def terminate(self, *_):
         try:
-            super().terminate()
+            super().terminate(signal.SIGINT)  # sessions that tests have left open are not waited for
         except RuntimeError:  # the server has not ended in time
             self.kill()
 
