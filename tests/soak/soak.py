@@ -25,11 +25,7 @@ import psycopg2
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from support.client import Client, connect  # noqa: E402
-from support.cluster import (  # noqa: E402
-    Cluster,
-    client_program,
-    eventually,  # noqa: E402
-)
+from support.cluster import Cluster, client_program, eventually  # noqa: E402
 from support.trainers import all_trainers, of_backend, trainers  # noqa: E402
 from support.workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
