@@ -1,0 +1,6 @@
+"""What the interfaces promise, as classes of tests: one for procedures, schedulers, columns, features, samplers and kernels."""
+
+from support.conformance.procedures import ProcedureConformance
+from support.conformance.samplers import SamplerConformance
+
+__all__ = ["ProcedureConformance", "SamplerConformance"]
