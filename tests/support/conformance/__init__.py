@@ -2,5 +2,6 @@
 
 from support.conformance.procedures import ProcedureConformance
 from support.conformance.samplers import SamplerConformance
+from support.conformance.schedulers import SchedulerConformance
 
-__all__ = ["ProcedureConformance", "SamplerConformance"]
+__all__ = ["ProcedureConformance", "SamplerConformance", "SchedulerConformance"]
