@@ -1,7 +1,14 @@
 """What the interfaces promise, as classes of tests: one for procedures, schedulers, columns, features, samplers and kernels."""
 
+from support.conformance.columns import ColumnConformance, FeatureConformance
 from support.conformance.procedures import ProcedureConformance
 from support.conformance.samplers import SamplerConformance
 from support.conformance.schedulers import SchedulerConformance
 
-__all__ = ["ProcedureConformance", "SamplerConformance", "SchedulerConformance"]
+__all__ = [
+    "ColumnConformance",
+    "FeatureConformance",
+    "ProcedureConformance",
+    "SamplerConformance",
+    "SchedulerConformance",
+]
