@@ -134,7 +134,7 @@ def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
     rooms = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     named = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
     assert named == rooms
-    for room in rooms - {"unit", "thorough"}:
+    for room in rooms - {"unit"}:
         assert any("mark.slice" in path.read_text() for path in (ROOT / "tests" / room).glob("test_*.py")), room
 
 
