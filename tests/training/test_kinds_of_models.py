@@ -88,7 +88,6 @@ def assert_same(model, shapes):
         assert (np.asarray(output) == np.asarray(other)).all()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_models_of_keras_applications(name):
     import keras
