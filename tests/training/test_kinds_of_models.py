@@ -6,29 +6,9 @@ import os
 import numpy as np
 import pytest
 
+from support.built import assert_same, functional
+
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-
-APPLICATIONS = {
-    "MobileNet": 32,
-    "MobileNetV2": 32,
-    "MobileNetV3Small": 32,
-    "EfficientNetB0": 32,
-    "ResNet50": 32,
-    "DenseNet121": 32,
-    "Xception": 71,
-    "InceptionV3": 75,
-    "NASNetMobile": 32,
-    "VGG16": 32,
-    "ConvNeXtTiny": 32,
-}
-
-
-def functional(shape, call):
-    """A model of what `call` makes of its input."""
-    import keras
-
-    x = keras.Input(shape)
-    return keras.Model(x, call(x, keras.layers, keras.ops))
 
 
 def shortcut(x, k, ops):
@@ -62,39 +42,6 @@ OUTPUTS = {
         ),
     ),
 }
-
-
-def assert_same(model, shapes):
-    """The model's JSON gives, after the check, the model itself; and `shapes` are those of its outputs."""
-    import keras
-
-    from mop_udf import architecture, architecture_shapes, models
-
-    text = model.to_json()
-    made = architecture.check(text)
-    built = models.build(made, 3)
-    assert models.output_shapes(built) == shapes
-    for known, shape in zip(architecture_shapes.output_widths(made, len(shapes)), shapes):
-        assert known in (None, shape[-1])
-    keras.utils.set_random_seed(3)
-    plain = keras.models.model_from_json(text)
-    assert [w.shape for w in built.weights] == [w.shape for w in plain.weights]
-    for weight, other in zip(built.get_weights(), plain.get_weights()):
-        assert (weight == other).all(), "the same seed draws the same initial weights"
-    inputs = [np.random.default_rng(1).random((2, *i.shape[1:]), "f4") for i in plain.inputs]
-    inputs = inputs[0] if len(inputs) == 1 else inputs
-    outputs, others = built(inputs), plain(inputs)
-    for output, other in zip([outputs] if len(shapes) == 1 else outputs, [others] if len(shapes) == 1 else others):
-        assert (np.asarray(output) == np.asarray(other)).all()
-
-
-@pytest.mark.parametrize("name", APPLICATIONS)
-def test_models_of_keras_applications(name):
-    import keras
-
-    side = APPLICATIONS[name]
-    assert_same(getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=3), [[3]])
-    keras.backend.clear_session()
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

@@ -6,77 +6,15 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import evaluation, model_cache, parameter_names, params, state
+from mop_udf import evaluation, model_cache, params, state
 from mop_udf.kernels.batch_size import BatchSize
+from support.scored import by_keras, compiled, in_pieces, rows
 from support.workload import dense, layer, sequential
 
-PIECES = (1, 7, 0, 130, 62)  # rows
-WIDE = sorted(parameter_names.METRICS - {"ctc"})
 
-
-def rows(classes, seed=0):
-    """200 rows sorted by label, so that pieces have other classes."""
-    random = np.random.default_rng(seed)
-    labels = np.sort(random.integers(0, max(classes, 2), 200))
-    x = random.normal(size=(200, 4)).astype("f4") + labels[:, None]
-    return x, (np.eye(classes, dtype="i2")[labels] if classes > 1 else labels[:, None].astype("i2"))
-
-
-def compiled(loss="categorical_crossentropy", metrics=(), classes=3, architecture=None, **more):
-    text = f"loss='{loss}', optimizer='SGD()', metrics={list(metrics)!r}"
-    text += "".join(f", {k}={v}" for k, v in more.items())
-    return model_cache.ModelCache().get(
-        architecture or dense(classes=classes), params.parse_compile_params(text), {}, 5
-    )
-
-
-def in_pieces(model, columns, inputs=1):
-    """The scores from the sums of pieces, each evaluated for itself, in another order."""
-    weights = state.values(model.model.weights)
-    total, start = 0, 0
-    parts = []
-    for count in PIECES:
-        pieces = evaluation.Evaluation(model, weights, inputs)
-        if count:
-            pieces.add(tuple(c[start : start + count] for c in columns))
-            parts.append(np.array(pieces.report()["sums"]))
-        start += count
-    assert start == len(columns[0])
-    for part in reversed(parts):
-        total = total + part
-    return model.score(total)
-
-
-def by_keras(model, columns, loss, metrics, inputs=1, **more):
-    """What Keras' evaluate says of all rows in one batch."""
-    model.model.compile(optimizer="sgd", loss=loss, metrics=metrics, **more)
-    x, y = list(columns[:inputs]), list(columns[inputs:])
-    return model.model.evaluate(
-        x[0] if inputs == 1 else x, y[0] if len(y) == 1 else y, batch_size=len(x[0]), verbose=0, return_dict=True
-    )
-
-
-@pytest.mark.filterwarnings("ignore:In loss categorical_crossentropy:SyntaxWarning")  # Keras', of a single output
-@pytest.mark.parametrize("classes", [3, 1])
-def test_every_metric_of_pieces_is_that_of_all_rows(classes):
-    loss = "categorical_crossentropy" if classes > 1 else "mse"
-    columns, names = rows(classes), list(WIDE)
-    one = sequential("one", [4], layer("Dense", name="out", units=1, activation="sigmoid"))
-    model = compiled(loss, names, architecture=one if classes == 1 else None)
-    scores = in_pieces(model, columns)
-    assert list(scores["metrics"]) == names and scores["metric"] == scores["metrics"][names[0]]
-    assert scores["rows"] == 200
-    of_width = "binary_crossentropy" if classes == 1 else "categorical_crossentropy"  # Keras refuses the short names
-    theirs = by_keras(model, columns, loss, [n for n in names if n not in ("ce", "crossentropy")])
-    theirs.update(ce=theirs[of_width], crossentropy=theirs[of_width])
-    assert scores["metrics"] == pytest.approx(
-        {n: float(np.mean(theirs[n])) for n in names}, rel=2e-5, abs=2e-6, nan_ok=True
-    )
-    assert scores["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", sorted(parameter_names.LOSSES - {"ctc", "CTC"}))
-def test_every_loss_of_pieces_is_that_of_all_rows(loss):
+@pytest.mark.parametrize("loss", ["dice", "poisson"])
+def test_a_loss_of_pieces_is_that_of_all_rows(loss):
+    """Every loss: tests/thorough/test_scores.py."""
     columns = rows(3)
     model = compiled(loss)
     assert in_pieces(model, columns)["loss"] == pytest.approx(by_keras(model, columns, loss, None)["loss"], rel=1e-5)

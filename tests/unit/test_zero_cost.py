@@ -1,13 +1,8 @@
-"""The zero-cost filter: scores as published, the order of members, and when it is dropped."""
+"""The zero-cost filter: the order of members, and when it is dropped. (Scores: training/test_zero_cost.py.)"""
 
 import json
-import math
-import os
-import subprocess
-import sys
 from random import Random
 
-import numpy as np
 import pytest
 
 from pg_mop.search import SearchError, create
@@ -15,10 +10,7 @@ from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
 from pg_mop.search.zero_cost import PROBES, Filter, filter_by, read, spearman
 from pg_mop.spaces import Base, ModelSpace
-from support.workload import OTHERS, dense, layer, sequential
-
-os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+from support.workload import dense
 
 GRID = {"loss": ["mse"], "batch_size": [8, 16]}
 MUTATORS = [
@@ -141,118 +133,3 @@ def test_which_searches_may_have_a_filter():
     for name, models in (("tpe", True), ("grid", True), ("asha", False)):
         with pytest.raises(SearchError):
             read(name, {"filter": "synflow"}, models)
-
-
-# --- scores, as the trainer computes them -----------------------------------------------------------------------------
-
-
-def convolutional():
-    return sequential(
-        "cnn",
-        [6, 6, 1],
-        layer("Conv2D", name="conv", filters=3, kernel_size=3, activation="relu"),
-        layer("BatchNormalization", name="norm"),
-        layer("Flatten", name="flat"),
-        layer("Dense", name="hidden", units=5, activation="relu"),
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
-
-
-@pytest.mark.parametrize("text", [dense(16), convolutional()])
-def test_synflow_is_the_sum_of_weights_times_gradients(text):
-    import keras
-    import tensorflow as tf
-
-    from mop_udf import models, zero_cost
-
-    def made():
-        return models.build(models.normalise(text), 3)
-
-    model = made()
-    models.maker_of(model.outputs[0]).activation = keras.activations.linear
-    trained = {id(v) for v in model.trainable_variables}
-    model.set_weights([np.abs(np.asarray(v)) if id(v) in trained else np.asarray(v) for v in model.weights])
-    with tf.GradientTape() as tape:
-        flow = tf.reduce_sum(model(tf.ones((1, *model.input_shape[1:])), training=False))
-    gradients = tape.gradient(flow, [v.value for v in model.trainable_variables])
-    wanted = sum(float(tf.reduce_sum(g * v.value)) for g, v in zip(gradients, model.trainable_variables))
-    assert zero_cost.synflow(made()) == pytest.approx(wanted, rel=1e-4)
-
-
-def test_naswot_is_the_determinant_of_agreeing_units():
-    from mop_udf import models, zero_cost
-
-    model = models.build(models.normalise(dense(64)), 3)
-    rows = np.random.default_rng(1).normal(size=(8, 4)).astype("f4")
-    kernel, bias = model.get_layer("hidden").get_weights()
-    on = rows @ kernel + bias > 0
-    agree = np.array([[(a == b).sum() for b in on] for a in on], float)
-    assert zero_cost.naswot(model, [rows]) == pytest.approx(np.linalg.slogdet(agree)[1]) and np.linalg.det(agree) > 1
-    rows[3] = rows[2]
-    assert math.isnan(zero_cost.naswot(model, [rows])), "log 0"
-
-
-JACOB_COV = """
-import numpy as np
-import keras
-from mop_udf import models, zero_cost
-from workload import dense, layer, sequential
-
-def wanted(jacobian):
-    values = np.linalg.eigvalsh(np.corrcoef(jacobian))
-    return -np.sum(np.log(values + 1e-5) + 1 / (values + 1e-5))
-
-rows = np.random.default_rng(1).normal(size=(12, 4)).astype("f4")
-model = models.build(models.normalise(dense(64)), 3)
-kernel, bias, last, _ = [np.asarray(w, "f8") for w in model.get_weights()]
-jacobian = ((rows @ kernel + bias > 0) * last.sum(axis=1)) @ kernel.T  # without the softmax, which adds up to 1
-assert abs(zero_cost.jacob_cov(model, [rows]) / wanted(jacobian) - 1) < 1e-3
-
-# two inputs, whose gradients are parts of one Jacobian
-first, second = keras.Input([4], name="a"), keras.Input([3], name="b")
-both = keras.layers.Concatenate()([first, second])
-ends = keras.layers.Softmax()(keras.layers.Dense(2, activation="tanh")(both))
-model = keras.Model([first, second], [ends])
-more = np.random.default_rng(2).normal(size=(12, 3)).astype("f4")
-kernel, bias = [np.asarray(w, "f8") for w in model.get_weights()]
-outer = 1 - np.tanh(np.concatenate([rows, more], 1) @ kernel + bias) ** 2
-assert abs(zero_cost.jacob_cov(model, [rows, more]) / wanted(outer @ kernel.T) - 1) < 1e-3
-
-# the rows of an embedding are whole numbers: there is no gradient
-words = models.build(models.normalise(sequential("words", [4], layer("Embedding", name="words", input_dim=9, output_dim=2),
-    layer("Flatten", name="flat"), layer("Dense", name="out", units=2))), 3)
-assert np.isnan(zero_cost.jacob_cov(words, [np.ones((5, 4), "f4")]))
-# a line has the same gradient at each row: all rows correlate
-line = models.build(models.normalise(sequential("net", [4], layer("Dense", name="out", units=3))), 1)
-assert zero_cost.jacob_cov(line, [rows]) < -11 * 9e4, zero_cost.jacob_cov(line, [rows])
-"""
-
-
-@pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
-def test_jacob_cov_is_the_score_of_correlations_between_jacobians(backend):
-    """Also of other frameworks, each in a process of its own: Keras has one for a process."""
-    ended = subprocess.run(
-        [sys.executable, "-B", "-c", JACOB_COV],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "KERAS_BACKEND": backend,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-        },
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_a_net_that_has_no_score_or_cannot_be_built_has_none():
-    from mop_udf import zero_cost
-
-    linear = sequential("net", [4], layer("Dense", name="out", units=3))
-    rows = [np.ones((4, 4), "f4")]
-    hostile = json.dumps({"class_name": "Sequential", "config": {"layers": [{"class_name": "Lambda", "config": {}}]}})
-    nets = [(1, linear), (2, hostile), (3, dense(16))]
-    assert zero_cost.scores(nets, 1, "naswot", rows)[:2] == [None, None]
-    made = zero_cost.scores(nets, 1, "synflow", [])
-    assert made[1] is None and math.isfinite(made[0]) and made == zero_cost.scores(nets, 1, "synflow", [])
