@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pathlib
 import re
 
 import pytest
@@ -10,8 +9,9 @@ import pytest
 from pg_mop.report import again, causes, widening
 from pg_mop.report.advice import Facts, next_steps, remedy
 from pg_mop.report.summary import curve, told
+from support.cluster import ROOT
 
-CSS = (pathlib.Path(__file__).parents[2] / "plpy_modules" / "pg_mop" / "report" / "page.css").read_text()
+CSS = (ROOT / "plpy_modules" / "pg_mop" / "report" / "page.css").read_text()
 HOSTILE = """'); DROP TABLE x; -- "</script>"""
 
 

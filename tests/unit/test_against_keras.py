@@ -4,7 +4,6 @@ import functools
 import inspect
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,9 +11,10 @@ import sys
 import keras
 import pytest
 
+from support.cluster import ROOT
 from support.workload import OTHERS
 
-SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "against_keras.py"
+SCRIPT = ROOT / "tests" / "support" / "against_keras.py"
 NAMES = re.findall(r'^    "([^"]+)": (?:Case|optimized)\(', SCRIPT.read_text(), re.MULTILINE)
 ROUNDING = {"plain": 1e-6, "loop": 1e-5, "xla": 2e-4, "vmap": 2e-4}  # of weights, after a dozen mini-batches
 
@@ -47,7 +47,7 @@ def test_training_and_evaluation_are_keras(backend, case):
 
 @pytest.mark.parametrize("function", ["compile", "fit"])
 def test_the_table_has_every_argument_of_keras(function):
-    text = (pathlib.Path(__file__).parents[2] / "docs/compatibility.md").read_text()
+    text = (ROOT / "docs/compatibility.md").read_text()
     table = text.split(f"| `{function}` | in pg_mop |")[1].split("\n\n")[0]
     named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")}
     arguments = set(inspect.signature(getattr(keras.Model, function)).parameters) - {"self"}

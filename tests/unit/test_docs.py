@@ -1,11 +1,10 @@
 """The documents name tests and functions that exist."""
 
-import pathlib
 import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from support.cluster import ROOT
 
 
 def test_the_tests_that_the_compatibility_table_names_exist():
@@ -15,10 +14,11 @@ def test_the_tests_that_the_compatibility_table_names_exist():
     for row in rows:
         module = None
         for part in row.split(", "):
-            found = re.fullmatch(r"(?:(\w+/\w+)(?:::)?)?(\w+)?( \(.*\))?|-", part)
+            found = re.fullmatch(r"(?:((?:\w+/)+\w+)(?:::)?)?(\w+)?( \(.*\))?|-", part)
             assert found, part
             if found[1]:
-                module = (ROOT / "tests" / found[1].replace("/", "/test_")).with_suffix(".py").read_text()
+                folder, _, name = found[1].rpartition("/")
+                module = (ROOT / "tests" / folder / f"test_{name}.py").read_text()
             if found[2]:
                 assert re.search(rf"^def test_{found[2]}\(", module, re.M), part
 

@@ -1,12 +1,11 @@
 """What a release says of itself is the same everywhere, and what is released is whole."""
 
 import json
-import pathlib
 import re
 
 import pg_mop
+from support.cluster import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 META = json.loads((ROOT / "META.json").read_text())
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
