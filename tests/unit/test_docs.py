@@ -130,14 +130,6 @@ def test_the_tests_that_the_reliability_document_names_exist():
             assert f"def test_{name.removeprefix('test_')}(" in there, name
 
 
-def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
-    rooms = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    named = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
-    assert named == rooms
-    for room in rooms - {"unit"}:
-        assert any("mark.slice" in path.read_text() for path in (ROOT / "tests" / room).glob("test_*.py")), room
-
-
 def test_the_search_document_names_every_procedure_with_its_parameters_and_defaults():
     from pg_mop.search import OF_MODELS, PROCEDURES
 
