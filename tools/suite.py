@@ -83,7 +83,7 @@ class Suite:
 
     def pytest(self, *arguments):
         """Run pytest in a process group of its own, and return its exit status."""
-        command = [sys.executable, "-B", "-m", "pytest", "-p", "cacheprovider", "-o", f"cache_dir={self.home}/cache"]
+        command = [sys.executable, "-B", "-m", "pytest", "-o", f"cache_dir={self.home}/cache"]
         self.running = subprocess.Popen(
             [*command, f"--basetemp={self.home}/pytest", *arguments],
             cwd=ROOT,
