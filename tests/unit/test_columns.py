@@ -1,7 +1,5 @@
 """Column types, without a server: what a value becomes on its way into a buffer, a model, and a prediction."""
 
-import doctest
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +8,12 @@ import pytest
 from pg_mop import columns
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import Kind
-from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, Transform, base, madlib
+from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, Transform, madlib
 from pg_mop.columns.weight import Weight
 from pg_mop.packing.buffers import Buffers
 from pg_mop.packing.source_columns import _type_like
-
-
-def wire(array, dtype=">f4"):
-    """An array as array_send writes it."""
-    array = np.asarray(array, dtype)
-    head = struct.pack(">iii", array.ndim, 0, 700) + b"".join(struct.pack(">ii", d, 1) for d in array.shape)
-    return head + b"".join(struct.pack(">i", array.itemsize) + np.array(v, dtype).tobytes() for v in array.ravel())
+from support.conformance import ColumnConformance
+from support.conformance.columns import Packed, wire
 
 
 @dataclass
@@ -64,8 +57,12 @@ def in_buffers(transform, wires, size):
     return [*gathered.add(arrays), *([gathered.take()] if gathered.rows else [])]
 
 
-def test_the_example_of_the_base_class_runs():
-    assert doctest.testmod(base).failed == 0
+class TestColumns(ColumnConformance):
+    """A new column type is an entry of COLUMN_CASES in tests/support/conformance/columns.py."""
+
+
+class TestAnotherColumn(ColumnConformance):
+    cases = {Angle: Packed(Angle("a", {"shape": [2], "turn": 360}), [[0.0, 90.0]], [float("nan")], 2)}
 
 
 def test_a_new_column_type_goes_from_raw_values_to_predictions(registered):
@@ -119,18 +116,6 @@ def test_validation_rows_have_the_type_of_the_training_column_though_no_request_
     assert found is OnRequest and found.fit_like(source, Request(), trained, None).parameters["turn"] == 400
     chosen_anew = _type_like(Identity("y", {}), source, Request(), [OneHot])
     assert chosen_anew is OneHot, "of MADlib's types the source decides, and fit_like compares"
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        Scale("x", {"constant": 255.0, "shape": [2, 2]}),
-        OneHot("y", {"classes": [None, "a", None], "sql_type": "text"}),
-        Identity("z", {"dtype": "float32", "shape": [1], "scalar": True}),
-    ],
-)
-def test_json_and_back(column):
-    assert columns.from_json(column.to_json()) == column
 
 
 def test_an_unknown_type_is_named():

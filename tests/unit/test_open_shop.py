@@ -19,6 +19,7 @@ from pg_mop.schedule.open_shop import Operation, check, loads, longest, longest_
 from pg_mop.schedule.simulator import makespan as makespan_of
 from pg_mop.schedule.simulator import simulate
 from pg_mop.schedule.what_if import Step, Work, compare
+from support.simulated import assert_nobody_is_idle_for_ever
 
 PLANNED = ["vector-rearrangement", "milp", "monte-carlo"]
 
@@ -47,27 +48,25 @@ def heuristics(shop):
     }
 
 
-@pytest.mark.parametrize("jobs,places", [(1, 3), (5, 1), (3, 3), (16, 8), (40, 4), (7, 12)])
 @pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_every_schedule_is_valid_and_not_shorter_than_the_lower_bound(jobs, places, missing):
-    for seed in range(4):
-        shop = shop_of(seed, jobs, places, 100, missing)
+def test_every_schedule_is_valid_and_not_shorter_than_the_lower_bound(missing):
+    for jobs, places in ((1, 3), (5, 1), (3, 3), (16, 8), (7, 12)):
+        shop = shop_of(1, jobs, places, 100, missing)
         for schedule in heuristics(shop).values():
             check(shop, schedule)
             assert makespan(schedule) >= lower_bound(shop) - 1e-9
 
 
 def test_a_schedule_without_needless_idle_time_keeps_the_bound_of_the_paper():
-    for seed in range(30):
+    for seed in range(5):
         shop = shop_of(seed, 6, 4, 10)
         for schedule in heuristics(shop).values():
             assert makespan(schedule) <= lower_bound(shop) + 3 * longest(shop) + 1e-9
 
 
-@pytest.mark.parametrize("places", [2, 3, 4, 6])
-def test_vector_rearrangement_is_optimal_for_many_jobs(places):
-    for seed in range(5):
-        shop = shop_of(seed, 40 * places, places, 3)
+def test_vector_rearrangement_is_optimal_for_many_jobs():
+    for places in (2, 4):
+        shop = shop_of(1, 40 * places, places, 3)
         assert max(loads(shop).values()) >= (places**2 + places - 1) * longest(shop), "the condition of the paper"
         schedule = vector_rearrangement.schedule(shop)
         check(shop, schedule)
@@ -75,12 +74,11 @@ def test_vector_rearrangement_is_optimal_for_many_jobs(places):
 
 
 @pytest.mark.parametrize("order", [compact_order, order_of_proof])
-@pytest.mark.parametrize("count,dimension", [(1, 1), (2, 2), (9, 3), (60, 2), (40, 7)])
-def test_partial_sums_in_compact_order_stay_below_the_steinitz_bound(order, count, dimension):
+def test_partial_sums_in_compact_order_stay_below_the_steinitz_bound(order):
     import numpy as np
 
-    for seed in range(5):
-        rows = np.random.default_rng(seed).random((count, dimension))
+    for count, dimension in ((1, 1), (2, 2), (9, 3), (40, 2), (20, 7)):
+        rows = np.random.default_rng(1).random((count, dimension))
         vectors = rows - rows.mean(axis=0)
         found = order(vectors)
         assert sorted(found) == list(range(count))
@@ -91,21 +89,19 @@ def test_partial_sums_in_compact_order_stay_below_the_steinitz_bound(order, coun
 
 def test_milp_finds_the_optimum_of_tiny_shops():
     pytest.importorskip("scipy")
-    better = 0
-    for seed in range(12):
+    for seed in range(4):
         for jobs, places in ((2, 3), (3, 2), (2, 2)):
             shop = shop_of(seed, jobs, places, 3)
             shop[0] = {place: seconds * random.Random(seed).uniform(0.3, 2) for place, seconds in shop[0].items()}
             solution = milp.solve(shop, 20)
             assert makespan(solution.schedule) == pytest.approx(optimum(shop), rel=1e-3), solution.why
-            better += makespan(solution.schedule) < makespan(milp.heuristic(shop)) - 1e-6
     hard = [{0: 3.0, 1: 4.0, 2: 3.0}, {0: 3.0, 1: 3.0, 2: 4.0}, {0: 4.0, 1: 3.0, 2: 3.0}, {0: 1.0, 1: 1.0, 2: 1.0}]
     assert makespan(milp.solve(hard, 20).schedule) <= makespan(milp.heuristic(hard))
 
 
 def test_milp_is_never_worse_than_the_heuristic_it_starts_from():
     pytest.importorskip("scipy")
-    for seed, seconds in ((2, 0.01), (3, 1.0), (5, 1.0)):
+    for seed, seconds in ((2, 0.01), (3, 0.5)):
         shop = shop_of(seed, 12, 6, 10)
         solution = milp.solve(shop, seconds)
         check(shop, solution.schedule)
@@ -157,16 +153,15 @@ def draw(seed, configurations, places, ratio):
 
 @pytest.mark.parametrize("name", PLANNED)
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("configurations,places,iterations", [(16, 8, 1), (9, 4, 3), (3, 5, 2)])
+@pytest.mark.parametrize("configurations,places,iterations", [(12, 6, 1), (7, 3, 2)])
 def test_with_known_times_a_plan_is_never_longer_than_longest_first(
     name, known, configurations, places, iterations, monkeypatch
 ):
-    monkeypatch.setattr(milp, "MOST_SECONDS", 0.5)
-    for seed in range(3):
-        costs, speeds = draw(seed, configurations, places, 10)
-        planned, _ = run(name, costs, speeds, iterations, seed, known)
-        if known:
-            assert planned <= run("longest-first", costs, speeds, iterations, seed, known)[0] * (1 + 1e-6)
+    monkeypatch.setattr(milp, "MOST_SECONDS", 0.2)
+    costs, speeds = draw(1, configurations, places, 10)
+    planned, _ = run(name, costs, speeds, iterations, 1, known)
+    if known:
+        assert planned <= run("longest-first", costs, speeds, iterations, 1, known)[0] * (1 + 1e-6)
 
 
 def test_a_plan_shortens_a_run_that_longest_first_leaves_longer_than_it_must_be():
@@ -256,7 +251,7 @@ def copied(name, copies, seed, failed=None, slow=4.0, configurations=6):
 
 @pytest.mark.parametrize("name", ["randomized", "longest-first", "monte-carlo", "vector-rearrangement"])
 def test_where_a_segment_has_a_copy_its_units_may_go_there(name):
-    means = {copies: sum(copied(name, copies, seed) for seed in range(5)) / 5 for copies in (1, 2, 3)}
+    means = {copies: sum(copied(name, copies, seed) for seed in range(2)) / 2 for copies in (1, 2, 3)}
     assert means[2] < 0.7 * means[1]
     assert means[3] < means[1]
 
@@ -264,7 +259,7 @@ def test_where_a_segment_has_a_copy_its_units_may_go_there(name):
 @pytest.mark.parametrize("name", ["randomized", "longest-first"])
 def test_a_chain_of_copies_relieves_a_slow_server_by_all_others(name):
     """A server is three times as slow as the other three: no schedule takes less than 1.2 times as long as without."""
-    for seed in range(3):
+    for seed in range(1):
         even, alone, relieved = (
             copied(name, copies, seed, slow=slow, configurations=16) for copies, slow in ((2, 1.0), (1, 3.0), (2, 3.0))
         )
@@ -369,44 +364,4 @@ def test_cores_that_a_run_dealt_are_dealt_anew():
 
 @pytest.mark.parametrize("name", ["monte-carlo", "vector-rearrangement"])
 def test_whatever_happens_a_plan_leaves_nobody_idle_for_ever(name):
-    """Units that are lost, workers that come and go, configurations that stop and fail, while a plan is followed."""
-    strict = 0
-    for seed in range(100):
-        source = random.Random(seed)
-        configurations, places, iterations = source.randint(2, 8), source.randint(2, 5), source.randint(1, 3)
-        plan, costs = Plan(), [10 ** source.random() for _ in range(configurations)]
-        for key in range(1, configurations + 1):
-            metrics = [iterations] if source.random() < 0.3 else ()
-            plan.ask(key, str(key), lambda iteration, key=key: (str(key), ""), iterations, metrics)
-        board = Board(plan, range(places))
-        cost_of = lambda stage, costs=costs: costs[stage.mst_key - 1]  # noqa: E731
-        scheduler = SCHEDULERS[name](board, seed, lambda number, p=plan: p.stages[number].mst_key, cost_of)
-        running, waited = {}, False
-        for _ in range(5000):
-            waited = waited or scheduler.waits
-            for worker in scheduler.arrange([w for w in board.workers if w not in running]):
-                unit = None if worker in running else scheduler.choose(worker)
-                if unit is not None:
-                    board.start(unit)
-                    running[worker] = unit
-            if board.done:
-                break
-            assert running, f"seed {seed}: all workers are idle"
-            worker, luck = source.choice(sorted(running)), source.random()
-            if luck < 0.1:
-                board.release(running.pop(worker))
-            elif luck < 0.13:
-                board.serve(source.sample(range(places), source.randint(1, places)) if luck < 0.12 else range(places))
-                for gone in set(running) - set(board.workers):
-                    board.release(running.pop(gone))
-            elif luck < 0.14:
-                board.withdraw(source.randint(1, configurations))
-            elif luck < 0.145:
-                board.fail(running.pop(worker).stage)
-            else:
-                unit = running.pop(worker)
-                board.finish(unit)
-                scheduler.finished(unit, cost_of(plan.stages[unit.stage]))
-        assert board.done
-        strict += waited
-    assert strict > 5
+    assert_nobody_is_idle_for_ever(name, range(10))

@@ -9,18 +9,12 @@ from hypothesis import strategies as st
 
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
-from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.board import Board
 from pg_mop.schedule.cost import Costs
-from pg_mop.schedule.logged import Logged
-from pg_mop.schedule.simulator import simulate
+from pg_mop.schedule.randomized import Randomized
+from support.conformance.schedulers import Story, values
 
 ROOT = identity.root({"model": 1})
-
-
-def values(*along):
-    """Parameters that are these values, by iteration; the last one holds."""
-    return lambda iteration: (f"lr={along[min(iteration, len(along)) - 1]}", "")
 
 
 def numbers(stages):
@@ -260,179 +254,6 @@ def test_passes_left_are_counted_by_key():
     assert board.passes_left(None, 0) == 10
 
 
-def test_a_replay_visits_in_the_logged_order():
-    plan = Plan()
-    for key in (1, 2):
-        plan.ask(key, ROOT, values(0, key), 2)
-    order = {1: [2, 0, 1], 2: [0, 2, 1], 3: [1, 0, 2]}
-    for name in SCHEDULERS:
-        if name != "round-robin":  # has an order of its own
-            plan = Plan()
-            for key in (1, 2):
-                plan.ask(key, ROOT, values(0, key), 2)
-            board = Logged(plan, [0, 1, 2], order=order)
-            visits = simulate(board, SCHEDULERS[name](board, 1), lambda unit: 1 + unit.segment)
-            found = {}
-            for v in visits:
-                found.setdefault(v.unit.stage, []).append(v.unit.segment)
-            assert found == order
-
-
-# --- anything may happen at any time -------------------------------------------------------------------------------
-class Story:
-    """A run with random trials, withdrawals, faults and places, beside the simplest account of what must hold."""
-
-    def __init__(self, seed, name):
-        self.random = random.Random(seed)
-        self.plan = Plan()
-        self.segments = list(range(self.random.randint(1, 3)))
-        self.validation = list(range(self.random.randint(0, 2)))
-        self.name, self.trials, self.units, self.running = name, {}, set(), []
-        self.told, self.gone, self.kept = set(), set(), set()
-        self.begin()
-
-    def begin(self):
-        self.board = Board(self.plan, self.segments, self.validation)
-        self.board.key_of = lambda stage: stage.parameters[0]
-        self.tell(self.board.restore(self.units))
-        self.scheduler = SCHEDULERS[self.name](self.board, self.random.random(), lambda number: number % 2)
-
-    def tell(self, stages):
-        for stage in stages:
-            assert stage.trials and self.board.ended(stage.number)
-            self.told.add(stage.number)
-
-    def ask(self):
-        if self.trials and self.random.random() < 0.5:
-            key = self.random.choice(list(self.trials))
-        else:
-            key = len(self.trials) + 1
-            self.trials[key] = self.random.choice([1, 2]), [self.random.choice([1, 1, 2]) for _ in range(5)]
-        start, along = self.trials[key]
-        until = min(5, len(self.plan.path(key)) + self.random.randint(0, 3))
-        evaluated = {i for i in range(1, until + 1) if self.random.random() < 0.3}
-        self.gone.discard(key)
-        stages = self.plan.ask(key, identity.root(start), values(*along), until, evaluated)
-        self.told -= {stage.number for stage in stages}
-        self.tell(self.board.add(stages))
-        if self.plan.failed(key):
-            self.board.withdraw(key)
-            self.gone.add(key)
-        self.told |= {s.number for s in self.plan.path(key) if self.board.ended(s.number)}  # who asks can see that
-
-    def withdraw(self):
-        if self.trials:
-            key = self.random.choice(list(self.trials))
-            self.tell(self.board.withdraw(key))
-            self.gone.add(key)
-
-    def fail(self):
-        if self.running and self.random.random() < 0.2:
-            unit = self.random.choice(self.running)[1]
-            stage = self.plan.stages[unit.stage]
-            trials = {key for key in self.trials if stage in self.plan.path(key)}
-            assert self.board.fail(unit.stage) == trials and all(map(self.plan.failed, trials))
-            self.gone |= trials
-
-    def start(self):
-        idle = set(self.board.workers) - {place for place, _ in self.running}
-        for place in self.scheduler.arrange(idle):
-            if place in {at for at, _ in self.running}:
-                continue
-            eligible = self.board.eligible(place)
-            unit = self.scheduler.choose(place)
-            if unit is None:
-                continue
-            stage = self.plan.stages[unit.stage]
-            assert unit in eligible or self.board.reserved(unit.stage) is not None
-            assert unit not in self.units and unit not in [u for _, u in self.running]
-            assert stage.trials and not stage.failed and (stage.parent is None or stage.parent.trained)
-            if unit.kind == "train":
-                assert all(u.stage != unit.stage for _, u in self.running if u.kind == "train")
-            else:
-                assert stage.trained
-            self.board.start(unit)
-            self.running.append((place, unit))
-            coming = self.scheduler.coming(place) if self.random.random() < 0.5 else None
-            self.board.reserve(place, coming and coming.stage)
-
-    def finish(self):
-        if self.running:
-            place, unit = self.running.pop(self.random.randrange(len(self.running)))
-            if self.random.random() < 0.15:
-                self.board.release(unit)
-                return
-            if not self.plan.stages[unit.stage].failed:
-                self.units.add(unit)
-            self.tell(self.board.finish(unit))
-            self.scheduler.finished(unit, 1 + self.random.random())
-
-    def serve(self):
-        self.board.serve(range(self.random.randint(1, 4)))
-
-    def resume(self):
-        """The coordinator dies, and another one takes over."""
-        if self.random.random() < 0.2:
-            self.running = []
-            before, self.plan = self.plan, Plan()
-            for s in before.stages.values():
-                self.plan.restore(
-                    s.number, s.parent and s.parent.number, s.iteration, s.identity, s.parameters, s.failed
-                )
-            for key, (start, along) in self.trials.items():
-                path = before.path(key)
-                evaluated = {s.iteration for s in path if s.evaluated_for and key in s.evaluated_for}
-                self.plan.ask(key, identity.root(start), values(*along), len(path), evaluated)
-            self.begin()
-
-    def check(self):
-        for stage in self.plan.stages.values():
-            assert stage.trials == {key for key in self.trials if stage in self.plan.path(key)}
-        for segment in self.segments:
-            left = Counter()
-            for number, stage in self.plan.stages.items():
-                if stage.trials and not stage.failed:
-                    visited = Unit(stage.iteration, number, "train", "training", segment) in self.units
-                    assert self.board.visits_left(number, segment) == (not visited)
-                    left[stage.parameters[0]] += not visited
-            assert self.board.passes_left(None, segment) == left.total()
-            assert all(self.board.passes_left(key, segment) == n for key, n in left.items())
-
-    def end(self):
-        while not self.board.done:
-            self.start()
-            assert self.running, "nobody can go on"
-            self.finish()
-        for key in set(self.trials) - self.gone:
-            for stage in self.plan.path(key):
-                assert self.board.ended(stage.number) and stage.number in self.told
-                assert {
-                    Unit(stage.iteration, stage.number, "train", "training", s) for s in self.segments
-                } <= self.units
-                assert (
-                    not stage.evaluated
-                    or {Unit(stage.iteration, stage.number, "evaluate", *key) for key in self.board.datasets}
-                    <= self.units
-                )
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.integers(0, 10**9),
-    st.sampled_from(sorted(SCHEDULERS)),
-    st.lists(
-        st.sampled_from("ask ask start start finish finish finish withdraw fail serve resume".split()), max_size=60
-    ),
-)
-def test_whatever_happens_nothing_is_lost_or_done_twice(seed, name, events):
-    story = Story(seed, name)
-    story.ask()
-    for event in events:
-        getattr(story, event)()
-        story.check()
-    story.end()
-
-
 # --- costs ---------------------------------------------------------------------------------------------------------
 def test_the_critical_path_is_what_a_stage_and_the_longest_below_it_have_left():
     plan = Plan()
@@ -479,7 +300,7 @@ class Silent:
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_left_is_the_sum_of_what_every_stage_has_left(seed):
     source = random.Random(seed)
-    story = Story(seed, "randomized")
+    story = Story(seed, Randomized)
     for _ in range(40):
         source.choice([story.ask, story.start, story.finish])()
         costs, board = story.scheduler.costs, story.board

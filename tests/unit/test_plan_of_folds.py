@@ -1,74 +1,19 @@
-"""Segments as folds: what each trial visits and is evaluated on, under every scheduler and in a replay."""
-
-import functools
+"""Segments as folds: their keys, what is left of them, and their means (visits: tests/support/conformance/schedulers.py)."""
 
 import pytest
 
-from pg_mop.plan import folds, identity
-from pg_mop.plan.stages import Plan
+from pg_mop.plan import folds
 from pg_mop.run import metrics
 from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board
-from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.simulator import simulate
-
-SEGMENTS = range(5)
-HELD_OUT = folds.deal(SEGMENTS, 2)
-
-
-def board_with_folds(kind=Board, iterations=3):
-    """Two configurations with two folds each, and metrics after the last iterations."""
-    own = [{"mst_key": 1}, {"mst_key": 2}]
-    configurations = [*own, *folds.trials(own, HELD_OUT)]
-    held_out = {c["mst_key"]: c.get("held_out", ()) for c in configurations}
-    plan = Plan()
-    for key in held_out:
-        root = identity.root({"mst_key": key})
-        plan.ask(key, root, lambda iteration: ("", ""), iterations, (iterations - 1, iterations))
-    return kind(plan, SEGMENTS, held_out=lambda stage: held_out[stage.mst_key]), held_out
-
-
-def assert_no_leak(board, held_out, visits):
-    found = {}
-    for visit in visits:
-        stage = board.plan.stages[visit.unit.stage]
-        found.setdefault((stage.mst_key, stage.iteration, visit.unit.kind), []).append(visit.unit.segment)
-    for key, segments in held_out.items():
-        for iteration in (1, 2, 3):
-            assert sorted(found[key, iteration, "train"]) == [s for s in SEGMENTS if s not in segments]
-            evaluated = sorted(found.get((key, iteration, "evaluate"), []))
-            assert evaluated == ([] if iteration == 1 else sorted(segments) or list(SEGMENTS))
-    assert board.done
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_fold_trains_outside_its_segments_and_is_evaluated_on_them(name):
-    board, held_out = board_with_folds()
-    assert_no_leak(board, held_out, simulate(board, SCHEDULERS[name](board, 7), lambda unit: 1.0 + unit.segment / 3))
-    assert all(board.passes_left(None, segment) == 0 for segment in SEGMENTS)
-
-
-def test_a_replay_of_folds_visits_in_the_logged_order():
-    board, _ = board_with_folds()
-    order = {}
-    for visit in simulate(board, SCHEDULERS["randomized"](board, 3), lambda unit: 1.0):
-        if visit.unit.kind == "train":
-            order.setdefault(visit.unit.stage, []).append(visit.unit.segment)
-    again, held_out = board_with_folds(functools.partial(Logged, order=order))
-    visits = simulate(again, SCHEDULERS["longest-first"](again, 5), lambda unit: 1.0)
-    assert_no_leak(again, held_out, visits)
-    found = {}
-    for visit in sorted(visits, key=lambda visit: visit.start):
-        if visit.unit.kind == "train":
-            found.setdefault(visit.unit.stage, []).append(visit.unit.segment)
-    assert found == order
+from support.conformance.schedulers import with_folds
 
 
 def test_a_board_goes_on_with_folds_where_an_earlier_one_stopped():
-    board, held_out = board_with_folds()
+    board, held_out = with_folds()
     visits = simulate(board, SCHEDULERS["longest-first"](board, 5), lambda unit: 1.0)
     begun, rest = visits[:20], visits[20:]
-    again, _ = board_with_folds()
+    again, _ = with_folds()
     again.restore(visit.unit for visit in begun)
     left = simulate(again, SCHEDULERS["longest-first"](again, 5), lambda unit: 1.0)
     assert {visit.unit for visit in left} == {visit.unit for visit in rest}
@@ -77,19 +22,14 @@ def test_a_board_goes_on_with_folds_where_an_earlier_one_stopped():
 def test_the_keys_of_folds_are_above_all_others():
     made = folds.trials([{"mst_key": 7}, {"mst_key": 3}], [[0], [1], [2]])
     assert [(c["mst_key"], c["fold_of"], c["fold"], c["held_out"]) for c in made] == [
-        (8, 7, 1, [0]),
-        (9, 7, 2, [1]),
-        (10, 7, 3, [2]),
-        (11, 3, 1, [0]),
-        (12, 3, 2, [1]),
-        (13, 3, 3, [2]),
+        (8 + 3 * at + fold, key, fold + 1, [fold]) for at, key in enumerate((7, 3)) for fold in range(3)
     ]
     with pytest.raises(OverflowError):
         folds.trials([{"mst_key": folds.MOST_KEY}], [[0], [1]])
 
 
 def test_the_keys_of_a_searchs_folds_meet_no_other_trial():
-    made = [folds.trials_of_search({"mst_key": key}, HELD_OUT) for key in (1, 2, 999_999)]
+    made = [folds.trials_of_search({"mst_key": key}, folds.deal(range(5), 2)) for key in (1, 2, 999_999)]
     assert [[(c["mst_key"], c["fold_of"], c["fold"]) for c in its] for its in made] == [
         [(10_000_001, 1, 1), (20_000_001, 1, 2)],
         [(10_000_002, 2, 1), (20_000_002, 2, 2)],
@@ -99,7 +39,7 @@ def test_the_keys_of_a_searchs_folds_meet_no_other_trial():
 
 
 def test_folds_that_stop_together_end_with_the_iteration_that_the_furthest_has_begun():
-    board, _ = board_with_folds()
+    board, _ = with_folds()
     for iteration in (1, 2):  # of fold 1 of configuration 1: it has begun iteration 2
         number = board.plan.path(3)[iteration - 1].number
         for segment in (1, 3) if iteration == 1 else (1,):
@@ -116,8 +56,8 @@ def test_folds_that_stop_together_end_with_the_iteration_that_the_furthest_has_b
 
 def test_folds_that_end_after_a_given_iteration_end_with_it_unless_one_is_in_the_next():
     for begun, end in ((False, 1), (True, 2)):
-        board, _ = board_with_folds()
-        visits = [(1, 0, s) for s in SEGMENTS] + [(3, 0, 1), (3, 0, 3), (3, 1, 1), (3, 1, 3)]
+        board, _ = with_folds()
+        visits = [(1, 0, s) for s in range(5)] + [(3, 0, 1), (3, 0, 3), (3, 1, 1), (3, 1, 3)]
         visits += [(4, 0, 0), (4, 0, 2), (4, 0, 4), *([(4, 1, 2)] if begun else [])]
         for key, iteration, segment in visits:
             unit = board.unit(board.plan.path(key)[iteration].number, "train", "training", segment)
@@ -140,17 +80,10 @@ def test_the_lines_of_an_iteration_have_the_mean_over_folds():
         {1: {}, 2: {}, 3: {"fold": 1, "fold_of": 1}, 4: {"fold": 2, "fold_of": 1}, 5: {"fold": 1, "fold_of": 2}}
     )
     rows = [
-        {
-            "mst_key": key,
-            "iteration": 1,
-            "stage": key,
-            "dataset": "training",
-            "loss": loss,
-            "metrics": {"accuracy": loss / 2},
-            "took": 1.0,
-        }
+        {"mst_key": key, "iteration": 1, "stage": key, "dataset": "training", "loss": loss, "took": 1.0}
         for key, loss in ((1, 0.1), (2, 0.2), (3, 1.0), (4, 3.0), (5, 9.0))
     ]
+    rows = [{**row, "metrics": {"accuracy": row["loss"] / 2}} for row in rows]
     found = metrics.with_folds(rows, configurations)
     assert [(r["mst_key"], r["dataset"], r["loss"]) for r in found] == [
         (1, "training", 0.1),

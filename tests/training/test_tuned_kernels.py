@@ -57,7 +57,6 @@ def test_what_is_compiled_ahead_trains_nothing_and_is_used_at_once():
     assert kernels.loops["xla"].compilations == 1
 
 
-@pytest.mark.thorough
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
     from mop_udf.kernels import timed_loop
@@ -120,20 +119,6 @@ def test_a_doubtful_kernel_that_cannot_be_had_is_not_waited_for():
     autotuner.busy.clear()
     autotuner.refused["xla"] = "no"
     assert autotuner.next_kernel(1000, 1000) == "loop"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
-@pytest.mark.parametrize("most", [None, 3, 17])
-def test_pieces_give_what_the_whole_gives(kernel, most):
-    data, results = random_rows(203), []
-    for sizes in ([203], [50, 50, 50, 53], [1] * 203, [7, 196]):
-        model, starts = compiled(), np.cumsum([0, *sizes])
-        chunks = [tuple(c[a:b] for c in data) for a, b in zip(starts, starts[1:])]
-        report = model.kernels.train(iter(chunks), 203, 8, 1, most=most, forced=kernel, streams=len(sizes) > 1)
-        assert report["rows"] == (203 if most is None else 8 * most) and iterations(model) == (most or 26)
-        results.append((report["loss"], report["metrics"], [w.tobytes() for w in model.model.get_weights()]))
-    assert all(result == results[0] for result in results)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -282,7 +267,6 @@ def in_turn(cache, count, rounds):
     return len(made)
 
 
-@pytest.mark.thorough
 def test_compiled_models_are_kept_as_long_as_memory_holds_them():
     from mop_udf import model_cache
 

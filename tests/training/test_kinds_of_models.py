@@ -88,7 +88,6 @@ def assert_same(model, shapes):
         assert (np.asarray(output) == np.asarray(other)).all()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_models_of_keras_applications(name):
     import keras
@@ -214,3 +213,28 @@ def test_what_keras_refuses_is_named(config, said):
     with pytest.raises(models.ConfigurationError) as caught:
         models.build(models.normalise(text), 1)
     assert str(caught.value).startswith(f"Keras refuses the architecture: {said}")
+
+
+def test_numbers_in_pieces_are_those_of_the_definition():
+    import keras
+
+    from mop_udf import architecture, models
+    from pg_mop.plan import nets
+
+    edges = ((-2.0, -1.0, 0.0, 3.0), (0.0, 1.0))
+    given = nets.Input("features", (4,), pieces=nets.Pieces(1, edges))
+    text = nets.architecture([given], [nets.Output("y")], nets.Body((), pieces=True))
+    model = models.build(architecture.check(text), 1)
+    joined = next(layer for layer in reversed(model.layers) if layer.__class__.__name__ == "Concatenate")
+    rows = np.array([[9, -3, 0, 9], [9, -1.5, 1, 9], [9, 1.5, 0.5, 9], [9, 5, 2, 9]], "f4")
+    made = keras.Model(model.inputs, joined.output).predict(rows, verbose=0)
+    pieces = np.array(
+        [
+            [
+                np.clip((x - a) / (b - a), 0, 1)
+                for x, (a, b) in zip((row[1], row[2]) * 3, [(-2, -1), (0, 1), (-1, 0), (0, 1), (0, 3), (0, 1)])
+            ]
+            for row in rows
+        ]
+    )
+    assert np.allclose(made, np.concatenate([rows, pieces], 1), atol=1e-5)

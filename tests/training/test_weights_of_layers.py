@@ -229,28 +229,3 @@ def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path)
         sums.add((x, wanted))
         assert sums.report()["loss"] < 1e-6
     keras.backend.clear_session()
-
-
-@pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_kernels_train_behind_an_adapted_normalization_as_keras_does(kernel, frozen, tmp_path):
-    import keras
-
-    from mop_udf import compiled_model, state
-    from mop_udf.kernels.autotuner_memory import AutotunerMemory
-
-    x = keras.Input((3,))
-    inner = keras.Sequential([keras.Input((3,)), keras.layers.Normalization(name="norm")], name="inner")
-    inner.trainable = not frozen
-    model = keras.Model(x, keras.layers.Dense(2, name="out")(inner(x)))
-    random = np.random.default_rng(0)
-    rows, y = random.normal(5, 2, (64, 3)).astype("f4"), random.normal(size=(64, 2)).astype("f4")
-    inner.layers[-1].adapt(rows)
-    compiled = compiled_model.CompiledModel(model.to_json(), COMPILE, {}, lambda *_: AutotunerMemory(), "name", seed=1)
-    compiled.start(1)
-    compiled.set_weights(state.weights_to_bytes(model.get_weights()))
-    compiled.kernels.train([(rows, y)], 64, 16, 1, forced=kernel)
-    model.compile(keras.optimizers.SGD(0.01), "mean_squared_error")
-    model.fit(rows, y, batch_size=16, shuffle=False, verbose=0)
-    for ours, its in zip(compiled.model.get_weights(), model.get_weights()):
-        assert np.allclose(ours, its, rtol=1e-4, atol=1e-5)

@@ -56,7 +56,6 @@ def by_keras(model, columns, loss, metrics, inputs=1, **more):
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:In loss categorical_crossentropy:SyntaxWarning")  # Keras', of a single output
 @pytest.mark.parametrize("classes", [3, 1])
 def test_every_metric_of_pieces_is_that_of_all_rows(classes):
@@ -76,7 +75,6 @@ def test_every_metric_of_pieces_is_that_of_all_rows(classes):
     assert scores["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("loss", sorted(parameter_names.LOSSES - {"ctc", "CTC"}))
 def test_every_loss_of_pieces_is_that_of_all_rows(loss):
     columns = rows(3)

@@ -241,7 +241,6 @@ def test_what_comes_last_is_the_cut():
     assert [type(layer).__name__ for layer in split.head.own_layers] == ["Dropout", "Dense"]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["MobileNetV2", "MobileNetV3Small", "EfficientNetB0"])
 def test_bases_of_keras_applications(name):
     """All of it is a prefix, but where it has Dropout, which Keras does not switch off in training."""
@@ -307,7 +306,6 @@ def test_other_prefixes_have_other_digests(other):
     assert one.digest() != two.digest()
 
 
-@pytest.mark.thorough
 def test_prefixes_of_equal_digests_compute_the_same():
     """Whatever the order in which their graphs and their layers are told."""
 
@@ -416,7 +414,6 @@ OPTIMIZERS = (
 )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kernel,optimizer",
     [*(("loop", optimizer) for optimizer in OPTIMIZERS), ("plain", OPTIMIZERS[1]), ("xla", OPTIMIZERS[2])],
@@ -430,7 +427,6 @@ def test_the_head_trains_as_the_whole_does(kernel, optimizer):
     )  # which puts other operations together
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(CUT)[1:])
 def test_every_kind_of_model_trains_as_the_whole_does(name):
     call, shape, _ = CUT[name]
@@ -463,7 +459,6 @@ def test_a_custom_loss_and_weights_of_classes_count_in_the_head():
     assert abs(other[0][0] - results[1][0][0]) > 1e-3, "the classes' weights matter"
 
 
-@pytest.mark.thorough
 def test_dropout_after_the_cut_draws_what_it_draws_in_the_whole():
     original = model(lambda x, k: head(k.Dropout(0.5)(k.Flatten()(base(k)(x))), k))
     rows = columns(original)
@@ -474,7 +469,6 @@ def test_dropout_after_the_cut_draws_what_it_draws_in_the_whole():
     assert "xla" in made.cut.kernels.refused
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float16", "float64"])
 def test_other_dtypes_train_as_in_the_whole(policy):
     def call(x, k):

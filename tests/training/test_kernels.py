@@ -1,0 +1,23 @@
+"""Every kernel of TensorFlow gives the results of Keras. A new kernel is an entry of `cases` of KernelConformance."""
+
+import os
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+from mop_udf import parameter_names, params
+from support.conformance import KernelConformance
+from support.conformance.kernels import PAIRS, parsed
+
+
+class TestKernels(KernelConformance):
+    """More optimizers and schedules: tests/thorough/test_kernels.py."""
+
+
+def test_every_optimizer_has_its_pair():
+    assert {name.split(",")[0] for name in PAIRS} == set(parameter_names.OPTIMIZERS)
+
+
+def test_numbers_of_different_signs_do_not_share():
+    texts = "momentum=0|momentum=0.1|momentum=0.2|momentum=-0.1|lr=0.1|nesterov=True|clipnorm=1.0|clipnorm=2.0"
+    keys = [str(params.without_scalars(parsed(f"SGD({text})"))) for text in texts.split("|")]
+    assert keys[1] == keys[2] and len(set(keys)) == 7
