@@ -327,23 +327,15 @@ def test_num_classes_widens_the_vectors_and_pads_the_class_values(db):
 
 def test_summary_columns_have_the_contract_types(db):
     packed = train(db)
-    types = db.run(
-        "SELECT attname AS c, format_type(atttypid, NULL) AS t FROM pg_attribute "
+    types = db.value(
+        "SELECT string_agg(attname || ' ' || format_type(atttypid, NULL), ', ' ORDER BY attnum) FROM pg_attribute "
         f"WHERE attrelid = '{packed}_summary'::regclass AND attnum > 0"
     )
-    assert [(r["c"], r["t"]) for r in types] == [
-        ("source_table", "text"),
-        ("output_table", "text"),
-        ("dependent_varname", "text[]"),
-        ("independent_varname", "text[]"),
-        ("dependent_vartype", "text[]"),
-        ("y_class_values", "integer[]"),
-        ("buffer_size", "integer"),
-        ("normalizing_const", "real"),
-        ("num_classes", "integer[]"),
-        ("distribution_rules", "text"),
-        ("__internal_gpu_config__", "text"),
-    ]
+    assert types == (
+        "source_table text, output_table text, dependent_varname text[], independent_varname text[], dependent_vartype "
+        "text[], y_class_values integer[], buffer_size integer, normalizing_const real, num_classes integer[], "
+        "distribution_rules text, __internal_gpu_config__ text"
+    )
 
 
 def test_validation_of_one_row_uses_training_classes_constant_and_other_names(db):
