@@ -18,134 +18,41 @@ COMPILE = {
     "loss_weights": None,
 }
 
-# arguments of layers that need some, by the shape of their input
-VECTOR = {
-    "Activation": ["relu"],
-    "ActivityRegularization": [],
-    "AlphaDropout": [0.5],
-    "BatchNormalization": [],
-    "CategoryEncoding": [4],
-    "Dense": [3],
-    "Dropout": [0.5],
-    "ELU": [],
-    "GaussianDropout": [0.5],
-    "GaussianNoise": [0.1],
-    "Identity": [],
-    "LayerNormalization": [],
-    "LeakyReLU": [],
-    "Masking": [],
-    "Normalization": [],
-    "PReLU": [],
-    "RMSNormalization": [],
-    "ReLU": [],
-    "RepeatVector": [2],
-    "Rescaling": [0.5],
-    "Reshape": [(2, 2)],
-    "Softmax": [],
-    "SpectralNormalization": "Dense",
-    "UnitNormalization": [],
-    "Embedding": [9, 3],
-}
-SEQUENCE = {
-    "AveragePooling1D": [2],
-    "Bidirectional": "GRU",
-    "Conv1D": [3, 2],
-    "Conv1DTranspose": [3, 2],
-    "Cropping1D": [1],
-    "EinsumDense": ["abc,cd->abd", (None, 3)],
-    "Flatten": [],
-    "GRU": [3],
-    "GlobalAveragePooling1D": [],
-    "GlobalMaxPooling1D": [],
-    "GroupNormalization": [2],
-    "LSTM": [3],
-    "MaxPooling1D": [2],
-    "Normalization": [],
-    "Permute": [(2, 1)],
-    "RNN": "LSTMCell",
-    "SeparableConv1D": [3, 2],
-    "SimpleRNN": [3],
-    "SpatialDropout1D": [0.5],
-    "TimeDistributed": "Normalization",
-    "UpSampling1D": [2],
-    "ZeroPadding1D": [1],
-}
-PICTURE = {
-    "AveragePooling2D": [2],
-    "CenterCrop": [3, 3],
-    "Conv2D": [3, 2],
-    "Conv2DTranspose": [3, 2],
-    "ConvLSTM1D": [3, 2],
-    "Cropping2D": [1],
-    "DepthwiseConv2D": [2],
-    "GlobalAveragePooling2D": [],
-    "GlobalMaxPooling2D": [],
-    "MaxPooling2D": [2],
-    "Normalization": [],
-    "RandomBrightness": [0.2],
-    "RandomContrast": [0.2],
-    "RandomCrop": [3, 3],
-    "RandomFlip": [],
-    "RandomRotation": [0.2],
-    "RandomTranslation": [0.2, 0.2],
-    "RandomZoom": [0.2],
-    "Resizing": [3, 3],
-    "SeparableConv2D": [3, 2],
-    "SpatialDropout2D": [0.5],
-    "UpSampling2D": [2],
-    "ZeroPadding2D": [1],
-}
-VOLUME = {
-    "AveragePooling3D": [2],
-    "Conv3D": [3, 2],
-    "Conv3DTranspose": [3, 2],
-    "ConvLSTM2D": [3, 2],
-    "Cropping3D": [1],
-    "GlobalAveragePooling3D": [],
-    "GlobalMaxPooling3D": [],
-    "MaxPooling3D": [2],
-    "Normalization": [],
-    "SpatialDropout3D": [0.5],
-    "UpSampling3D": [2],
-    "ZeroPadding3D": [1],
-}
+# calls of Keras' layers, by the shape of their input
+VECTOR = """
+Activation('relu'); ActivityRegularization(); AlphaDropout(0.5); BatchNormalization(); CategoryEncoding(4);
+Dense(3); Dropout(0.5); ELU(); GaussianDropout(0.5); GaussianNoise(0.1); Identity(); LayerNormalization();
+LeakyReLU(); Masking(); Normalization(); PReLU(); RMSNormalization(); ReLU(); RepeatVector(2); Rescaling(0.5);
+Reshape((2, 2)); Softmax(); SpectralNormalization(Dense(3)); UnitNormalization(); Embedding(9, 3)
+"""
+SEQUENCE = """
+AveragePooling1D(2); Bidirectional(GRU(3)); Conv1D(3, 2); Conv1DTranspose(3, 2); Cropping1D(1);
+EinsumDense('abc,cd->abd', (None, 3)); Flatten(); GRU(3); GlobalAveragePooling1D(); GlobalMaxPooling1D();
+GroupNormalization(2); LSTM(3); MaxPooling1D(2); Normalization(); Permute((2, 1)); RNN(LSTMCell(3));
+SeparableConv1D(3, 2); SimpleRNN(3); SpatialDropout1D(0.5); TimeDistributed(Normalization()); UpSampling1D(2);
+ZeroPadding1D(1)
+"""
+PICTURE = """
+AveragePooling2D(2); CenterCrop(3, 3); Conv2D(3, 2); Conv2DTranspose(3, 2); ConvLSTM1D(3, 2); Cropping2D(1);
+DepthwiseConv2D(2); GlobalAveragePooling2D(); GlobalMaxPooling2D(); MaxPooling2D(2); Normalization();
+RandomBrightness(0.2); RandomContrast(0.2); RandomCrop(3, 3); RandomFlip(); RandomRotation(0.2);
+RandomTranslation(0.2, 0.2); RandomZoom(0.2); Resizing(3, 3); SeparableConv2D(3, 2); SpatialDropout2D(0.5);
+UpSampling2D(2); ZeroPadding2D(1)
+"""
+VOLUME = """
+AveragePooling3D(2); Conv3D(3, 2); Conv3DTranspose(3, 2); ConvLSTM2D(3, 2); Cropping3D(1); GlobalAveragePooling3D();
+GlobalMaxPooling3D(); MaxPooling3D(2); Normalization(); SpatialDropout3D(0.5); UpSampling3D(2); ZeroPadding3D(1)
+"""
 SHAPES = {(4,): VECTOR, (6, 4): SEQUENCE, (6, 6, 4): PICTURE, (4, 6, 6, 2): VOLUME}
-PAIRS = (
-    "Add",
-    "Average",
-    "Concatenate",
-    "Maximum",
-    "Minimum",
-    "Multiply",
-    "Subtract",
-    "AdditiveAttention",
-    "Attention",
-)
-# these are parts of other layers, or are tried below
-OTHERS = {
-    "InputLayer",
-    "Dot",
-    "MultiHeadAttention",
-    "GroupQueryAttention",
-    "GRUCell",
-    "LSTMCell",
-    "SimpleRNNCell",
-    "StackedRNNCells",
-    "DepthwiseConv1D",
-    "ConvLSTM3D",
-    "LayerScale",
-    "CustomScaleLayer",
+SHAPES = {
+    shape: {call.split("(")[0].strip(): call.strip() for call in text.split(";")} for shape, text in SHAPES.items()
 }
-
-
-def layer(name, arguments):
-    from keras import layers
-
-    if name == "TimeDistributed":
-        return layers.TimeDistributed(layers.Normalization())
-    if name in ("SpectralNormalization", "Bidirectional", "RNN"):
-        return getattr(layers, name)(getattr(layers, arguments)(3))
-    return getattr(layers, name)(*arguments)
+PAIRS = "Add Average Concatenate Maximum Minimum Multiply Subtract AdditiveAttention Attention".split()
+# these are parts of other layers, or are tried below
+OTHERS = set(
+    "InputLayer Dot MultiHeadAttention GroupQueryAttention GRUCell LSTMCell SimpleRNNCell StackedRNNCells "
+    "DepthwiseConv1D ConvLSTM3D LayerScale CustomScaleLayer".split()
+)
 
 
 def model_of(shape, kinds):
@@ -154,8 +61,10 @@ def model_of(shape, kinds):
 
     x = keras.Input(shape)
     outputs = []
-    for name, arguments in kinds.items():
-        y = layer(name, arguments)(keras.ops.cast(x > 0.5, "int32") if name in ("Embedding", "CategoryEncoding") else x)
+    for name, call in kinds.items():
+        y = eval(call, vars(keras.layers))(
+            keras.ops.cast(x > 0.5, "int32") if name in ("Embedding", "CategoryEncoding") else x
+        )
         outputs.append(keras.layers.Reshape((-1,))(y))
     if len(shape) == 2:
         k = keras.layers
