@@ -141,7 +141,7 @@ test-ray:
 
 test-torch:
 	@tools/packages.sh $(VENV)/bin/python --editable '.[torch]'
-	@$(SUITE) 'frameworks' $(PYTEST_ARGS)
+	@$(SUITE) all -k torch $(PYTEST_ARGS)
 
 SYSTEM ?= trixie
 # in another Debian system: the demo, `make check`, and the suites that depend most on the server

@@ -31,7 +31,7 @@ SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile"]
 LEAST_FREE_MB = 2500  # the servers of three workers, with their write-ahead logs
 MOST_AGAIN = 25  # with more failures, something is broken that no second try mends
 PREFIX = "pg_mop_suite_"
-UNSTEADY = pathlib.Path(f"/var/tmp/pg_mop_unsteady_{os.getuid()}")
+UNSTEADY = pathlib.Path(os.environ.get("PG_MOP_UNSTEADY") or f"/var/tmp/pg_mop_unsteady_{os.getuid()}")
 MOST_KEPT = 200  # lines of that file
 
 
@@ -50,7 +50,7 @@ def paths(circle):
         return list(map(str, circles.files("rest"))), True
     if circle.startswith("third:"):
         return list(map(str, circles.third(int(circle.removeprefix("third:"))))), True
-    return [circle], True
+    return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ
 
 
 class Suite:
@@ -83,7 +83,7 @@ class Suite:
 
     def pytest(self, *arguments):
         """Run pytest in a process group of its own, and return its exit status."""
-        command = [sys.executable, "-B", "-m", "pytest", "-p", "cacheprovider", "-o", f"cache_dir={self.home}/cache"]
+        command = [sys.executable, "-B", "-m", "pytest", "-o", f"cache_dir={self.home}/cache"]
         self.running = subprocess.Popen(
             [*command, f"--basetemp={self.home}/pytest", *arguments],
             cwd=ROOT,

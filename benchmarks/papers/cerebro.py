@@ -173,7 +173,7 @@ much sooner the run ends than without it: at most 5 / (1.5 + 3.5 x 8 / 9) = 1.08
 
 {table(["configurations", "1", "2", "3", "4", "5", "sooner"], text)}
 Differences. The copies are there at once. Iterations overlap, as above. 8 configurations keep 8 of the 9 places busy: there the
-ninth one only lets a configuration find an idle place sooner. With real servers: tests/faults/test_joining.py.
+ninth one only lets a configuration find an idle place sooner. With real servers: tests/thorough/faults/test_joining.py.
 """
 
 

@@ -13,28 +13,16 @@ from pg_mop_client.command import main
 from pg_mop_client.database import make_engine
 
 SECRET = "Xq7vHUSH"
-UNREADABLE = [
-    "postgresql+asyncpg://u:{}@127.0.0.1/db",
-    "postgres+aiopg://u:{}@127.0.0.1/db",
-    "postgresql+pg8000://u:{}@127.0.0.1/db",
-    "jdbc:postgresql://u:{}@h/db",
-    "mysql://u:{}@h/db",
-    "postgresql://u:{}@127.0.0.1:bad/db",
-    "postgresql://u:{}%ZZ@127.0.0.1/db",
-    "postgresql://u:%{}@127.0.0.1/db",
-    "postgresql://u:100%{}@127.0.0.1/db",
-    "postgresql://u:a@{}@127.0.0.1/db",
-    "postgresql://u:{}/x@127.0.0.1/db",
-    "postgresql://u:a/{}@127.0.0.1/db",
-    "postgresql://u:a@b/{}@127.0.0.1/db",
-    "postgresql://{}/a@127.0.0.1/db",
-    "postgresql://u:p@127.0.0.1/db?{}",
-    "postgresql://u:p@127.0.0.1/db?{}=1",
-    "postgresql:/u:{}@127.0.0.1/db",
-    "postgresql//u:{}@127.0.0.1/db",
-    "https://u:{}@127.0.0.1/db",
-    "{}",
-    "u:{}@127.0.0.1/db",
+UNREADABLE = """
+postgresql+asyncpg://u:{}@127.0.0.1/db postgres+aiopg://u:{}@127.0.0.1/db postgresql+pg8000://u:{}@127.0.0.1/db
+jdbc:postgresql://u:{}@h/db mysql://u:{}@h/db postgresql://u:{}@127.0.0.1:bad/db postgresql://u:{}%ZZ@127.0.0.1/db
+postgresql://u:%{}@127.0.0.1/db postgresql://u:100%{}@127.0.0.1/db postgresql://u:a@{}@127.0.0.1/db
+postgresql://u:{}/x@127.0.0.1/db postgresql://u:a/{}@127.0.0.1/db postgresql://u:a@b/{}@127.0.0.1/db
+postgresql://{}/a@127.0.0.1/db postgresql://u:p@127.0.0.1/db?{} postgresql://u:p@127.0.0.1/db?{}=1
+postgresql:/u:{}@127.0.0.1/db postgresql//u:{}@127.0.0.1/db https://u:{}@127.0.0.1/db {} u:{}@127.0.0.1/db
+postgresql://u@127.0.0.1:1/db?passwort={}
+""".split()
+UNREADABLE += [
     "host=127.0.0.1 password=a {} dbname=db",
     "host=127.0.0.1 password=a {}=1",
     "host=127.0.0.1 password='{}",
@@ -42,22 +30,18 @@ UNREADABLE = [
     "host=127.0.0.1 pass={}",
     "password={}' host=h' x",
     "host=127.0.0.1 port={}",
-    "postgresql://u@127.0.0.1:1/db?passwort={}",
     "\0{}",
     "host=127.0.0.1 password={}\0",
 ]
-UNREACHABLE = [
-    "postgresql://u:{}@127.0.0.1:1/db",
+UNREACHABLE = """
+postgresql://u:{}@127.0.0.1:1/db postgres://u:{}@127.0.0.1:1/db postgresql+psycopg2://u:{}@127.0.0.1:1/db
+postgres+psycopg://u:{}@127.0.0.1:1/db postgresql://u:%25{}@127.0.0.1:1/db postgresql://u@127.0.0.1:1/db?password={}
+postgresql://u:?{}=@127.0.0.1:1/db postgresql://u:p:{}#@127.0.0.1:1/db
+""".split()
+UNREACHABLE += [
     " postgresql://u:{}@127.0.0.1:1/db ",
-    "postgres://u:{}@127.0.0.1:1/db",
-    "postgresql+psycopg2://u:{}@127.0.0.1:1/db",
-    "postgres+psycopg://u:{}@127.0.0.1:1/db",
-    "postgresql://u:%25{}@127.0.0.1:1/db",
     "host=127.0.0.1 port=1 user=u dbname=db password={}",
     "host=127.0.0.1 port=1 password='a b{}'",
-    "postgresql://u@127.0.0.1:1/db?password={}",
-    "postgresql://u:?{}=@127.0.0.1:1/db",
-    "postgresql://u:p:{}#@127.0.0.1:1/db",
     "host=127.0.0.1 port=1 sslpassword={} application_name={}",
 ]
 

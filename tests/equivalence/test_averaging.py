@@ -55,7 +55,7 @@ def test_averaging_equals_keras(db, data, segments):
                 "visits": [buffers(db, "flowers_packed", s) for s in range(segments)],
             }
         )
-    for name, mine, theirs in zip(CASES, ours, replayed(jobs, "average")):
+    for name, mine, theirs in zip(CASES, ours, replayed(jobs, average=True)):
         a, b = np.frombuffer(mine, "<f4"), np.frombuffer(base64.b64decode(theirs), "<f4")
         assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max(), name
 

@@ -107,6 +107,7 @@ def trained(db, case):
                 "metrics": ["accuracy"],
                 "batch_size": size,
                 "epochs": epochs,
+                "default": True,
                 "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
                 "visits": [buffers(db, packed, v["segment"]) for v in visits],
             }

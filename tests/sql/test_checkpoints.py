@@ -460,44 +460,20 @@ def pairs(db, anew):
     )
     db.run("SELECT madlib.training_preprocessor_dl('pairs', 'pairs_packed', 'y', 'a,b')")
 
-    def tensor(name):
-        return {
-            "class_name": "__keras_tensor__",
-            "config": {"shape": [None, 2], "dtype": "float32", "keras_history": [name, 0, 0]},
-        }
+    def tensor(name, width=2):
+        config = {"shape": [None, width], "dtype": "float32", "keras_history": [name, 0, 0]}
+        return {"class_name": "__keras_tensor__", "config": config}
 
-    made = {
-        "module": "keras.src.models.functional",
-        "class_name": "Functional",
-        "registered_name": None,
-        "config": {
-            "name": "pair",
-            "trainable": True,
-            "layers": [
-                *(
-                    {**layer("InputLayer", name=name, batch_shape=[None, 2]), "name": name, "inbound_nodes": []}
-                    for name in ("a", "b")
-                ),
-                {
-                    **layer("Concatenate", name="both"),
-                    "name": "both",
-                    "inbound_nodes": [{"args": [[tensor("a"), tensor("b")]], "kwargs": {}}],
-                },
-                {
-                    **layer("Dense", name="out", units=2, activation="softmax"),
-                    "name": "out",
-                    "inbound_nodes": [
-                        {
-                            "args": [{**tensor("both"), "config": {**tensor("both")["config"], "shape": [None, 4]}}],
-                            "kwargs": {},
-                        }
-                    ],
-                },
-            ],
-            "input_layers": [["a", 0, 0], ["b", 0, 0]],
-            "output_layers": [["out", 0, 0]],
-        },
-    }
+    def called(own, *args):
+        nodes = [{"args": list(args), "kwargs": {}}] if args else []
+        return {**own, "name": own["config"]["name"], "inbound_nodes": nodes}
+
+    layers = [called(layer("InputLayer", name=name, batch_shape=[None, 2])) for name in ("a", "b")]
+    layers.append(called(layer("Concatenate", name="both"), [tensor("a"), tensor("b")]))
+    layers.append(called(layer("Dense", name="out", units=2, activation="softmax"), tensor("both", 4)))
+    ends = {"input_layers": [["a", 0, 0], ["b", 0, 0]], "output_layers": [["out", 0, 0]]}
+    made = {"class_name": "Functional", "config": {"name": "pair", "trainable": True, "layers": layers, **ends}}
+    made = {**made, "module": "keras.src.models.functional", "registered_name": None}
     load(db, "pair_arch", json.dumps(made))
     selection(db, "two", "pair_arch", [(1, ADAM.format(0.05), "batch_size=8")])
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from support.cluster import eventually
+from support.golden import assert_golden
 from support.tries import tries
 from support.workload import (
     ADAM,
@@ -43,67 +44,11 @@ def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed', 7)")
     run_id = fit(db, data, "models", "mst", iterations=5, validation="flowers_val", frequency=2)
     assert_invariants(db, run_id)
-    columns = {
-        t: [
-            (c["column_name"], c["data_type"])
-            for c in db.run(
-                "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s "
-                "ORDER BY ordinal_position",
-                [t],
-            )
-        ]
-        for t in ("models", "models_info", "models_summary")
-    }
-    assert columns["models"] == [
-        ("mst_key", "integer"),
-        ("model_weights", "bytea"),
-        ("model_arch", "json"),
-        ("__dist_key__", "integer"),
-    ]
-    assert [c for c, _ in columns["models_info"]][:17] == [
-        "mst_key",
-        "model_id",
-        "compile_params",
-        "fit_params",
-        "model_type",
-        "model_size",
-        "metrics_elapsed_time",
-        "metrics_type",
-        "loss_type",
-        "training_metrics_final",
-        "training_loss_final",
-        "training_metrics",
-        "training_loss",
-        "validation_metrics_final",
-        "validation_loss_final",
-        "validation_metrics",
-        "validation_loss",
-    ]
-    assert [c for c, _ in columns["models_summary"]] == [
-        "source_table",
-        "validation_table",
-        "model",
-        "model_info",
-        "dependent_varname",
-        "independent_varname",
-        "model_arch_table",
-        "model_selection_table",
-        "object_table",
-        "num_iterations",
-        "metrics_compute_frequency",
-        "warm_start",
-        "name",
-        "description",
-        "start_training_time",
-        "end_training_time",
-        "madlib_version",
-        "num_classes",
-        "y_class_values",
-        "dependent_vartype",
-        "normalizing_const",
-        "metrics_iters",
-        "best_mst_key",
-    ]
+    columns = db.run(
+        "SELECT table_name, string_agg(concat_ws(' ', column_name, data_type), ', ' ORDER BY ordinal_position) AS own FROM "
+        "information_schema.columns WHERE table_name IN ('models', 'models_info', 'models_summary') GROUP BY 1 ORDER BY 1"
+    )
+    assert_golden("columns_of_fit_multiple", "\n".join(f"{r['table_name']}: {r['own']}" for r in columns))
     info = db.run("SELECT * FROM models_info ORDER BY mst_key")
     assert [i["mst_key"] for i in info] == [1, 2]
     assert info[1]["compile_params"] == " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' "

@@ -78,51 +78,19 @@ def test_no_function_for_users_is_without_help(db):
             "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'"
         )
     }
-    internal = {
-        "mop_transition",
-        "mop_final",
-        "mop_start_trainer",
-        "mop_leave_trainer",
-        "mop_pool",
-        "mop_end_trainers_at_drop",
-        "mop_run_unit",
-        "mop_may_see",
-        "mop_status",
-        "top_k_categorical_acc_pickled",
-    }
-    internal |= {"mop_open_job", "mop_note_job", "mop_cancel_job"}
+    internal = set(
+        "mop_transition mop_final mop_start_trainer mop_leave_trainer mop_pool mop_end_trainers_at_drop mop_run_unit "
+        "mop_may_see mop_status top_k_categorical_acc_pickled mop_open_job mop_note_job mop_cancel_job".split()
+    )
     for path in (ROOT / "sql").rglob("1[1-4]_*.sql"):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
     # functions on runs have no help of their own; the reference describes them
-    runs = {
-        "mop_resume",
-        "mop_replay",
-        "mop_set_sessions",
-        "mop_set_priority",
-        "mop_share_training",
-        "mop_add_server",
-        "mop_trim_audit",
-        "mop_space_sample",
-        "mop_space_show",
-        "mop_family",
-        "mop_space_size",
-        "mop_drop_run",
-        "mop_drop_states",
-        "mop_drop_packed",
-        "mop_connect_servers",
-        "mop_report",
-        "mop_configuration_report",
-        "mop_note",
-        "mop_simulate",
-        "mop_explain",
-        "mop_explain_run",
-        "mop_functions",
-        "mop_settings",
-        "mop_submit",
-        "mop_cancel",
-        "mop_wait",
-        "mop_end_trainers",
-    }
+    runs = set(
+        "mop_resume mop_replay mop_set_sessions mop_set_priority mop_share_training mop_add_server mop_trim_audit "
+        "mop_space_sample mop_space_show mop_family mop_space_size mop_drop_run mop_drop_states mop_drop_packed "
+        "mop_connect_servers mop_report mop_configuration_report mop_note mop_simulate mop_explain mop_explain_run "
+        "mop_functions mop_settings mop_submit mop_cancel mop_wait mop_end_trainers".split()
+    )
     # so have those on ordinary tables and named models
     for path in (ROOT / "sql").glob("[26][24]_*.sql"):
         runs |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", path.read_text()))
@@ -177,13 +145,8 @@ def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_referen
     for name in listed.keys() - {*NAMES, "gpu_configuration"}:
         assert listed[name]["about"] == told[name], name
         assert re.search(rf"madlib\.{name}\(", listed[name]["usage"])
+    trains = "fit fit_multiple_model automl"
     assert {name for name, r in listed.items() if r["trains"]} == {
-        "madlib_keras_fit",
-        "madlib_keras_fit_multiple_model",
-        "mop_fit_multiple_model",
-        "mop_search",
-        "madlib_keras_automl",
-        "mop_more",
-        "mop_resume",
-        "mop_replay",
+        *(f"madlib_keras_{name}" for name in trains.split()),
+        *(f"mop_{name}" for name in "fit_multiple_model search more resume replay".split()),
     }

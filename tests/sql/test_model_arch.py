@@ -1,7 +1,5 @@
 """load_keras_model and delete_keras_model."""
 
-import json
-
 import pytest
 
 
@@ -80,33 +78,14 @@ def test_bad_calls_have_clear_errors(db, call, fragment):
 def test_keras_2_json_trains(db):
     from support.workload import ADAM, fit, make_data, selection
 
-    old = {
-        "class_name": "Sequential",
-        "keras_version": "2.1.6",
-        "backend": "tensorflow",
-        "config": [
-            {
-                "class_name": "Dense",
-                "config": {
-                    "name": "dense_1",
-                    "batch_input_shape": [None, 4],
-                    "units": 8,
-                    "activation": "relu",
-                    "use_bias": True,
-                    "dtype": "float32",
-                    "trainable": True,
-                    "activity_regularizer": None,
-                    "kernel_initializer": {
-                        "class_name": "VarianceScaling",
-                        "config": {"scale": 1.0, "mode": "fan_avg", "distribution": "normal", "seed": None},
-                    },
-                },
-            },
-            {"class_name": "Dense", "config": {"name": "dense_2", "units": 3, "activation": "softmax"}},
-        ],
-    }
+    old = """{"class_name": "Sequential", "keras_version": "2.1.6", "backend": "tensorflow", "config": [
+        {"class_name": "Dense", "config": {"name": "dense_1", "batch_input_shape": [null, 4], "units": 8,
+         "activation": "relu", "use_bias": true, "dtype": "float32", "trainable": true, "activity_regularizer": null,
+         "kernel_initializer": {"class_name": "VarianceScaling",
+                                "config": {"scale": 1.0, "mode": "fan_avg", "distribution": "normal", "seed": null}}}},
+        {"class_name": "Dense", "config": {"name": "dense_2", "units": 3, "activation": "softmax"}}]}"""
     packed = make_data(db, segments=1, rows=30)
-    db.run("SELECT madlib.load_keras_model('arch', %s)", [json.dumps(old)])
+    db.run("SELECT madlib.load_keras_model('arch', %s)", [old])
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
     fit(db, packed, "models", "mst", iterations=1)
     assert db.value("SELECT length(model_weights) FROM models") == 4 * (4 * 8 + 8 + 8 * 3 + 3)

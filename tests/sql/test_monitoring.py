@@ -1,7 +1,6 @@
 """The view mop_monitoring, and the files for exporters and alerts that docs/ has: asked as a member of pg_monitor."""
 
 import json
-import pathlib
 import re
 import time
 
@@ -9,12 +8,12 @@ import pytest
 import yaml
 
 from support.client import Calling
-from support.cluster import eventually
+from support.cluster import ROOT, eventually
 from support.forged import own_run
 from support.tries import tries
 from support.workload import ADAM, dense, fit, last_run, load, make_data, selection
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 COLLECTOR = yaml.safe_load((DOCS / "pg_mop.collector.yml").read_text())
 QUERIES = yaml.safe_load((DOCS / "pg_mop.queries.yml").read_text())
 RULES = yaml.safe_load((DOCS / "pg_mop.rules.yml").read_text())

@@ -1,7 +1,6 @@
 """mop_watch: a line for each run that goes on, else of the last one."""
 
 import json
-import pathlib
 import random
 import re
 import threading
@@ -10,10 +9,10 @@ import pytest
 
 from pg_mop.search import goals
 from support.client import Calling
-from support.cluster import eventually
+from support.cluster import ROOT, eventually
 from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
 
-TWIN = pathlib.Path(__file__).parents[2] / "sql" / "greenplum" / "17_watch.sql"
+TWIN = ROOT / "sql" / "greenplum" / "17_watch.sql"
 
 
 @pytest.fixture(scope="module")

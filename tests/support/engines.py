@@ -444,7 +444,7 @@ class EngineConformance:
                     "visits": [buffers(db, "flowers_packed", segment) for segment in engine.keys],
                 }
             ],
-            "average",
+            average=True,
             backend=engine.backend,
             use_gpus=engine.use_gpus,
         )

@@ -1,9 +1,10 @@
-"""Train as a run's log says, with Keras alone: `python keras_replay.py [average] < job.json > weights.json`.
+"""Train as runs' logs say, with Keras alone. Each line of the input is a question, each line of the output its answer.
 
-The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
-of the initial weights (or `weights`, these themselves), and the packed rows of the segments in the order of its visits.
-With `average`, every visit is a replica's, whose weights are averaged after each of the job's iterations. It knows
-nothing of pg_mop.
+A question has `jobs` and `average`. A job has, for each configuration: architecture JSON, Keras optimizer and loss, batch
+size, epochs, the Keras seed of the initial weights (or `weights`, these themselves), and the packed rows of the segments in
+the order of its visits. With `average`, every visit is a replica's, whose weights are averaged after each of the job's
+iterations; the answer is a list of weights. Else the answer is a list of {"plain": weights}; of a job with `default`, also
+the weights where Keras chooses itself whether to compile. This program knows nothing of pg_mop.
 
 What changes while a configuration is trained, a visit says itself: arguments of the optimizer, batch_size,
 class_weight, dropout (the rate of all Dropout layers); learning_rates, one for each batch; w, the sample weights.
@@ -111,17 +112,22 @@ def mean(models, rows):
     return [np.average(arrays, axis=0, weights=rows) for arrays in zip(*models)]
 
 
-jobs = json.load(sys.stdin)
-if sys.argv[1:] == ["average"]:
-    json.dump([average_of(job) for job in jobs], sys.stdout)
-else:
+def answer(jobs, average):
+    if average:
+        return [average_of(job) for job in jobs]
     # (on JAX every operation would be compiled by itself; PyTorch has no other way)
-    backend = keras.backend.backend()
-    plain, default = backend == "jax", "auto" if backend == "tensorflow" else None
-    json.dump(
-        [
-            {"plain": weights_of(job, plain), **({"default": weights_of(job, default)} if default else {})}
-            for job in jobs
-        ],
-        sys.stdout,
-    )
+    plain = keras.backend.backend() == "jax"
+    return [
+        {"plain": weights_of(job, plain), **({"default": weights_of(job, "auto")} if job.get("default") else {})}
+        for job in jobs
+    ]
+
+
+# this process has imported Keras and runs no operation, so it may fork: a child answers each line
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        print(json.dumps(answer(**json.loads(line))), flush=True)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        print("null", flush=True)

@@ -1,7 +1,9 @@
 """Small data, architectures and calls that several test modules share."""
 
+import atexit
 import base64
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -240,17 +242,28 @@ def assert_invariants(db, run_id):
     return run
 
 
-def replayed(jobs, *arguments, backend="tensorflow", use_gpus=False):
-    """The result of plain Keras for the jobs, in a separate process with the framework `backend` (keras_replay.py)."""
-    done = subprocess.run(
-        [sys.executable, pathlib.Path(__file__).parent / "keras_replay.py", *arguments],
-        input=json.dumps(jobs),
-        capture_output=True,
+@functools.cache
+def _keras(backend, use_gpus):
+    """A process that has imported Keras with the framework `backend` (keras_replay.py), for as long as the tests run."""
+    process = subprocess.Popen(
+        [sys.executable, "-B", pathlib.Path(__file__).parent / "keras_replay.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "0" if use_gpus else "-1"},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    atexit.register(process.kill)
+    return process
+
+
+def replayed(jobs, average=False, backend="tensorflow", use_gpus=False):
+    """The result of plain Keras for the jobs, in a process of its own with the framework `backend` (keras_replay.py)."""
+    process = _keras(backend, use_gpus)
+    process.stdin.write(json.dumps({"jobs": jobs, "average": average}) + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline().strip()
+    assert answer not in ("", "null"), "plain Keras has failed: its error is above"
+    return json.loads(answer)
 
 
 def alike(rows, tolerance=1e-5):

@@ -18,31 +18,41 @@ COMPILE = {
     "loss_weights": None,
 }
 
-# layers by the shape of their input, with the arguments that they need
+# calls of Keras' layers, by the shape of their input
+VECTOR = """
+Activation('relu'); ActivityRegularization(); AlphaDropout(0.5); BatchNormalization(); CategoryEncoding(4);
+Dense(3); Dropout(0.5); ELU(); GaussianDropout(0.5); GaussianNoise(0.1); Identity(); LayerNormalization();
+LeakyReLU(); Masking(); Normalization(); PReLU(); RMSNormalization(); ReLU(); RepeatVector(2); Rescaling(0.5);
+Reshape((2, 2)); Softmax(); SpectralNormalization(Dense(3)); UnitNormalization(); Embedding(9, 3)
+"""
+SEQUENCE = """
+AveragePooling1D(2); Bidirectional(GRU(3)); Conv1D(3, 2); Conv1DTranspose(3, 2); Cropping1D(1);
+EinsumDense('abc,cd->abd', (None, 3)); Flatten(); GRU(3); GlobalAveragePooling1D(); GlobalMaxPooling1D();
+GroupNormalization(2); LSTM(3); MaxPooling1D(2); Normalization(); Permute((2, 1)); RNN(LSTMCell(3));
+SeparableConv1D(3, 2); SimpleRNN(3); SpatialDropout1D(0.5); TimeDistributed(Normalization()); UpSampling1D(2);
+ZeroPadding1D(1)
+"""
+PICTURE = """
+AveragePooling2D(2); CenterCrop(3, 3); Conv2D(3, 2); Conv2DTranspose(3, 2); ConvLSTM1D(3, 2); Cropping2D(1);
+DepthwiseConv2D(2); GlobalAveragePooling2D(); GlobalMaxPooling2D(); MaxPooling2D(2); Normalization();
+RandomBrightness(0.2); RandomContrast(0.2); RandomCrop(3, 3); RandomFlip(); RandomRotation(0.2);
+RandomTranslation(0.2, 0.2); RandomZoom(0.2); Resizing(3, 3); SeparableConv2D(3, 2); SpatialDropout2D(0.5);
+UpSampling2D(2); ZeroPadding2D(1)
+"""
+VOLUME = """
+AveragePooling3D(2); Conv3D(3, 2); Conv3DTranspose(3, 2); ConvLSTM2D(3, 2); Cropping3D(1); GlobalAveragePooling3D();
+GlobalMaxPooling3D(); MaxPooling3D(2); Normalization(); SpatialDropout3D(0.5); UpSampling3D(2); ZeroPadding3D(1)
+"""
+SHAPES = {(4,): VECTOR, (6, 4): SEQUENCE, (6, 6, 4): PICTURE, (4, 6, 6, 2): VOLUME}
 SHAPES = {
-    (
-        4,
-    ): """Activation('relu') ActivityRegularization() AlphaDropout(0.5) BatchNormalization() CategoryEncoding(4) Dense(3)
-        Dropout(0.5) ELU() GaussianDropout(0.5) GaussianNoise(0.1) Identity() LayerNormalization() LeakyReLU() Masking()
-        Normalization() PReLU() RMSNormalization() ReLU() RepeatVector(2) Rescaling(0.5) Reshape((2,2)) Softmax()
-        SpectralNormalization(Dense(3)) UnitNormalization() Embedding(9,3)""",
-    (6, 4): """AveragePooling1D(2) Bidirectional(GRU(3)) Conv1D(3,2) Conv1DTranspose(3,2) Cropping1D(1)
-        EinsumDense('abc,cd->abd',(None,3)) Flatten() GRU(3) GlobalAveragePooling1D() GlobalMaxPooling1D()
-        GroupNormalization(2) LSTM(3) MaxPooling1D(2) Normalization() Permute((2,1)) RNN(LSTMCell(3)) SeparableConv1D(3,2)
-        SimpleRNN(3) SpatialDropout1D(0.5) TimeDistributed(Normalization()) UpSampling1D(2) ZeroPadding1D(1)""",
-    (6, 6, 4): """AveragePooling2D(2) CenterCrop(3,3) Conv2D(3,2) Conv2DTranspose(3,2) ConvLSTM1D(3,2) Cropping2D(1)
-        DepthwiseConv2D(2) GlobalAveragePooling2D() GlobalMaxPooling2D() MaxPooling2D(2) Normalization()
-        RandomBrightness(0.2) RandomContrast(0.2) RandomCrop(3,3) RandomFlip() RandomRotation(0.2)
-        RandomTranslation(0.2,0.2) RandomZoom(0.2) Resizing(3,3) SeparableConv2D(3,2) SpatialDropout2D(0.5) UpSampling2D(2)
-        ZeroPadding2D(1)""",
-    (4, 6, 6, 2): """AveragePooling3D(2) Conv3D(3,2) Conv3DTranspose(3,2) ConvLSTM2D(3,2) Cropping3D(1)
-        GlobalAveragePooling3D() GlobalMaxPooling3D() MaxPooling3D(2) Normalization() SpatialDropout3D(0.5) UpSampling3D(2)
-        ZeroPadding3D(1)""",
+    shape: {call.split("(")[0].strip(): call.strip() for call in text.split(";")} for shape, text in SHAPES.items()
 }
 PAIRS = "Add Average Concatenate Maximum Minimum Multiply Subtract AdditiveAttention Attention".split()
 # these are parts of other layers, or are tried below
-OTHERS = """InputLayer Dot MultiHeadAttention GroupQueryAttention GRUCell LSTMCell SimpleRNNCell StackedRNNCells DepthwiseConv1D
-    ConvLSTM3D LayerScale CustomScaleLayer"""
+OTHERS = set(
+    "InputLayer Dot MultiHeadAttention GroupQueryAttention GRUCell LSTMCell SimpleRNNCell StackedRNNCells "
+    "DepthwiseConv1D ConvLSTM3D LayerScale CustomScaleLayer".split()
+)
 
 
 def model_of(shape, kinds):
@@ -51,9 +61,10 @@ def model_of(shape, kinds):
 
     x = keras.Input(shape)
     outputs = []
-    for call in kinds.split():
-        whole = call.startswith(("Embedding", "CategoryEncoding"))
-        y = eval(call, dict(vars(keras.layers)))(keras.ops.cast(x > 0.5, "int32") if whole else x)
+    for name, call in kinds.items():
+        y = eval(call, vars(keras.layers))(
+            keras.ops.cast(x > 0.5, "int32") if name in ("Embedding", "CategoryEncoding") else x
+        )
         outputs.append(keras.layers.Reshape((-1,))(y))
     if len(shape) == 2:
         k = keras.layers
@@ -97,8 +108,8 @@ def loaded_by_keras(model, weights, path):
 def test_every_layer_that_may_be_loaded_is_tried():
     from mop_udf.architecture_classes import LAYERS
 
-    tried = {call.partition("(")[0] for kinds in SHAPES.values() for call in kinds.split()}
-    assert tried | set(PAIRS) | set(OTHERS.split()) == LAYERS
+    tried = {name for kinds in SHAPES.values() for name in kinds}
+    assert tried | set(PAIRS) | OTHERS == LAYERS
 
 
 @pytest.mark.parametrize("shape", SHAPES)

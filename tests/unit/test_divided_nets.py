@@ -13,7 +13,6 @@ from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.cost_history import CostHistory, Net
 from pg_mop.plan.memory import Need
 from pg_mop.plan.stages import Plan
-from pg_mop.report.plan_text import _devices
 from pg_mop.run.attempt import Action, Attempt, DeviceMemoryExceeded, MemoryExceeded, Policy, State, decide
 from pg_mop.run.devices import Places
 from pg_mop.run.trainer_memory import check_virtual
@@ -352,24 +351,3 @@ def test_the_pool_counts_all_gpus_of_a_trainer():
     vars(idle).update(device=one(3), state="leased")
     pool.members[1] = idle
     assert "hold 50 % of the memory of GPU 3" in pool.room(taken, role=7)[1]
-
-
-def test_explain_says_how_many_devices_and_why():
-    own = {
-        "count": 2,
-        "of": "GPU",
-        "memory": 80 << 30,
-        "needed_by_one": 90 << 30,
-        "needed_by_each": 46 << 30,
-        "most": 4,
-    }
-    own = {**own, "needed_by_most": 24 << 30, "why_one": None}
-    assert _devices(own) == (
-        "divided among 2 GPUs: one GPU has 80.0 GB, and the net needs about 90.0 GB of it, or 46.0 GB of each of these"
-    )
-    text = _devices({**own, "count": 1, "why_one": "there is one device"})
-    assert text.startswith("may run out of memory: one GPU has 80.0 GB") and text.endswith("; there is one device")
-    assert _devices({**own, "count": 1}).endswith("or 24.0 GB of each of 4")
-    assert _devices({**own, "count": 1, "why_one": "the limit"}).endswith("or 24.0 GB of each of 4; the limit")
-    text = _devices({**own, "count": 1, "most": 1, "why_one": "there is one device"})
-    assert text.endswith("the net needs about 90.0 GB of it; there is one device")

@@ -1,11 +1,10 @@
 """The documents name tests and functions that exist."""
 
-import pathlib
 import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from support.cluster import ROOT
 
 
 def test_the_tests_that_the_compatibility_table_names_exist():
@@ -15,10 +14,11 @@ def test_the_tests_that_the_compatibility_table_names_exist():
     for row in rows:
         module = None
         for part in row.split(", "):
-            found = re.fullmatch(r"(?:(\w+/\w+)(?:::)?)?(\w+)?( \(.*\))?|-", part)
+            found = re.fullmatch(r"(?:((?:\w+/)+\w+)(?:::)?)?(\w+)?( \(.*\))?|-", part)
             assert found, part
             if found[1]:
-                module = (ROOT / "tests" / found[1].replace("/", "/test_")).with_suffix(".py").read_text()
+                folder, _, name = found[1].rpartition("/")
+                module = (ROOT / "tests" / folder / f"test_{name}.py").read_text()
             if found[2]:
                 assert re.search(rf"^def test_{found[2]}\(", module, re.M), part
 
@@ -128,14 +128,6 @@ def test_the_tests_that_the_reliability_document_names_exist():
     for name in re.findall(r"`(\w{25,})`", text) + [row.strip("`") for row in rows]:
         if name not in ("client_connection_check_interval", "madlib_keras_fit_multiple_model"):  # they are no tests
             assert f"def test_{name.removeprefix('test_')}(" in there, name
-
-
-def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
-    rooms = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    named = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
-    assert named == rooms
-    for room in rooms - {"unit"}:
-        assert any("mark.slice" in path.read_text() for path in (ROOT / "tests" / room).glob("test_*.py")), room
 
 
 def test_the_search_document_names_every_procedure_with_its_parameters_and_defaults():

@@ -2,11 +2,11 @@
 
 import doctest
 import importlib
-import pathlib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from support.cluster import ROOT
+
 MODULES = sorted(
     path.relative_to(base).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
     for base, top in ((ROOT / "plpy_modules", "pg_mop"), (ROOT, "mop_udf"))

@@ -5,8 +5,8 @@ import re
 
 from pg_mop.report import model_page, page
 from pg_mop_client import dashboard
+from support.cluster import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 REPORT = ROOT / "plpy_modules" / "pg_mop" / "report"
 PAGE = ROOT / "client" / "pg_mop_client" / "page"
 

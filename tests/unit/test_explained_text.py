@@ -6,6 +6,7 @@ from pg_mop.api.call_text import Call, parse
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.local import literal, literals
 from pg_mop.report import plan_text, run_account
+from support.golden import assert_golden
 
 
 @pytest.mark.parametrize(
@@ -111,22 +112,33 @@ NET = {
     "kernel": "loop",
     "measured_nets": None,
 }
+GIB = 1 << 30
+DEVICES = {"count": 2, "of": "GPU", "memory": 80 * GIB, "needed_by_one": 90 * GIB, "needed_by_each": 46 * GIB}
+DEVICES = {**DEVICES, "most": 4, "needed_by_most": 24 * GIB, "why_one": None}
+OTHER = {**NET, "source": "arithmetic", "parameters": None}
+NETS = [
+    NET,
+    {**OTHER, "devices": DEVICES, "mst_keys": [6], "configurations": 1},
+    {**OTHER, "devices": {**DEVICES, "count": 1, "why_one": "the limit"}, "source": "measured"},
+    {**OTHER, "devices": {**DEVICES, "count": 1, "most": 1}, "source": "other nets", "measured_nets": 3},
+    {**OTHER, "own_class": "Mine", "shared_by": {"members": 4, "base": 1}, "source": "history", "runs": 1},
+    OTHER,
+]
 PLAN = {
     "function": "madlib_keras_fit_multiple_model",
     "output_table": "models",
     "resumes": None,
     "source": {"table": "packed", "segments": 2, "rows": 100, "bytes": 1600},
-    "validation": None,
+    "deadline": "12:00",
+    "late_seconds": 90,
+    "validation": {"table": "val", "segments": 1, "rows": 10, "bytes": 160},
     "places": [
-        {"server": None, "segments": [{"dataset": "training", "segment": 0, "rows": 50, "bytes": 800, "copies": []}]},
-        {
-            "server": "w1",
-            "segments": [{"dataset": "training", "segment": 1, "rows": 50, "bytes": 800, "copies": [None]}],
-        },
+        {"server": None, "segments": [{"dataset": "training", "segment": 0, "rows": 5, "bytes": 8, "copies": []}] * 3},
+        {"server": "w1", "segments": [{"dataset": "training", "segment": 1, "rows": 5, "bytes": 8, "copies": [None]}]},
     ],
     "sessions": 2,
     "threads": 1,
-    "warm_trainers": False,
+    "warm_trainers": True,
     "use_gpus": False,
     "trainers": None,
     "scheduler": "randomized",
@@ -137,15 +149,15 @@ PLAN = {
     "unfit_count": 1,
     "framework": {"name": "tensorflow", "reason": "pg_mop.keras_backend"},
     "kernel": {"name": "loop", "reason": "by the cost history"},
-    "nets": [NET],
+    "nets": NETS,
     "stages": {
         "asked": 21,
         "shared": 3,
         "found_trained": 2,
         "found_in_runs": [4],
-        "awaited": 0,
-        "awaited_from": [],
-        "to_train": 16,
+        "awaited": 5,
+        "awaited_from": [8, 9],
+        "to_train": 11,
         "merge_rate": 1.3125,
     },
     "prediction": {
@@ -156,7 +168,7 @@ PLAN = {
         "makespan_low": 3.0,
         "makespan_high": 6.0,
         "lower_bound": 3.5,
-        "simulated": True,
+        "simulated": False,
         "training_units": 32,
         "evaluation_units": 14,
         "commands": 9,
@@ -165,6 +177,7 @@ PLAN = {
         "session_seconds": {"train": 6.0, "evaluate": 0.0, "ready": 1.5, "around": 0.05, "write": 0.0},
         "start_seconds": 0.8,
         "end_seconds": 0.2,
+        "dealt": {"sessions": 1, "from": 2.5, "threads": 2, "devices": 2},
         "limits": ["configuration 7 is 61% of the work"],
     },
     "memory": {
@@ -174,6 +187,7 @@ PLAN = {
         "optimizer": 612,
         "activations": 9999,
         "rows": 1600,
+        "packing": {"side_by_side": 2, "bytes": 80 * GIB, "device": "GPU"},
     },
     "disk": {"states": 4000, "most": 12000},
     "moved_bytes": 2048,
@@ -181,52 +195,38 @@ PLAN = {
 }
 
 
-def test_a_plan_as_text():
-    assert plan_text.render(PLAN).splitlines() == [
-        'Train 7 configurations on "packed"  (time=4 s..1 min 15 s, expected 5 s)',
-        "  Function: madlib_keras_fit_multiple_model   Output: models",
-        "  Sessions: 2 on 2 servers, 1 thread each   Scheduler: randomized",
-        '  Training: "packed"  (segments=2 rows=100 bytes=1600)',
-        "  Place: this server  (segments=1 rows=50 bytes=800)",
-        "    -> training segment 0  (rows=50 bytes=800)",
-        "  Place: server w1  (segments=1 rows=50 bytes=800)",
-        "    -> training segment 1  (rows=50 bytes=800 copies=this server)",
-        "  Configurations that do not fit the data: 1",
-        "    mst_key 9: it takes 5 inputs",
-        "  Stages: 21 asked for, 3 shared, 2 found trained in run 4, 16 to train  (merge rate 1.31)",
-        "  Units: 32 to train, 14 to evaluate, in 9 commands (3 chains, 2 with unit batches)",
-        "  Framework: TensorFlow (pg_mop.keras_backend)",
-        "  Kernel: loop (by the cost history)",
-        "  Net: model_id 1, Adam, mse, batch 32  (configurations 1, 2, 3, 4, 5, ...)",
-        "    -> 250 ms a unit, measured by 2 runs with the kernel loop",
-        "    -> parameters=51 operations=96 a row; not known: Odd",
-        "  Makespan: 3 s..6 s, expected 4 s; lower bound 3.5 s",
-        "  Session seconds: train 6 s, make nets ready 1.5 s, transactions 50 ms",
-        "  Before the first unit: 800 ms; after the last: 200 ms",
-        "  Limited by: configuration 7 is 61% of the work",
-        "  Memory of a trainer: about 500 MB  (process=400 MB weights=204 bytes "
-        "optimizer=612 bytes activations=10 kB rows=2 kB)",
-        "  Disk for states: 4 kB, at most 12 kB; states moved between servers: 2 kB",
-        "  Suggestion: SET pg_mop.scheduler = 'longest-first';  -- expected 4 s, saves 1 s",
-    ]
+CASE = {"trials": 9, "iterations": 20, "training_units": 40, "longest": 4, "ends_by_limit": False}
+TRAINED = {
+    **PLAN,
+    "function": "mop_train",
+    "nets": [NET],
+    "places": [],
+    "train": {
+        **{"name": "leavers", "target": "leaves", "kind": "classification", "source": "persons"},
+        **{"seconds": 40, "seconds_low": 20, "seconds_high": 90, "baselines": True, "not_predicted": ["a", "b"]},
+        "steps": {"split": 0.1, "pack": 2, "nets": 1, "measure": 3},
+        **{"rows": 600, "parts": {"train": 500, "valid": 50, "test": 50}, "sampled_rows": 400},
+    },
+    "search": {
+        **{"procedure": "asha", "dataset": "validation", "metric": "accuracy", "goal": "max"},
+        **{"time_limit": 30.0, "max_trials": 9, "folds": 3, "range": [0.5, 2.0], "whole": False},
+        "least": {**CASE, "seconds": 10.0},
+        "expected": {**CASE, "seconds": 20.0, "members": 6, "scoring_seconds": 1.5},
+        "most": {**CASE, "seconds": 40.0, "ends_by_limit": True},
+    },
+}
 
 
-def test_a_guess_is_said_to_be_one():
-    assert "a guess" in plan_text.source({**NET, "source": "arithmetic"})
-    assert "3 other nets" in plan_text.source({**NET, "source": "other nets", "measured_nets": 3})
+def test_plans_as_text(monkeypatch):
+    """Of a call that trains a table's configurations; of one that trains a model; the titles of other calls."""
+    monkeypatch.setattr(plan_text, "MOST_NETS", len(NETS) - 1)
+    monkeypatch.setattr(plan_text, "MOST_SEGMENTS", 1)
+    others = [{**TRAINED, "train": None}, {**PLAN, "resumes": 4}, {**PLAN, "folds": 3}]
+    titles = "\n".join(plan_text.render(plan).splitlines()[0] for plan in others)
+    assert_golden("plan", "\n\n".join([plan_text.render(PLAN), plan_text.render(TRAINED), titles]))
 
 
 # --- the account of a run -------------------------------------------------------------------------------------------
-
-
-ACCOUNT = {
-    "run_id": 4,
-    "function": "f",
-    "status": "running",
-    "prediction": None,
-    "units": {"train": 0, "evaluate": 0},
-    "moved": {"hops": 0, "bytes": 0, "seconds": 0, "ways": {}},
-}
 
 
 def unit(mst_key, session, began, ended, **more):
@@ -246,14 +246,6 @@ def unit(mst_key, session, began, ended, **more):
         "compile": None,
         **more,
     }
-
-
-def test_stages_that_runs_beside_train_are_told_with_their_runs():
-    stages = {**PLAN["stages"], "awaited": 5, "awaited_from": [8], "to_train": 11}
-    text = plan_text.render({**PLAN, "stages": stages})
-    assert "found trained in run 4, 5 awaited, 11 to train" in text
-    assert "-> run 8 trains what is awaited now; the wait is not counted (SET pg_mop.reuse = off;" in text
-    assert "-> runs 8, 9 train what" in plan_text.render({**PLAN, "stages": {**stages, "awaited_from": [8, 9]}})
 
 
 def test_session_seconds_add_up_to_the_makespan_of_all_sessions():
@@ -288,15 +280,6 @@ def test_the_gpus_of_units_that_tell_them():
     assert run_account.account(units[1:], 2.0, 2)["gpus"] == {"utilization": 0.5, "bytes": None}
     assert run_account.account(units[2:], 2.0, 2)["gpus"] is None
 
-    def line(units):
-        found = run_account.render({**ACCOUNT, "actual": {**run_account.account(units, 2.0, 2), "seconds": 2.0}})
-        return [line for line in found.splitlines() if "GPU" in line]
-
-    said = " utilized on average while a trainer trains or evaluates"
-    assert line(units) == [f"  GPUs: 80%{said}, at most 5.0 GB of one in use (work and memory of all processes)"]
-    assert line(units[1:]) == [f"  GPUs: 50%{said} (work and memory of all processes)"]
-    assert line(units[2:]) == []
-
 
 def test_the_threads_of_units_that_tell_them():
     units = [unit(1, 7, 1.0, 2.0, threads=1), unit(2, 8, 1.0, 2.0, threads=1), unit(2, 9, 2.5, 3.0, threads=2)]
@@ -305,11 +288,6 @@ def test_the_threads_of_units_that_tell_them():
         {"threads": 1, "sessions": 2, "from": 0.0, "units": 2},
         {"threads": 2, "sessions": 1, "from": 1.5, "units": 1},
     ]
-    text = run_account.render({**ACCOUNT, "actual": {**found, "seconds": 3.0}})
-    assert "\n  Threads: 1 in 2 sessions from 0 ms on (2 units); 2 in 1 session from 1.5 s on (1 unit)" in text
-    assert "Threads" not in run_account.render(
-        {**ACCOUNT, "actual": {**run_account.account(units[:2], 3.0, 2), "seconds": 3.0}}
-    ), "all of them are equal"
     assert run_account.account([unit(1, 7, 0.0, 2.0)], 2.0, 2)["threads"] == []
 
 
@@ -332,16 +310,11 @@ def test_the_critical_path_goes_back_through_configurations_and_sessions():
     }
 
 
-def test_a_run_that_goes_on_counts_until_now_and_one_without_units_is_told():
+def test_a_run_that_goes_on_counts_until_now_and_one_without_units_takes_none():
     found = run_account.account([unit(1, 7, 1.0, 2.0), unit(1, 7, 2.0, None, status="running", train=None)], 6.0, 1)
     assert found["makespan"] == 5.0 and found["sessions"][0]["busy"] == 5.0
     empty = run_account.account([], 6.0, 1)
     assert empty["makespan"] == 0.0 and empty["critical_path"] is None
-    assert run_account.render({**ACCOUNT, "actual": {**empty, "seconds": 6.0}}).splitlines() == [
-        "Run 4: f, goes on  (actual time=6 s)",
-        "  Makespan: actual 0 ms",
-        "  Units: 0 trained, 0 evaluated; no prediction was stored when the run began",
-    ]
 
 
 def test_a_pause_between_two_coordinators_is_not_idle_time():
@@ -352,3 +325,20 @@ def test_a_pause_between_two_coordinators_is_not_idle_time():
     assert found["critical_path"]["waiting_seconds"] < 2.0
     kept = run_account.account([*units[:3], unit(2, 8, 103.0, 104.0)], 104.0, 2)
     assert kept["paused_seconds"] == 0.0, "a session that goes on: the run was alive"
+
+
+def test_accounts_as_text():
+    """Of a finished run that a prediction belongs to, and of one that has no units yet."""
+    more = {"compile": 1.2, "read": 0.1, "write": 0.2, "threads": 1, "cpu": 3.0, "gpu": 0.9, "gpu_bytes": 5 << 30}
+    units = [unit(1, 7, 1.0, 5.0, **more), unit(2, 8, 1.0, 3.0), unit(2, 8, 3.0, 4.0, status="failed")]
+    units += [unit(2, 9, 104.0, 105.5, kind="evaluate", threads=2)]
+    found = run_account.account(units, 106.0, 2)
+    found["sessions"][0]["server"] = "w1"
+    run = {"run_id": 4, "function": "f", "status": "finished", "units": {"train": 2, "evaluate": 1}}
+    moved = {"hops": 3, "bytes": 2048, "seconds": 0.5, "ways": {"coordinator": {"hops": 1}}}
+    cases = {name: {"training_units": count} for name, count in (("least", 1), ("expected", 4), ("most", 9))}
+    expected = {**PLAN["prediction"], "search": cases, "sources": ["history", "arithmetic"]}
+    finished = {**run, "moved": moved, "prediction": expected, "actual": {**found, "seconds": 106.0}}
+    empty = {**run_account.account([], 6.0, 1), "seconds": 6.0}
+    begun = {**run, "status": "running", "moved": {"hops": 0}, "prediction": None, "actual": empty}
+    assert_golden("account", "\n\n".join(map(run_account.render, (finished, begun))))

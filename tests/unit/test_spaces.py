@@ -160,12 +160,6 @@ def test_a_sample_of_a_small_space_is_all_that_fits():
     assert count == 1 and reason.startswith("pool: the window of MaxPooling2D, 9, is larger than its input")
 
 
-@pytest.mark.parametrize("number", [-1, 2])
-def test_there_is_no_other_member(number):
-    with pytest.raises(SpaceError, match="there is no member"):
-        space(change("value", "conv", argument="filters", choices=[1, 2])).member(number)
-
-
 # --- what mutators make -----------------------------------------------------------------------------------------------
 
 
@@ -224,22 +218,12 @@ def test_an_inserted_layer_is_changed_and_repeated_like_any_other():
     assert "hidden_before_1" not in layers_of(models.member(0))
 
 
-def test_layers_that_another_change_of_the_same_mutator_takes_along_are_not_changed_twice():
-    with pytest.raises(SpaceError, match="'hidden_after', which depends on two choices at once"):
-        space(change("insert", "hidden", choices=[None, {"class": "ReLU"}]), change("repeat", "hidden*", times=[0, 2]))
-
-
 def test_a_repeat_over_what_an_earlier_one_took_out_repeats_the_rest():
     inserted = change(
         "insert", "out", where="before", choices=[None, [{"class": "Dense", "units": 8}, {"class": "ReLU"}]]
     )
     models = space(inserted, change("repeat", "out_before_1", times=[0]), change("repeat", "out", times=[2]))
     assert list(layers_of(models.member(1)))[-4:] == ["out_before_2", "out", "out_before_2_2", "out_2"]
-
-
-def test_the_place_of_a_cell_is_not_matched():
-    with pytest.raises(SpaceError, match="'conv', which is the place of a cell"):
-        space(change("cell", "conv", operations=[None, {"class": "ReLU"}]), change("remove", "conv"))
 
 
 def test_a_layer_choice_keeps_the_name_and_may_be_several_layers_or_none():
@@ -255,6 +239,8 @@ def test_a_layer_choice_keeps_the_name_and_may_be_several_layers_or_none():
 
 
 def test_a_block_with_a_way_around_it_is_repeated_whole():
+    models = space(change("repeat", "inner", to="sum", times=[0, 1, 3]), base=RESIDUAL)
+    assert list(layers_of(models.member(0))) == ["x", "first", "out"], "zero times: without the block"
     models = space(change("repeat", "inner", to="sum", times=[1, 3]), base=RESIDUAL)
     made = layers_of(models.member(1))
     assert made["inner_2"][1] == ["sum"] and made["sum_2"][1] == ["sum", "inner_2"]
@@ -263,11 +249,6 @@ def test_a_block_with_a_way_around_it_is_repeated_whole():
         {"primitive": "copy", "layers": ["inner", "sum"], "to": ["inner_2", "sum_2"]},
         {"primitive": "copy", "layers": ["inner", "sum"], "to": ["inner_3", "sum_3"]},
     ]
-
-
-def test_zero_times_takes_a_block_out():
-    member = space(change("repeat", "inner", to="sum", times=[0]), base=RESIDUAL).member(0)
-    assert list(layers_of(member)) == ["x", "first", "out"] and layers_of(member)["out"][1] == ["first"]
 
 
 def test_inputs_are_chosen_and_what_nobody_needs_is_left_out():
@@ -300,11 +281,6 @@ def test_a_cell_has_choices_for_inputs_and_operations_and_equal_copies():
     assert {"conv_1_1_1_1", "conv_2_1_1_1"} <= set(filters)
 
 
-def test_together_makes_one_choice_for_all():
-    each = change("value", {"class": "Dense"}, argument="use_bias", choices=[True, False])
-    assert space(each).size == 4 and space({**each, "together": True}).size == 2
-
-
 @pytest.mark.parametrize(
     "match,names",
     [
@@ -312,13 +288,14 @@ def test_together_makes_one_choice_for_all():
         ("*o*", ["conv", "pool", "out"]),
         ({"class": "Dense"}, ["hidden", "out"]),
         ({"class": ["Dense", "Flatten"], "position": 1}, ["flat"]),
-        ({"class": "Dense", "position": -1}, ["out"]),
         ({"name": "?o*", "position": [1, 2]}, ["conv", "pool"]),
     ],
 )
 def test_matches(match, names):
-    models = space(change("value", match, argument="autocast", choices=[1, 2]))
+    each = change("value", match, argument="autocast", choices=[1, 2])
+    models = space(each)
     assert [point.name for point in models.points(1)] == [f"{name}.autocast" for name in names]
+    assert models.size == 2 ** len(names) and space({**each, "together": True}).size == 2, "one choice for all"
 
 
 def test_base_models_have_their_own_mutators_and_members_come_base_by_base():
@@ -383,6 +360,21 @@ def test_names_of_members_are_unique_whatever_the_base_calls_its_layers():
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def value(choices, name="conv", argument="filters"):
+    return change("value", name, argument=argument, choices=choices)
+
+
+def inputs(*names, **more):
+    return change("inputs", "flat", **{"from": list(names), **more})
+
+
+VALUE = '[{"change": "value", "match": "conv", "argument": "filters", "choices": [%s]}]'
+RELU = {"class": "ReLU"}
+KEYS = ",".join(f'"{chr(0x4E00 + n % 20_000)}{n // 20_000}":1' for n in range(60_000))
+WRITTEN = layer("Dense", name="hidden", units=4, activation="relu", use_bias=True, trainable=True, dtype="float32")
+BY_KERAS = sequential("s", [4], WRITTEN, layer("Dense", name="out", units=2))
+
+
 @pytest.mark.parametrize(
     "mutators,fragment",
     [
@@ -392,92 +384,65 @@ def test_names_of_members_are_unique_whatever_the_base_calls_its_layers():
         ('[{"match": "conv"}]', "has change null"),
         ('[{"change": ["value"], "match": "conv"}]', "has change"),
         ('[{"change": "value", "change": "layer", "match": "conv"}]', 'the key "change" twice'),
-        ('[{"change": "value", "match": "conv", "argument": "units", "choices": [NaN]}]', "no number of JSON"),
-        ('[{"change": "value", "match": "conv", "argument": "units", "choices": [1e999]}]', "no number of JSON"),
-        ('[{"change": "value", "match": "conv", "argument": "filters", "choices": ["\\u0000"]}]', "cannot store"),
-        (
-            '[{"change": "value", "match": "conv", "argument": "filters", "choices": ["\\ud800"]}]',
-            "half of a character",
-        ),
-        (f'[{{"change": "value", "match": "conv", "argument": "units", "choices": [{"9" * 5000}]}}]', "not JSON"),
+        ('[{"a":{' + KEYS + ',"zz":1,"zz":1}}]', 'key "zz" twice'),
+        (VALUE % "NaN", "no number of JSON"),
+        (VALUE % "1e999", "no number of JSON"),
+        (VALUE % '"\\u0000"', "cannot store"),
+        (VALUE % '"\\ud800"', "half of a character"),
+        (VALUE % ("9" * 5000), "not JSON"),
         ("[" * 100_000, "not JSON"),
-        (
-            json.dumps([change("value", "conv", argument="filters", choices=[[[1]] * 1])])[:-2].replace(
-                "[[[1]]]", "[" * 60 + "]" * 60
-            )
-            + "}]",
-            f"deeper than {MOST_DEPTH}",
-        ),
+        (VALUE % ("[" * 60 + "]" * 60), f"deeper than {MOST_DEPTH}"),
         ([change("value", "conv", argument="units")], "has choices null"),
-        ([change("value", "conv", argument="units", choices=[])], "no list of options"),
-        ([change("value", "conv", argument="units", choices=[1, 1])], "the option 1 twice"),
-        ([change("value", "conv", argument="units", choices=list(range(1001)))], "1001 choices, at most 1000"),
-        ([change("value", "conv", argument="a.b", choices=[1])], "no argument of a layer"),
-        ([change("value", "conv", argument="name", choices=["x"])], "no mutator may change"),
-        ([change("value", "conv", argument="filters", choices=[0])], "must be an integer above 0, not 0"),
-        ([change("value", "conv", argument="filters", choices=[-3])], "above 0"),
-        ([change("value", "conv", argument="filters", choices=[2.5])], "above 0"),
-        ([change("value", "conv", argument="filters", choices=[True])], "above 0"),
-        ([change("value", "conv", argument="filters", choices=[10**300])], "above 0"),
-        ([change("value", "conv", argument="filters", choices=["8"])], "above 0"),
+        ([value([])], "no list of options"),
+        ([value([1, 1])], "the option 1 twice"),
+        ([value(list(range(1001)))], "1001 choices, at most 1000"),
+        ([value([1], argument="a.b")], "no argument of a layer"),
+        ([value(["x"], argument="name")], "no mutator may change"),
+        ([value([1, 2], "hidden", "unitz")], "sets 'unitz', which is no argument"),
+        *(([value([wrong])], "above 0") for wrong in (0, 2.5, True, 10**300, "8")),
         ([change("insert", "conv", choices=[{"class": "Dropout", "rate": 1.5}])], "from 0 to 1"),
-        ([change("value", "conv", argument="filters", choices=[1], often=2)], 'the key "often"'),
+        ([{**value([1]), "often": 2}], 'the key "often"'),
         ([change("layer", "conv", choices=["drop"])], "is no layer"),
         ([change("layer", "pool", choices=[{"class": "AveragePooling2D"}])], "AveragePooling2D needs pool_size"),
-        ([change("insert", "conv", choices=[{"class": "Conv2D", "filters": 3}])], "Conv2D needs kernel_size"),
         ([change("layer", "conv", choices=[{"units": 3}])], "is no layer"),
         ([change("insert", "conv", choices=[{"class": "Lambda", "function": "f"}])], "'Lambda' may not be loaded"),
         ([change("insert", "conv", choices=[{"class": "InputLayer"}])], "adds an InputLayer"),
-        ([change("insert", "conv", choices=[{"class": "ReLU", "name": "a/b"}])], "no '/'"),
+        *(([change("insert", "conv", choices=[{**RELU, "name": name}])], "mutator 1") for name in (3, ["a"], True)),
+        ([change("insert", "conv", choices=[{**RELU, "name": "a/b"}])], "no '/'"),
         ([change("insert", "conv", where="beside", choices=[None])], "neither after nor before"),
-        ([change("repeat", "conv", times=[-1])], "no integer from 0"),
-        ([change("repeat", "conv", times=[101])], "no integer from 0 to 100"),
-        ([change("repeat", "conv", times=["2"])], "no integer"),
+        *(([change("repeat", "conv", times=[times])], "no integer from 0 to 100") for times in (-1, 101, "2")),
         ([change("repeat", "pool", to="conv", times=[2])], "does not follow it"),
         ([{"change": "inputs", "match": "flat", "from": "conv"}], "no list of layers' names"),
-        ([{"change": "inputs", "match": "flat", "from": ["nobody"]}], "matches no other layer"),
-        ([{"change": "inputs", "match": "flat", "from": ["conv"], "least": 3, "most": 2}], "at least 3"),
-        ([{"change": "inputs", "match": "flat", "from": ["conv", "pool"], "most": 2}], "which takes one"),
-        ([{"change": "inputs", "match": "flat", "from": ["hidden"]}], "makes a cycle"),
+        ([inputs("nobody")], "matches no other layer"),
+        ([inputs("conv", least=3, most=2)], "at least 3"),
+        ([inputs("conv", "pool", most=2)], "which takes one"),
+        ([inputs("hidden")], "makes a cycle"),
+        ([inputs(*["h*"] * 100_000)], "from 100000 names, at most 1000"),
         ([change("cell", "conv", operations=[None], nodes=99)], "no integer from 1 to"),
         ([change("cell", "conv", operations=[None], join="Dot")], "has join"),
         ([change("remove", {"class": "Nothing"})], "no layer class of Keras"),
         ([change("remove", {"position": 0})], "position"),
         ([change("remove", {})], "neither a name nor"),
-        ([change("remove", 7)], "neither a name nor"),
         ([change("remove", "nobody*")], "mutator 1 (remove) matches no layer: nobody*"),
         ([change("remove", {"class": "Dense", "position": 5})], "matches no layer: Dense #5"),
         ([change("remove", "conv", base=2)], "has base 2, which is no base model"),
         ([change("remove", "conv", base="x")], "no list of model_ids"),
         ([change("remove", "conv", together="yes")], "neither true nor false"),
         ([change("remove", "conv", name="")], "no text of at most 200"),
-        ([change("value", "conv", argument="filters", choices=[1])] * 2, "a second time"),
+        ([value([1])] * 2, "a second time"),
         ([change("remove", "conv")] * 1001, "1001 mutators"),
-    ],
-)
-def test_mutators_that_are_refused(mutators, fragment):
-    with pytest.raises(SpaceError) as error:
-        ModelSpace([Base(1, CNN)], mutators if isinstance(mutators, str) else json.dumps(mutators))
-    assert fragment in str(error.value)
-    assert len(str(error.value)) < 1000
-
-
-def deep(count):
-    """Mutators each of which inserts after the layer that the one before has inserted."""
-    names = ["hidden", *(f"n{i}" for i in range(count))]
-    return [
-        change("insert", name, choices=[None, {"class": "ReLU", "name": new}]) for name, new in zip(names, names[1:])
-    ]
-
-
-@pytest.mark.parametrize(
-    "mutators,fragment",
-    [
-        (deep(101), "depends on more than 99 others"),
+        # what depends on two choices, or is the place of a cell
+        ([change("insert", "hidden", choices=[None, RELU]), change("repeat", "hidden*", times=[0, 2])], "two choices"),
+        ([change("cell", "conv", operations=[None, RELU]), change("remove", "conv")], "the place of a cell"),
+        # too large
         (
-            [change("repeat", "hidden", times=[100]), change("repeat", "hidden", to="hidden_100", times=[100])],
-            "more than 2000 layers",
+            [
+                change("insert", n, choices=[None, {**RELU, "name": n + "n"}])
+                for n in ["hidden" + "n" * k for k in range(101)]
+            ],
+            "more than 99 others",
         ),
+        ([change("repeat", "hidden", to=to, times=[100]) for to in ("hidden", "hidden_100")], "more than 2000 layers"),
         (
             [
                 change("layer", "hidden", choices=[[{"class": "Dense", "units": i + 1}] * 3 for i in range(1000)]),
@@ -486,23 +451,40 @@ def deep(count):
             "more than 20000 layers",
         ),
         (
-            [change("insert", "*", choices=[{"class": "Dropout", "rate": i / 1000} for i in range(1000)])] * 5,
-            "more than 20000",
-        ),
-        (
             [
-                change("insert", "conv", choices=[[{"class": "ReLU", "name": f"r{i}"} for i in range(60)]]),
-                {"change": "inputs", "match": "flat", "from": ["r*"], "least": 30, "most": 30},
+                change("insert", "conv", choices=[[{**RELU, "name": f"r{i}"} for i in range(60)]]),
+                inputs("r*", least=30, most=30),
             ],
             "118264581564861424 ways to take 30 to 30 of 60 inputs",
         ),
+        ([change("insert", "hidden", choices=[None, [RELU] * 50_000])], "option of 50000 layers, at most 200"),
+        ([change("cell", "hidden", operations=[[RELU] * 201])], "option of 201 layers"),
+        ([change("cell", "hidden", operations=[[RELU] * 200], nodes=10, inputs=2, times=[1, 100])], "more than 2000"),
+        ([change("insert", "hidden", choices=[None, *([RELU] * n for n in range(1, 201))])] * 2, "more than 20000"),
     ],
 )
-def test_spaces_that_are_too_large_are_refused_at_once(mutators, fragment):
-    start = time.process_time()
+def test_mutators_are_refused_at_once(mutators, fragment):
+    begun = time.process_time()
     with pytest.raises(SpaceError) as error:
-        space(*mutators)
-    assert fragment in str(error.value) and time.process_time() - start < 20
+        ModelSpace([Base(1, CNN)], mutators if isinstance(mutators, str) else json.dumps(mutators))
+    assert fragment in str(error.value) and len(str(error.value)) < 1000
+    assert time.process_time() - begun < 20
+
+
+def test_other_arguments_that_are_refused():
+    for adapt, number, fragment in (("reshape", 0, "not 'reshape'"), (None, -1, "no member"), (None, 2, "no member")):
+        with pytest.raises(SpaceError, match=fragment):
+            space(value([1, 2]), adapt=adapt).member(number)
+    with pytest.raises(SpaceError, match="sets 'unit', which is no argument of the Dense 'hidden'"):
+        space(value([1], "hidden", "unit"), base=BY_KERAS)  # Keras has written this layer with all of its arguments
+
+
+def deep(count):
+    """Mutators each of which inserts after the layer that the one before has inserted."""
+    names = ["hidden", *(f"n{i}" for i in range(count))]
+    return [
+        change("insert", name, choices=[None, {"class": "ReLU", "name": new}]) for name, new in zip(names, names[1:])
+    ]
 
 
 def test_choices_as_deep_as_is_allowed_are_counted_and_made():
@@ -519,22 +501,6 @@ def test_a_merge_and_a_layer_take_each_others_place():
     assert isinstance(call["inbound_nodes"][0]["args"][0], list) and member.misfit is None
     other = space(change("layer", "sum", choices=[{"class": "ReLU"}, {"class": "Concatenate"}]), base=RESIDUAL)
     assert other.member(0).misfit == "sum: ReLU takes one input, not 2" and other.member(1).misfit is None
-
-
-def test_an_argument_that_keras_does_not_write_is_refused_where_it_has_written_the_layer():
-    whole = layer("Dense", name="hidden", units=4, activation="relu", use_bias=True, trainable=True, dtype="float32")
-    base = sequential("s", [4], whole, layer("Dense", name="out", units=2))
-    with pytest.raises(SpaceError, match="sets 'unit', which is no argument of the Dense 'hidden'"):
-        space(change("value", "hidden", argument="unit", choices=[1]), base=base)
-
-
-def test_a_layer_that_depends_on_two_choices_is_not_changed_any_more():
-    with pytest.raises(SpaceError, match="'hidden_after_2', which depends on two choices at once"):
-        space(
-            change("insert", "hidden", choices=[None, {"class": "Dropout", "rate": 0.1}]),
-            change("repeat", "hidden", times=[1, 2]),
-            change("value", {"class": "Dropout", "position": 2}, argument="rate", choices=[0.1, 0.2]),
-        )
 
 
 @pytest.mark.parametrize(
@@ -592,11 +558,6 @@ def test_a_large_space_of_which_little_fits_is_looked_at_in_bounded_time():
     found = models.check_some()
     assert found.tried == 1000 and 0 <= found.fitting < 20
     assert all("an output has shape" in reason for reason in found.refused)
-
-
-def test_an_unknown_adaptation_is_refused():
-    with pytest.raises(SpaceError, match="adapt must be 'project' or NULL, not 'reshape'"):
-        space(adapt="reshape")
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -804,37 +765,6 @@ def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(se
 
 # --- small texts that ask for much work ----------------------------------------------------------------------------------
 
-RELU = {"class": "ReLU"}
-
-
-@pytest.mark.parametrize(
-    ("mutators", "fragment"),
-    [
-        ([change("insert", "hidden", choices=[None, [RELU] * 50_000])], "option of 50000 layers, at most 200"),
-        ([change("layer", "hidden", choices=["keep", [RELU] * 201])], "option of 201 layers"),
-        ([change("cell", "hidden", operations=[[RELU] * 201])], "option of 201 layers"),
-        ([change("cell", "hidden", operations=[[RELU] * 200], nodes=10, inputs=2, times=[1, 100])], "more than 2000"),
-        (
-            [change("insert", "hidden", choices=[None, *([RELU] * n for n in range(1, 201))])] * 2,
-            "more than 20000 layers",
-        ),
-        ([change("inputs", "out", **{"from": ["h*"] * 100_000})], "from 100000 names, at most 1000"),
-    ],
-)
-def test_small_mutators_of_much_work_are_refused_before_it(mutators, fragment):
-    begun = time.process_time()
-    with pytest.raises(SpaceError, match=fragment):
-        space(*mutators)
-    assert time.process_time() - begun < 20
-
-
-def test_many_keys_of_which_one_comes_twice_are_refused_at_once():
-    keys = [f'"{chr(0x4E00 + n % 20_000)}{n // 20_000}":1' for n in range(60_000)]
-    begun = time.process_time()
-    with pytest.raises(SpaceError, match='key "zz" twice'):
-        ModelSpace([Base(1, CNN)], '[{"a":{' + ",".join(keys) + ',"zz":1,"zz":1}}]')
-    assert time.process_time() - begun < 20
-
 
 def test_a_name_that_many_layers_want_costs_little():
     mutators = [change("insert", "hidden", choices=[None, *([{**RELU, "name": "r"}] * n for n in range(1, 60))])] * 5
@@ -876,18 +806,6 @@ def test_a_cropping_that_cannot_be_read_is_a_misfit(cropping):
     assert "Cropping2D has arguments that cannot be read" in models.member(1).misfit
 
 
-@pytest.mark.parametrize("name", [3, ["a"], {"a": 1}, True])
-def test_a_name_of_an_option_that_is_no_text_is_refused(name):
-    with pytest.raises(SpaceError, match="mutator 1"):
-        space(change("insert", "conv", choices=[{"class": "ReLU", "name": name}]))
-
-
-def test_a_merge_of_numbers_without_dimensions_is_a_misfit():
-    base = functional(node("InputLayer", "x", batch_shape=[None]), node("Subtract", "out", "x"))
-    with pytest.raises(SpaceError, match="Subtract takes two inputs, not 1"):
-        space(base=base, adapt="project")
-
-
 def test_a_member_of_too_many_parameters_does_not_fit():
     wide = {"class": "Dense", "units": 2**31 - 1}
     models = space(change("insert", "hidden", choices=[None, [wide] * 4, [wide, {"class": "Dense", "units": 4}]]))
@@ -902,16 +820,3 @@ def test_a_sample_of_too_many_bytes_is_refused(monkeypatch):
     with pytest.raises(SpaceError, match="members of the sample have more than 1 MB"):
         models.sample(800, 0)
     assert len(models.sample(50, 0).members) == 50
-
-
-def test_looking_at_a_space_keeps_no_member():
-    found = space(change("value", "hidden", argument="units", choices=list(range(1, 50)))).check_some()
-    assert found.fitting == found.tried == 49 and found.members == []
-
-
-@pytest.mark.parametrize(
-    ("layer_", "argument"), [("hidden", "unitz"), ("conv", "kernel"), ("flat", "units"), ("pool", "rate")]
-)
-def test_a_misspelled_argument_of_a_layer_written_by_hand_is_refused(layer_, argument):
-    with pytest.raises(SpaceError, match=f"sets '{argument}', which is no argument of the"):
-        space(change("value", layer_, argument=argument, choices=[1, 2]))

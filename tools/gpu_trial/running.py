@@ -22,7 +22,7 @@ from steps import BENCH, FRAMEWORKS
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 USER = "postgres"  # if the trial is started by root
 LEFT_OUT = (".git", ".local", "build", "__pycache__", ".ruff_cache", ".mypy_cache", ".hypothesis")
-TESTS = "tests/engines/test_on_gpu.py"
+TESTS = "tests/thorough/engines/test_on_gpu.py"
 SELECTED = {  # step -> what pytest's option -k selects
     "jax": "TestOnGpu and jax",
     "torch": "TestOnGpu and torch",

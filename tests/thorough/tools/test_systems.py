@@ -12,8 +12,8 @@ import pytest
 
 import mop_udf
 from pg_mop.backend import settings
+from support.cluster import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 PICKER = ROOT / "tools" / "postgres.sh"
 # what is not ours to say, or says which were tried
 ELSEWHERE = {".git", ".local", ".ruff_cache", ".hypothesis", "build", "versions", "CHANGELOG.md"}

@@ -1,14 +1,13 @@
 """tools/gpu_trial.sh, as far as it needs no GPU: the names of steps, the table, and what it reads of a machine."""
 
 import importlib
-import pathlib
 import subprocess
 import sys
 import sysconfig
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from support.cluster import ROOT
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@
 
 import datetime
 import json
-import pathlib
 import re
 
 import psycopg2
 import pytest
 
+from support.cluster import ROOT
 from support.workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 TEXT = (DOCS / "bi.md").read_text()
 BLOCKS = re.findall(r"^```sql\n(.*?)^```", TEXT, re.M | re.S)
 QUESTIONS = [block for block in BLOCKS if not block.startswith("CREATE ROLE")]

@@ -1,10 +1,8 @@
 """benchmarks/papers: the parts of the page that follow from formulas, and small runs of the others."""
 
-import pathlib
-
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from support.cluster import ROOT
 
 
 @pytest.fixture(autouse=True)

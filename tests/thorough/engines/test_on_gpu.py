@@ -20,7 +20,7 @@ from support.workload import ADAM, OTHERS, assert_invariants, layer, load, make_
 
 if not settings._devices() and "PG_MOP_GPU_TRIAL" not in os.environ:
     pytest.skip(
-        "tests/engines/test_on_gpu.py was NOT RUN: this machine has no GPU (tools/gpu_trial.sh)",
+        "tests/thorough/engines/test_on_gpu.py was NOT RUN: this machine has no GPU (tools/gpu_trial.sh)",
         allow_module_level=True,
     )
 

@@ -15,7 +15,7 @@ from support.cluster import eventually, free_port
 from support.workload import ADAM, assert_invariants, dense, fit, is_under_way, load, make_data, selection
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("tests/engines/test_ray.py was NOT RUN: no Ray here (make test-ray)", allow_module_level=True)
+    pytest.skip("tests/thorough/engines/test_ray.py was NOT RUN: no Ray here (make test-ray)", allow_module_level=True)
 
 LONG = "batch_size=1, epochs=10"
 SETTINGS = "SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET pg_mop.reuse = off; "

@@ -19,7 +19,7 @@ from support.cluster import eventually
 from support.trainers import of_backend, trainers
 from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
 
-greenplum.needed("tests/engines/test_greenplum.py")
+greenplum.needed("tests/thorough/engines/test_greenplum.py")
 
 DATABASE = "pg_mop_tests"
 TABLES = (

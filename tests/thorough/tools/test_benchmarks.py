@@ -4,15 +4,15 @@ import dataclasses
 import importlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from support.cluster import ROOT
 from support.workload import needs_jax, needs_torch
 
-BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 # 130 rows in batches of 25, so that the last is short
 TINY = """
 from workloads import Configuration, Workload, dense

@@ -6,7 +6,7 @@ from sklearn.datasets import load_iris
 
 from support import greenplum
 
-greenplum.needed("tests/engines/test_madlib_examples.py")
+greenplum.needed("tests/thorough/engines/test_madlib_examples.py")
 
 # two nets as Keras 2.1 wrote them
 FIRST = """
