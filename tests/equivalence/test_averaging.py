@@ -5,6 +5,7 @@ import base64
 import numpy as np
 import pytest
 
+from support.replays import job
 from support.workload import LOSS, NOISY, buffers, dense, fit, load, make_data, replayed, selection
 
 CASES = {
@@ -41,20 +42,9 @@ def test_averaging_equals_keras(db, data, segments):
     jobs, ours = [], []
     for model_id, architecture, optimizer, arguments, iterations in CASES.values():
         ours.append(train(db, model_id, text(optimizer, arguments), iterations, "averaging"))
-        jobs.append(
-            {
-                "architecture": architecture,
-                "optimizer": optimizer,
-                "arguments": arguments,
-                "loss": LOSS,
-                "metrics": [],
-                "batch_size": 8,
-                "epochs": 2,
-                "iterations": iterations,
-                "seed": int(np.random.SeedSequence([6, model_id]).generate_state(1)[0]),
-                "visits": [buffers(db, "flowers_packed", s) for s in range(segments)],
-            }
-        )
+        visits = [buffers(db, "flowers_packed", s) for s in range(segments)]
+        more = {"epochs": 2, "iterations": iterations, "metrics": []}
+        jobs.append(job(architecture, optimizer, arguments, visits, 6, model_id, **more))
     for name, mine, theirs in zip(CASES, ours, replayed(jobs, average=True)):
         a, b = np.frombuffer(mine, "<f4"), np.frombuffer(base64.b64decode(theirs), "<f4")
         assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max(), name

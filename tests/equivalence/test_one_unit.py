@@ -79,7 +79,6 @@ def test_words_are_trained_on_as_numbers(db, data, settings):
         assert own == pytest.approx(other, abs=1e-6)
 
 
-@pytest.mark.slice
 def test_predictions_and_evaluations_have_both_classes(db, data):
     train(db, "word", CONFIGURATIONS[:1])
     train(db, "number", CONFIGURATIONS[:1])

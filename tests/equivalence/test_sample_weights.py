@@ -1,11 +1,10 @@
 """Sample weights in a packed table have the effect of Keras' sample_weight."""
 
-import base64
-
 import numpy as np
 import pytest
 
-from support.workload import add_sample_weights, buffers, dense, fit, load, make_data, needs_jax, replayed, selection
+from support.replays import by_keras, job, visited
+from support.workload import add_sample_weights, dense, fit, load, make_data, needs_jax, selection
 
 SEED = 11
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']"
@@ -46,27 +45,13 @@ def train(db, packed, *configurations, **more):
     return run_id, [np.frombuffer(bytes(r["model_weights"]), "<f4") for r in rows]
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_run_is_plain_keras_with_sample_weight(db, data, backend, cached):
     db.run(f"SET pg_mop.cache_mb = {1024 if cached else 0}; SET pg_mop.reuse = off")
     run_id, ours = train(db, "weighted", ("", ""), frequency=1)
     db.run("RESET pg_mop.cache_mb; RESET pg_mop.reuse")
-    visits = db.run(
-        "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY iteration, position", [run_id]
-    )
-    job = {
-        "architecture": dense(),
-        "optimizer": "Adam",
-        "arguments": {"learning_rate": 0.02},
-        "loss": "categorical_crossentropy",
-        "metrics": ["accuracy"],
-        "batch_size": 8,
-        "epochs": 1,
-        "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-        "visits": [buffers(db, "weighted", v["segment"], "xyw") for v in visits],
-    }
-    keras = np.frombuffer(base64.b64decode(replayed([job], backend=backend)[0]["plain"]), "<f4")
+    visits = visited(db, run_id, "weighted", columns="xyw")
+    (keras,) = by_keras(job(dense(), "Adam", {"learning_rate": 0.02}, visits, SEED), backend=backend)
     assert np.abs(ours[0] - keras).max() <= 1e-6
 
 

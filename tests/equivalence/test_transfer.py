@@ -5,7 +5,8 @@ import base64
 import numpy as np
 import pytest
 
-from support.workload import buffers, fit, layer, load, make_images, replayed, selection, sequential
+from support.replays import by_keras, job, visited
+from support.workload import fit, layer, load, make_images, selection, sequential
 
 WIDE = 8192  # units of a frozen layer: 40 rows of them are more than a MB
 
@@ -70,16 +71,7 @@ def train(db, model_ids, settings, rate=ARGUMENTS["learning_rate"]):
         "SELECT m.mst_key, m.model_weights, i.training_loss, i.validation_loss, i.validation_metrics "
         "FROM models m JOIN models_info i USING (mst_key) ORDER BY 1"
     )
-    visits = {
-        row["mst_key"]: [
-            v["segment"]
-            for v in client.run(
-                "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s ORDER BY iteration, position",
-                [run_id, row["mst_key"]],
-            )
-        ]
-        for row in rows
-    }
+    visits = {row["mst_key"]: visited(client, run_id, "images_packed", row["mst_key"]) for row in rows}
     client.close()
     return [
         (
@@ -92,28 +84,24 @@ def train(db, model_ids, settings, rate=ARGUMENTS["learning_rate"]):
     ], shared
 
 
-@pytest.mark.slice
 def test_what_is_shared_and_what_is_not_is_plain_keras_within_rounding(db, data):
     (shared, how), (whole, none) = train(db, (1, 2), ""), train(db, (1, 2), "SET pg_mop.share_prefixes = off")
     assert len(how) == len(none) == 8 and set(map(str, how)) == {"{'layers': 3}"} and set(none) == {None}
     jobs = [
-        {
-            "architecture": ARCHITECTURES[number],
-            "optimizer": "SGD",
-            "arguments": ARGUMENTS,
-            "loss": "categorical_crossentropy",
-            "metrics": ["accuracy"],
-            "batch_size": 8,
-            "epochs": 2,
-            "seed": 1,
-            "weights": base64.b64encode(weights((5, 9)[number])).decode(),
-            "visits": [buffers(db, "images_packed", segment) for segment in result[3]],
-        }
+        job(
+            ARCHITECTURES[n],
+            "SGD",
+            ARGUMENTS,
+            result[3],
+            1,
+            epochs=2,
+            weights=base64.b64encode(weights((5, 9)[n])).decode(),
+        )
         for results in (shared, whole)
-        for number, result in enumerate(results)
+        for n, result in enumerate(results)
     ]
-    for job, plain, (ours, *_) in zip(jobs, replayed(jobs), [*shared, *whole], strict=True):
-        keras, start = (np.frombuffer(base64.b64decode(text), "<f4") for text in (plain["plain"], job["weights"]))
+    for question, keras, (ours, *_) in zip(jobs, by_keras(*jobs), [*shared, *whole], strict=True):
+        start = np.frombuffer(base64.b64decode(question["weights"]), "<f4")
         assert np.abs(ours - keras).max() <= 1e-6 * np.abs(keras).max()
         assert (ours[:56] == start[:56]).all() and (ours[56:200] != start[56:200]).any(), "what is frozen stays"
     for ours, other in zip(shared, whole):
