@@ -156,18 +156,16 @@ def test_evolution_finds_better_models_than_random_search():
         {"change": "repeat", "match": "hidden", "times": [8]},
         {"change": "value", "match": "hidden*", "argument": "units", "choices": [1, 2, 3, 4]},
     ]
-    wins = 0
-    for seed in range(5):
+    for seed in range(2):
         best = []
         for name, parameters in (
-            ("regularized-evolution", {"population": 10, "tournament": 4, "trials": 80, "iterations": 1}),
-            ("random", {"trials": 80, "iterations": 1}),
+            ("regularized-evolution", {"population": 10, "tournament": 4, "trials": 60, "iterations": 1}),
+            ("random", {"trials": 60, "iterations": 1}),
         ):
             procedure = create(name, space(*wide, bases=[Base(1, dense())]), seed, "min", parameters)
             driven(procedure, quality)
             best.append(procedure.best[2])
-        wins += best[0] < best[1]
-    assert wins >= 4
+        assert best[0] < best[1]
 
 
 def test_evolution_goes_on_after_failed_trials():
@@ -330,12 +328,12 @@ def test_copies_of_a_population_may_have_other_models():
 def test_a_population_mutates_models_at_the_given_rate_and_decides_by_its_seed():
     seen = {}
     for rate in (0, 0.5, 1):
-        procedures = [bred(seed, mutate=rate)[0] for seed in range(6)]
+        procedures = [bred(seed, mutate=rate)[0] for seed in range(3)]
         lineages = [lineage for p in procedures for key in p.trials if (lineage := p.lineage(key))]
-        assert len(lineages) == 36
+        assert len(lineages) == 18
         seen[rate] = sum("inherits" in lineage for lineage in lineages)
         assert all(("inherits" in lineage) != ("inherited" in lineage) for lineage in lineages)
-    assert seen[0] == 0 < seen[0.5] < seen[1] == 36
+    assert seen[0] == 0 < seen[0.5] < seen[1] == 18
     assert bred(mutate=0.5)[1] == bred(mutate=0.5)[1] and bred(mutate=0)[1] == bred()[1]
 
 

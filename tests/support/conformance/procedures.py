@@ -271,7 +271,7 @@ class ProcedureConformance(Conformance):
         with pytest.raises(SearchError, match=f"'speed' is no parameter of {kind.name} .*iterations"):
             self.made(kind, speed=3)
         for bad in (0, -1, 1.5, True, "many", None, 10**9):
-            with pytest.raises(SearchError, match=f"iterations of {kind.name} must be an integer from 1 to"):
+            with pytest.raises(SearchError, match=f"iterations of {kind.name} must be an integer from"):
                 self.made(kind, iterations=bad)
         with pytest.raises(SearchError, match="goal must be min or max"):
             self.made(kind, goal="best")
