@@ -195,7 +195,7 @@ TRAIN = """
 import hashlib, sys
 import tensorflow as tf
 from mop_udf import model_cache, params
-from workload import dense, random_rows
+from support.workload import dense, random_rows
 compile_params = params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'")
 model = model_cache.ModelCache().get(dense(), compile_params, {})
 model.start(7)
