@@ -222,7 +222,6 @@ def train(path, before=0):
     ).stdout.split()
 
 
-@pytest.mark.thorough
 def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     first = train(tmp_path)
     (compiled,) = tmp_path.glob("*.pb")
@@ -235,7 +234,6 @@ def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     assert CompileCache(tmp_path, 1).compiled(dense())
 
 
-@pytest.mark.thorough
 def test_where_it_cannot_be_written_the_loop_trains(tmp_path):
     (tmp_path / "file").touch()
     assert train(tmp_path / "file")[0] == "loop"

@@ -210,7 +210,6 @@ def figures_of(script, threads):
     return json.loads(done.stdout)
 
 
-@pytest.mark.thorough
 def test_the_contenders_train_the_same(module, tiny):
     """With another learning rate, one of them would not: the bound is narrow enough to see it."""
     figures = figures_of(TRAIN, module("contenders.common").THREADS)
@@ -226,7 +225,6 @@ def test_the_contenders_train_the_same(module, tiny):
 
 
 @needs_torch
-@pytest.mark.thorough
 def test_the_loop_in_pytorch_trains_as_keras_does(module):
     for keras, torch in figures_of(TORCH, module("contenders.common").THREADS):
         assert torch[1] == keras[1]
@@ -234,7 +232,6 @@ def test_the_loop_in_pytorch_trains_as_keras_does(module):
 
 
 @needs_jax
-@pytest.mark.thorough
 def test_the_loop_in_jax_trains_as_keras_does(module):
     for keras, jax in figures_of(JAX, module("contenders.common").THREADS):
         assert jax[1] == keras[1]
