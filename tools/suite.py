@@ -196,6 +196,8 @@ def run(suite, circle, options):
         print(f"{circle}: no test files")
         return 0
     check_the_machine(suite, servers)
+    if circle in ("all", "rest") or circle.startswith("third:"):
+        suite.environment["PG_MOP_THOROUGH"] = "1"
     several = circle in ("check", "test", "all", "rest") or circle.startswith("third:")
     status = suite.pytest(*(SIDE_BY_SIDE if several else []), *options, *where)
     failed = suite.failed()

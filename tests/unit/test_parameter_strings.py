@@ -1,8 +1,6 @@
 """Parameter strings and grids: what is accepted, what is refused, and that nothing is executed."""
 
 import string
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from mop_udf import parameter_resolver, params
 from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
 from pg_mop.search import grids
+from support.circles import draws
 
 LOSS = "loss='mse',"
 
@@ -174,7 +173,7 @@ PIECES = st.sampled_from([*WORDS, "lambda: 0", " ", "\n"])
 TEXTS = st.text() | st.text(alphabet=string.printable) | st.lists(PIECES).map("".join)
 
 
-@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(250, 5000), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS)
 def test_any_text_gives_a_dictionary_or_one_kind_of_error(text):
     for parse in (parse_compile_params, parse_fit_params):
@@ -184,7 +183,7 @@ def test_any_text_gives_a_dictionary_or_one_kind_of_error(text):
             assert str(error)
 
 
-@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(150, 2000), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS)
 def test_any_text_gives_a_grid_or_one_kind_of_error(text):
     for keys in (grids.COMPILE_KEYS, grids.FIT_KEYS):
@@ -197,7 +196,7 @@ def test_any_text_gives_a_grid_or_one_kind_of_error(text):
 VALUES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(100, 1000), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(["momentum", "rho", "epsilon", "nesterov", "clipnorm"]), VALUES),
     st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)),
@@ -216,21 +215,6 @@ def test_what_says_the_same_is_equal():
     same = "optimizer='sgd(lr=0.1)', loss=MSE"
     assert params.canonical_compile("loss='mse', optimizer='SGD(learning_rate=0.10)'") == params.canonical_compile(same)
     assert params.canonical_compile("loss='mse', optimizer='SGD()'") != params.canonical_compile(same)
-
-
-def test_the_names_are_those_of_the_installed_keras():
-    program = """
-import keras
-from mop_udf import parameter_names as p
-for name in sorted(p.LOSSES): keras.losses.get(name)
-for name in sorted(p.METRICS - {"accuracy", "acc", "crossentropy", "ce"}): keras.metrics.get(name)
-for name in [*p.OLD_LOSSES.values()]: assert name in p.LOSSES
-for name in [*p.OLD_METRICS.values()]: assert name in p.METRICS
-theirs = {n for n in dir(keras.optimizers) if isinstance(getattr(keras.optimizers, n), type)}
-assert set(p.OPTIMIZERS) <= theirs, set(p.OPTIMIZERS) - theirs
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

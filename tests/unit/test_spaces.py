@@ -7,67 +7,14 @@ from random import Random
 
 import pytest
 
-from mop_udf.architecture_classes import LAYERS, OTHER_MODULES
-from pg_mop.plan.shapes import NEEDED_BY, Misfit, output_shape
+from pg_mop.plan.shapes import Misfit, output_shape
 from pg_mop.spaces import Base, ModelSpace, SpaceError, model_space, showing
-from pg_mop.spaces.graph import Graph
 from pg_mop.spaces.reading import MOST_DEPTH
+from support.circles import draws
+from support.spaces import CNN, RESIDUAL, RICH, change, functional, node, space
 from support.workload import HOSTILE, dense, layer, sequential
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-
-CNN = sequential(
-    "cnn",
-    [8, 8, 1],
-    layer("Conv2D", name="conv", filters=8, kernel_size=3, padding="same", activation="relu"),
-    layer("MaxPooling2D", name="pool"),
-    layer("Flatten", name="flat"),
-    layer("Dense", name="hidden", units=16, activation="relu"),
-    layer("Dense", name="out", units=10, activation="softmax"),
-)
-
-
-def node(kind, name, *sources, **config):
-    """A layer of a functional model, as Keras 2 writes its inputs."""
-    return {
-        "class_name": kind,
-        "config": {"name": name, **config},
-        "name": name,
-        "inbound_nodes": [[[source, 0, 0, {}] for source in sources]] if sources else [],
-    }
-
-
-def functional(*layers, outputs=("out",), inputs=("x",)):
-    return json.dumps(
-        {
-            "class_name": "Functional",
-            "keras_version": "3.0.0",
-            "config": {
-                "name": "graph",
-                "layers": list(layers),
-                "input_layers": [[name, 0, 0] for name in inputs],
-                "output_layers": [[name, 0, 0] for name in outputs],
-            },
-        }
-    )
-
-
-RESIDUAL = functional(
-    node("InputLayer", "x", batch_shape=[None, 6]),
-    node("Dense", "first", "x", units=8),
-    node("Dense", "inner", "first", units=8, activation="relu"),
-    node("Add", "sum", "first", "inner"),
-    node("Dense", "out", "sum", units=3, activation="softmax"),
-)
-
-
-def space(*mutators, base=CNN, adapt=None):
-    bases = base if isinstance(base, list) else [Base(1, base)]
-    return ModelSpace(bases, json.dumps(mutators), adapt)
-
-
-def change(kind, match, **more):
-    return {"change": kind, "match": match, **more}
 
 
 def layers_of(member):
@@ -603,88 +550,6 @@ def test_shapes_that_do_not_fit(kind, config, shapes):
         output_shape(kind, config, shapes)
 
 
-def test_the_arguments_that_keras_needs_are_known():
-    import inspect
-
-    import keras
-
-    needed = {}
-    for name in LAYERS - OTHER_MODULES.keys():
-        parameters = list(inspect.signature(getattr(keras.layers, name).__init__).parameters.values())[1:]
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        needed[name] = [p.name for p in named if p.default is p.empty]
-    assert {name: names for name, names in needed.items() if names} == NEEDED_BY
-
-
-RICH = functional(
-    node("InputLayer", "x", batch_shape=[None, 12, 12, 2]),
-    node("Conv2D", "stem", "x", filters=4, kernel_size=3, padding="same", activation="relu"),
-    node("Conv2D", "side", "stem", filters=4, kernel_size=3, padding="same"),
-    node("Add", "sum", "stem", "side"),
-    node("MaxPooling2D", "pool", "sum", pool_size=2),
-    node("Conv2D", "more", "pool", filters=6, kernel_size=3),
-    node("GlobalAveragePooling2D", "mean", "more"),
-    node("Dense", "hidden", "mean", units=8, activation="relu"),
-    node("Dense", "out", "hidden", units=3, activation="softmax"),
-)
-RICH_MUTATORS = [
-    change("value", "stem", argument="strides", choices=[1, 2]),
-    change("value", "side", argument="filters", choices=[4, 6]),
-    change("value", {"name": "s*", "class": "Conv2D"}, argument="activation", choices=["relu", "tanh", "linear"]),
-    change("layer", "pool", choices=["keep", {"class": "AveragePooling2D", "pool_size": 4}, None]),
-    change("value", "more", argument="kernel_size", choices=[1, 3, 7]),
-    change("layer", "mean", choices=["keep", {"class": "GlobalMaxPooling2D"}, {"class": "Flatten"}]),
-    change(
-        "cell",
-        "more",
-        nodes=2,
-        operations=[
-            None,
-            {"class": "SeparableConv2D", "filters": 5, "kernel_size": 3},
-            {"class": "MaxPooling2D", "pool_size": 2},
-        ],
-    ),
-    change("insert", "hidden", choices=[None, {"class": "BatchNormalization"}, {"class": "Dropout", "rate": 0.3}]),
-    change("repeat", "hidden", times=[0, 1, 2]),
-    {"change": "inputs", "match": "sum", "from": ["stem", "side"], "least": 1, "most": 2},
-]
-
-
-@pytest.mark.parametrize("adapt", [None, "project"])
-def test_keras_builds_what_fits_and_refuses_what_does_not(adapt):
-    import keras
-
-    models = space(
-        *[m for m in RICH_MUTATORS if m["change"] != "value" or m["match"] != "more"], base=RICH, adapt=adapt
-    )
-    random, fitting, refused = Random(5), 0, 0
-    for _ in range(40):
-        member = models.member(random.randrange(models.size))
-        if member.misfit is not None:
-            refused += 1
-            continue
-        model = keras.models.model_from_json(member.architecture)
-        assert model.count_params() == member.parameters and model.output_shape == (None, 3)
-        fitting += 1
-    assert fitting >= 5 and (refused or adapt)
-
-
-def test_what_is_refused_keras_refuses_too():
-    import keras
-
-    cases = [
-        space(change("value", "inner", argument="units", choices=[5]), base=RESIDUAL),
-        space(change("layer", "pool", choices=[{"class": "MaxPooling2D", "pool_size": 9}])),
-        space(change("insert", "flat", choices=[{"class": "Conv2D", "filters": 2, "kernel_size": 1}])),
-    ]
-    for models in cases:
-        assert models.member(0).misfit
-        planned = models.bases[0]
-        built = planned.plan.build(Graph(planned.checked), models.member(0).chosen)
-        with pytest.raises(ValueError):
-            keras.models.model_from_json(json.dumps(built.architecture()))
-
-
 # --- random spaces ----------------------------------------------------------------------------------------------------
 
 
@@ -732,10 +597,9 @@ def random_mutator(random, names):
     return mutator
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(seed):
-    random, made, fitting = Random(seed), 0, 0
-    for _ in range(70):
+def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names():
+    random, made, fitting = Random(0), 0, 0
+    for _ in range(draws(30, 300)):
         base, names = random.choice(
             [
                 (CNN, ["conv", "pool", "flat", "hidden", "out"]),
@@ -760,7 +624,7 @@ def test_random_spaces_are_refused_or_have_numbered_members_with_unique_names(se
                 layers = [one["name"] for one in json.loads(member.architecture)["config"]["layers"]]
                 assert len(set(layers)) == len(layers)
         assert showing.text(models, models.sample(2, 0))
-    assert made > 8 and fitting > 3
+    assert made > 3 and fitting > 1
 
 
 # --- small texts that ask for much work ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from mop_udf import architecture, architecture_shapes
 from mop_udf.architecture import ArchitectureError, check
+from support.circles import draws
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
@@ -333,7 +334,7 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
         {"class_name": "__tuple__", "items": 3}]"""
     )
     originals = [json.loads(m.to_json()) for m in keras_3_models()[:4]] + list(KERAS_2.values())
-    for _ in range(4000):
+    for _ in range(draws(800, 8000)):
         damaged = copy.deepcopy(source.choice(originals))
         places = []
 
