@@ -48,7 +48,6 @@ def run(example):
     return example["run"]
 
 
-@pytest.mark.slice
 def test_the_example_trains_and_its_best_model_predicts(db, example, s, run):
     assert run.info.status == "finished" and run.info.seed == 42
     board = run.leaderboard()
@@ -124,7 +123,6 @@ def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
     assert keras.models.model_from_json(json.dumps(found.model_arch)).count_params() == model.count_params()
 
 
-@pytest.mark.slice
 def test_methods_are_the_servers_functions_with_its_documentation(db, s):
     listed = db.run("SELECT * FROM madlib.mop_functions()")
     for row in listed:

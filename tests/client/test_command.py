@@ -47,7 +47,6 @@ class Watching:
         return self.file.getvalue()
 
 
-@pytest.mark.slice
 def test_runs_are_listed_as_psql_would_connect(db, run_id, capsys, monkeypatch):
     to = db.connection.info
     for name, value in (("PGHOST", to.host), ("PGPORT", to.port), ("PGUSER", "postgres"), ("PGDATABASE", to.dbname)):

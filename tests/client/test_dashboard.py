@@ -62,7 +62,6 @@ def going_on(db, name, iterations=4000, configurations=2):
 
 
 # --- who may call it -----------------------------------------------------------------------------------------
-@pytest.mark.slice
 def test_calls_without_the_token_are_refused(page, run_id):
     for path in (
         "/api/runs",
@@ -94,7 +93,6 @@ def test_the_empty_page_has_no_secret(page, run_id):
         assert page.call(path, "POST", headers={})[0] == 403
 
 
-@pytest.mark.slice
 def test_other_hosts_and_origins_are_refused(page, run_id):
     for host in ("evil.example", f"evil.example:{page.port}", "127.0.0.1", "127.0.0.1:1", ""):
         assert page.call("/api/runs", headers={**page.shown, "Host": host})[0] == 403
@@ -166,7 +164,6 @@ def test_it_listens_on_loopback_alone(page):
 
 
 # --- what it tells -------------------------------------------------------------------------------------------
-@pytest.mark.slice
 def test_a_run_is_shown_as_the_report_has_it(db, page, run_id):
     found = page.json(f"/api/run/{run_id}")
     report = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))

@@ -20,7 +20,6 @@ def s(db):
         yield selection
 
 
-@pytest.mark.slice
 def test_a_space_in_a_few_lines_is_searched(db, s):
     space = Space(base=[1]).repeat("hidden", [1, 2]).choose("hidden*", "units", [4, 8, 16])
     space = space.insert("hidden", [None, layer("Dropout", rate=0.1)], together=True)

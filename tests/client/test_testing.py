@@ -33,7 +33,6 @@ def mop_server_options():
     return {"bindir": programs(), "max_connections": 30, "pg_mop.threads": 1, "cluster_name": "it's"}
 
 
-@pytest.mark.slice
 def test_each_database_has_the_extension_and_nothing_else(mop_server):  # noqa: F811
     rows = pandas.DataFrame({"a": [0.0, 1.0] * 20, "b": [1.0, 0.0] * 20, "label": ["x", "y"] * 20})
     names = []

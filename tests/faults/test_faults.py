@@ -66,9 +66,7 @@ def weights(client, table):
     return client.run(f"SELECT mst_key, model_weights::text FROM {table} ORDER BY 1")
 
 
-@pytest.mark.parametrize(
-    "fault", ["the worker session terminated", pytest.param("the trainer killed", marks=pytest.mark.slice)]
-)
+@pytest.mark.parametrize("fault", ["the worker session terminated", "the trainer killed"])
 def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     watcher = db.another()
     postmaster = watcher.value("SELECT pg_postmaster_start_time()")

@@ -35,7 +35,6 @@ def asked(checkout, sql):
     return checkout("psql", "-XAtq", "-c", sql)
 
 
-@pytest.mark.slice
 def test_the_tutorials_first_statements_work_once_the_server_is_started(checkout):
     assert checkout("start") == ""
     first = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.S)

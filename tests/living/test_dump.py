@@ -106,7 +106,6 @@ def test_a_custom_dump_restores_and_lives(full, copy, tmp_path):
     assert_lives(full, restored)
 
 
-@pytest.mark.slice
 def test_a_plain_dump_restores_and_lives(full, copy, tmp_path):
     file = str(tmp_path / "dump.sql")
     program(full, "pg_dump", "-f", file)

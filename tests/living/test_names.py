@@ -37,9 +37,7 @@ def odd_place(server, request):
 
 # owner: a schema of the extension with a percent sign in its name (sql/70_help.sql, catalog.py)
 @pytest.mark.parametrize(
-    "odd_place",
-    [pytest.param('it\'s "odd" \\ 100%s =x', marks=pytest.mark.slice), fill("host=x größe 日本 % "), "x" * 63, " "],
-    indirect=True,
+    "odd_place", ['it\'s "odd" \\ 100%s =x', fill("host=x größe 日本 % "), "x" * 63, " "], indirect=True
 )
 def test_the_job_is_done_under_odd_names(odd_place):
     db, client, name, extension = odd_place

@@ -45,7 +45,6 @@ def trained(published):
     return fit(db, "flowers_packed", "models", "mst", 2, "flowers_val", 1)
 
 
-@pytest.mark.slice
 def test_every_table_of_the_catalog_identifies_its_rows(published):
     assert published.run(KEYLESS) == []
 

@@ -133,7 +133,6 @@ GRIDS = {
 }
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_grid(attacker, mark, name):
     touch = payloads.touch(str(mark))
@@ -368,7 +367,6 @@ def test_callbacks_write_for_superusers_only(db, attacker, mark, log_dir):
     )
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize(
     "name,value",
     [
@@ -688,7 +686,6 @@ def proves_itself(db, sql, args=None):
         db.run("ROLLBACK")
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize(
     "sql,fragment",
     [

@@ -42,7 +42,6 @@ def begun(client):
     return run
 
 
-@pytest.mark.slice
 def test_a_run_leaves_who_began_ended_and_dropped_it(db, roles):
     acts = roles["acts"]
     make_data(acts, "audit_rows", segments=2)

@@ -33,7 +33,6 @@ def states_of(db, run_id):
     return db.value(f"SELECT count(*) FROM madlib.mop_state_{run_id}_1")
 
 
-@pytest.mark.slice
 def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
     mallory, victor = roles
     mallory.run(

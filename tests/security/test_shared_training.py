@@ -119,7 +119,6 @@ def all_of(db, run_id):
     ]
 
 
-@pytest.mark.slice
 def test_a_member_takes_over_what_another_has_trained(db, clients):
     ann, bob = clients["ann"], clients["bob"]
     one = train(ann)

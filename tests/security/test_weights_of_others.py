@@ -67,7 +67,6 @@ def caught(db):
     return db.run("SELECT * FROM snare")
 
 
-@pytest.mark.slice
 def test_a_version_is_not_written_into_another_roles_table(db, models, squatter):
     db.run("SELECT madlib.mop_deploy('prized', 'small', 1)")
     squat(squatter, "prized")

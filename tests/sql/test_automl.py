@@ -49,7 +49,6 @@ def columns(db, table):
     ]
 
 
-@pytest.mark.slice
 def test_hyperband_by_default_gives_the_contracts_tables(db):
     info = automl(db, "m")
     assert columns(db, "m_info") == [*INFO, "s", "i"]

@@ -177,7 +177,6 @@ def test_a_source_locked_by_somebody_else_is_an_error_after_lock_timeout(db, dat
     db.run("RESET pg_mop.lock_timeout")
 
 
-@pytest.mark.slice
 def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     db.run("DROP ROLE IF EXISTS analyst; CREATE ROLE analyst LOGIN; GRANT USAGE, CREATE ON SCHEMA public TO analyst")
     client = db.another(user="analyst")

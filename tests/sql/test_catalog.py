@@ -60,7 +60,6 @@ def at_once(db, first, second):
     return error
 
 
-@pytest.mark.slice
 def test_what_is_asked_twice_at_once_is_there_once(db, run_id):
     ask = ASK.format(run_id, CONFIGURATIONS, "[]", "[]")
     db.run(ask)

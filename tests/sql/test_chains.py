@@ -91,7 +91,6 @@ def replay(db, run_id, table="again"):
     return last_run(db)
 
 
-@pytest.mark.slice
 def test_a_chain_gives_plain_keras_weights_and_a_row_for_each_unit(db, data):
     run_id = fit(db, "flowers_packed", "models", "few", iterations=5)
     assert_invariants(db, run_id)

@@ -43,7 +43,6 @@ def weights(db, table):
     return {r["mst_key"]: bytes(r["model_weights"]) for r in db.run(f"SELECT mst_key, model_weights FROM {table}")}
 
 
-@pytest.mark.slice
 def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
     first = fit(db, "flowers_packed", "models", "mst", iterations=4, frequency=2)
     second = fit(db, "flowers_packed", "again", "mst", iterations=4, frequency=2)

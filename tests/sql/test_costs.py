@@ -40,7 +40,6 @@ def train(db, settings="", iterations=2, anew=True):
     )
 
 
-@pytest.mark.slice
 def test_what_units_have_cost_is_kept_and_used(db):
     first, _ = train(db)
     found = {row["kernel"]: row for row in db.run(COSTS)}

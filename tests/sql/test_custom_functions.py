@@ -116,7 +116,6 @@ def test_a_table_that_a_plain_role_owns_is_refused(db, functions):
     assert "no superuser" in str(error)
 
 
-@pytest.mark.slice
 def test_training_with_custom_losses_and_metrics(db, functions):
     make_data(db, segments=1)  # so that all visit the rows in the same order
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")

@@ -59,7 +59,6 @@ def weights(db, output):
     return [bytes(row["w"]) for row in db.run(f"SELECT model_weights AS w FROM {output} ORDER BY mst_key")]
 
 
-@pytest.mark.slice
 def test_a_custom_layer_is_trained_evaluated_and_predicts(db):
     run_id = train(db, models=(1, 2))
     info = db.run("SELECT mst_key, model_id, training_loss_final FROM made_info ORDER BY 1")

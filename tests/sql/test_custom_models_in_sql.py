@@ -50,7 +50,6 @@ def kernels(db, run_id, model_id=1):
     }
 
 
-@pytest.mark.slice
 def test_a_training_step_is_trained_evaluated_and_predicts(db):
     run_id = train(db, models=(1, 2))
     assert kernels(db, run_id) == {"plain"}

@@ -113,7 +113,6 @@ def widened(db, iterations=TIMES):
     return run_id
 
 
-@pytest.mark.slice
 def test_the_last_configuration_has_all_cores_and_a_replay_the_same_bytes(db):
     run_id = widened(db)
     small, large = (units(db, run_id, key) for key in (1, BIG))

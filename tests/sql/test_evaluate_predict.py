@@ -42,7 +42,6 @@ def predict(db, rest="", test="flowers", x="x"):
     return db.run("SELECT * FROM out ORDER BY id, prob DESC")
 
 
-@pytest.mark.slice
 def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models):
     for key, metric in ((1, ["accuracy"]), (2, None)):
         db.run("DROP TABLE IF EXISTS out")
@@ -92,7 +91,6 @@ def test_raw_rows_that_do_not_suit_the_model(db, models, raw, fragment):
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_packed_%' OR relname LIKE 'mop_rows_%'") == 0
 
 
-@pytest.mark.slice
 def test_predictions_agree_with_the_metric_of_training(db, models):
     rows = predict(db, ", 'response', FALSE, 1")
     assert len(rows) == 90 and list(rows[0]) == ["id", "class_name", "class_value", "prob"]

@@ -80,7 +80,6 @@ def everything(db):
     return relations, rows, sessions, locks, sorted(all_trainers())
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_planned_and_leaves_nothing(db, name):
     db.run("SELECT madlib.mop_end_trainers()")

@@ -40,7 +40,6 @@ def plan(db, call):
     return json.loads(db.value("SELECT madlib.mop_explain(%s, 'json')", [call]))
 
 
-@pytest.mark.slice
 def test_a_training_from_a_table_is_planned_and_leaves_nothing(db):
     db.run("SELECT madlib.mop_end_trainers()")
     assert eventually(lambda: not all_trainers())

@@ -24,7 +24,6 @@ def models(db):
     return bytes(db.value("SELECT madlib.mop_export_model('models', 1)"))
 
 
-@pytest.mark.slice
 def test_an_exported_model_predicts_the_same_numbers_in_plain_keras(db, models, tmp_path):
     (tmp_path / "model.keras").write_bytes(models)
     x = np.array([r["x"] for r in db.run("SELECT x FROM flowers ORDER BY id")], "f4")

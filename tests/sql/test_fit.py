@@ -40,7 +40,6 @@ training_loss validation_metrics_final validation_loss_final validation_metrics 
 y_class_values all_metrics""".split()
 
 
-@pytest.mark.slice
 def test_the_summary_has_the_contracts_columns_and_contents(db, data):
     train(db, rest="3, FALSE, 'flowers_val', 2, NULL, 'a name', 'a description'")
     row = summary(db)
@@ -93,7 +92,6 @@ def test_a_quoted_architecture_table_and_outputs_in_other_schemas(db, data):
     db.run("DROP TABLE pg_temp.one, pg_temp.one_summary, pg_temp.scores, pg_temp.guesses")
 
 
-@pytest.mark.slice
 def test_evaluate_and_predict_read_a_single_model(db, data):
     train(db)
     db.run("DROP TABLE IF EXISTS scores, guesses")

@@ -30,7 +30,6 @@ def data(db):
     return "flowers_packed"
 
 
-@pytest.mark.slice
 def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
     selection(
         db,
@@ -298,7 +297,6 @@ def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
         assert row["s"] == [(row["s"][0] + k) % 3 for k in range(3)]
 
 
-@pytest.mark.slice
 def test_failing_configurations_are_marked_and_the_others_finish(db, data):
     load(db, "arch3", dense(), dense(inputs=5, name="misfit"), dense(classes=4, name="fourclasses"))
     selection(
@@ -404,7 +402,6 @@ def test_the_views_show_a_running_call_to_another_session(db, data):
     watcher.close()
 
 
-@pytest.mark.slice
 def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
     db.run("BEGIN")

@@ -54,7 +54,6 @@ def run_id(db, data):
     return fit_folds(db, 3)
 
 
-@pytest.mark.slice
 def test_no_fold_visits_its_own_segments_and_each_is_evaluated_on_them_alone(db, run_id):
     rows = db.run(
         "SELECT u.kind, u.iteration, c.fold, c.held_out, array_agg(u.segment ORDER BY u.segment) AS segments "

@@ -70,7 +70,6 @@ def test_the_gpu_configuration_explains_itself_and_lists_gpus(db):
         assert fragment in str(db.error(f"SELECT madlib.gpu_configuration({call})"))
 
 
-@pytest.mark.slice
 def test_no_function_for_users_is_without_help(db):
     functions = {
         r["proname"]

@@ -37,7 +37,6 @@ def search(db, output="found", parameters=EVOLUTION, source="flowers_packed", **
     return last_run(db)
 
 
-@pytest.mark.slice
 def test_children_begin_where_their_parents_ended(db):
     run_id = search(db)
     heirs = db.run(HEIRS, [run_id])

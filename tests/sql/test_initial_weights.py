@@ -95,7 +95,6 @@ def test_transfer_learning_starts_from_the_architecture_tables_weights(db, model
     assert after[0]["training_loss"][0] < trained[0]["training_loss_final"]
 
 
-@pytest.mark.slice
 def test_a_warm_start_continues_exactly_where_plain_keras_would(db, data):
     """With SGD, whose state is its weights alone, 1 + 1 iterations with a warm start are 2 iterations."""
     db.run(

@@ -58,7 +58,6 @@ def test_a_job_keeps_its_run_when_others_go_on_with_it(db, data):
     db.run("SELECT madlib.mop_drop_run(%s)", runs)
 
 
-@pytest.mark.slice
 def test_a_call_goes_on_when_its_client_has_gone(db, data):
     client = db.another()
     client.run("SET search_path = public, madlib; SET pg_mop.seed = 77; SET pg_mop.lock_timeout = '300s'")

@@ -24,7 +24,6 @@ def info(db, packed, arch, *compiled, **more):
     return db.run("SELECT * FROM models_info ORDER BY mst_key")
 
 
-@pytest.mark.slice
 def test_arguments_reach_keras_and_reports(db, data):
     rows = info(
         db,

@@ -8,7 +8,6 @@ def clean(db):
     db.run('DROP TABLE IF EXISTS arch; DROP TABLE IF EXISTS "Arch; table"; DROP SCHEMA IF EXISTS other CASCADE')
 
 
-@pytest.mark.slice
 def test_the_first_call_makes_the_table_and_later_ones_append(db):
     db.run("SELECT madlib.load_keras_model('arch', '{\"a\": 1}')")
     db.run("SELECT madlib.load_keras_model('arch', '{\"config\": [1,  2]}', '\\x0000803f'::bytea, 'n', 'd')")

@@ -58,7 +58,6 @@ def rows(section):
     return section["tables"][0]["rows"]
 
 
-@pytest.mark.slice
 def test_the_numbers_are_those_of_the_reports(guests):
     data, found = report(guests, "drinks", "guests")
     assert (data["version"], data["versions"], data["kind"]) == (2, [1, 2], "classification")

@@ -58,7 +58,6 @@ def test_load_takes_strings_that_say_the_same_as_one(db):
     ]
 
 
-@pytest.mark.slice
 def test_grid_search_makes_the_whole_grid(db):
     db.run(generate())
     found = rows(db)
@@ -77,7 +76,6 @@ def test_grid_search_takes_blocks_of_optimizer_parameters(db):
     assert any(r["compile_params"].startswith("optimizer='RMSprop()'") for r in rows(db))
 
 
-@pytest.mark.slice
 def test_random_search_is_reproducible_and_appends(db):
     db.run(generate(RANDOM, rest=", 'rand', 8, 0"))
     first = [(r["model_id"], r["compile_params"], r["fit_params"]) for r in rows(db)]

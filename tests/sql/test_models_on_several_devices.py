@@ -68,7 +68,6 @@ def visits(db, run_id):
     return db.run(order, [run_id])
 
 
-@pytest.mark.slice
 def test_a_net_that_one_device_does_not_hold_is_trained_on_several_and_a_replay_takes_as_many(db):
     db.run(DEVICES + "8")
     told = explained(db)

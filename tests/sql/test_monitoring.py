@@ -56,7 +56,6 @@ def run_id(roles):
     return fit(trains, "flowers_packed", "models", "mst", 2)
 
 
-@pytest.mark.slice
 def test_the_files_for_exporters_have_every_number_and_run_as_who_only_watches(db, roles, run_id):
     watcher = roles["watcher"]
     queries = {query["query_name"]: query["query"] for query in COLLECTOR["queries"]}

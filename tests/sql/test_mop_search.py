@@ -55,7 +55,6 @@ def told(db, run_id):
     ]
 
 
-@pytest.mark.slice
 def test_four_arguments_search_and_the_tables_say_what_was_found(db, data):
     db.run("DROP TABLE IF EXISTS four, four_info, four_summary, four_trials")
     db.run("SELECT madlib.mop_search('flowers_packed', 'four', 'arch', %s, max_trials => 12)", [SPACE])
@@ -142,7 +141,6 @@ def test_a_grid_of_sequences_shares_its_beginnings(db, data):
     assert run["merge_rate"] == pytest.approx(18 / 16)  # of each architecture, two share the first iteration
 
 
-@pytest.mark.slice
 def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     """What it was told before is told again; it makes the same proposals; no unit is done twice."""
     other = db.another()

@@ -65,7 +65,6 @@ def check_copies(db, run_id):
     return copies
 
 
-@pytest.mark.slice
 def test_mutated_copies_begin_with_what_they_inherit(db):
     """The visit order of two segments has a part in which members are copied: further seeds are tried until all is seen."""
     wanted = {

@@ -56,7 +56,6 @@ def plain_answers(db, mst_key):
     return [row["p"] for row in rows]
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("mst_key,name", [(1, "Scale"), (2, "Stepper")])
 def test_a_named_model_with_code_answers_as_its_model_table(db, mst_key, name):
     db.run("DROP TABLE IF EXISTS clever")

@@ -35,7 +35,6 @@ def search(db, output, parameters=PARAMETERS, space=SPACE, model_space="nets", *
     return last_run(db)
 
 
-@pytest.mark.slice
 def test_members_have_scores_by_shared_weights_and_the_best_are_trained_from_scratch(db):
     search(db, "found")
     scores = db.run("TABLE found_one_shot ORDER BY rank")

@@ -50,7 +50,6 @@ def test_a_run_measures_the_memory_of_its_trainers(db):
     assert taken and all(WHOLE / 2 < mb < WHOLE for mb in taken), "the tests below rely on this, too"
 
 
-@pytest.mark.slice
 def test_trainers_that_do_not_fit_side_by_side_train_one_after_the_other(db):
     measured(db, 400)
     run_id = fit(db, "flowers_packed", "m", "mst", 3)

@@ -14,7 +14,6 @@ def warned(db, x, y, rows=400, more=""):
     return [n for n in db.connection.notices if n.startswith("WARNING")]
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize(
     "y,count",
     [

@@ -128,7 +128,6 @@ def test_columns_of_the_packed_table_are_in_the_contract_order(db):
     assert types == [{"x": "bytea", "y": "bytea", "s": "integer[]"}]
 
 
-@pytest.mark.slice
 def test_training_packs_every_row_once_and_keeps_x_with_its_label(db):
     packed = train(db, "rows17", "y", "x", 4)
     x, y = unpack(db, packed, "x", "<f4"), unpack(db, packed, "y", "<i2")
@@ -138,7 +137,6 @@ def test_training_packs_every_row_once_and_keeps_x_with_its_label(db):
     assert got == sorted((r["x"], r["y"]) for r in db.run("SELECT x, y FROM rows17"))
 
 
-@pytest.mark.slice
 def test_validation_bytes_are_the_source_rows_in_scan_order(db):
     packed = train(db)
     validation = validate(db, packed, "rows17", "y", "x", 5)
@@ -249,7 +247,6 @@ def test_output_goes_to_the_named_schema_and_quotes_are_honoured(db):
 # --- order ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slice
 def test_same_seed_gives_the_same_bytes_and_another_seed_another_order(db):
     db.run("SET pg_mop.seed = 42")
     one, two = train(db, "rows17", "y", "x", 5), train(db, "rows17", "y", "x", 5)
@@ -382,7 +379,6 @@ def test_only_null_labels_are_one_class(db):
         assert labels(db, table, "nothing") == [[1, 0, 0]] * 4 and len(buffers(db, table)[0]["nothing"]) == 24
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize(
     "kind, values, ordered",
     [
@@ -468,7 +464,6 @@ def test_string_types_and_number_types_are_compatible_with_each_other(db, traini
 # --- several columns, names, sources ---------------------------------------------------------------------------
 
 
-@pytest.mark.slice
 def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
     db.run(
         "CREATE TABLE multi AS SELECT ARRAY[i, i] AS x1, ARRAY[[i], [-i], [i]]::float8[] AS x2, i AS y1, "

@@ -81,7 +81,6 @@ def test_the_report_tells_in_which_seconds_a_resumed_run_was_not_alive(db, run_i
         db.run("ROLLBACK")
 
 
-@pytest.mark.slice
 def test_the_report_tells_what_the_tables_tell(db, run_id):
     data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
     info = {r["mst_key"]: r for r in db.run("SELECT * FROM models_info")}
@@ -203,7 +202,6 @@ def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run
     assert f"run {shared} has no configuration 99, NULL" in str(error) and "mop_trials" in error.diag.message_hint
 
 
-@pytest.mark.slice
 def test_what_people_write_is_text_in_the_report(db, run_id):
     db.run("BEGIN")
     db.run(

@@ -18,7 +18,6 @@ def rows(db):
     return {r["mst_key"]: r for r in db.run("SELECT * FROM models_info")}
 
 
-@pytest.mark.slice
 def test_patience_and_target_stop_a_configuration_alone(db, data):
     selection(
         db,

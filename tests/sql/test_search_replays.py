@@ -94,7 +94,6 @@ def assert_replayed(db, run_id, output, tables=None):
     return again
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize(
     "procedure,parameters",
     [

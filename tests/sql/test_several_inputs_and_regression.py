@@ -26,7 +26,6 @@ def two(db):
     fit(db, "packed", "models", "mst", 6, "val")
 
 
-@pytest.mark.slice
 def test_several_inputs_and_outputs_train(db, two):
     for row in db.run("SELECT * FROM models_info"):
         assert row["error"] is None

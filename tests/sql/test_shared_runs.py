@@ -119,7 +119,6 @@ def metrics(db, run_id):
     )
 
 
-@pytest.mark.slice
 def test_the_second_run_trains_only_what_the_first_does_not(db, clients):
     with held(db, clients[0], call("a", "two")) as (first, one, _):
         second = Calling(clients[1], call("b", "three"))

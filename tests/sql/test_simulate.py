@@ -22,7 +22,6 @@ def rows_of(db, call, values=()):
     return db.run(f"SELECT * FROM madlib.mop_simulate({call})", values)
 
 
-@pytest.mark.slice
 def test_a_past_run_is_simulated_by_its_logged_seconds(db, run_id):
     rows = rows_of(db, "%s", [run_id])
     assert {r["sessions"] for r in rows} == {1, 2, 3} and len(rows) == 15

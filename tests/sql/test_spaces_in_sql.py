@@ -54,7 +54,6 @@ def search(db, output="found", procedure="random", parameters="iterations=1, tri
 # --- spaces -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slice
 def test_a_space_is_a_table_of_its_owner(db):
     assert make(db, "own", MUTATORS) == 2 * 2 * (2 + 4)
     assert db.value("SELECT madlib.mop_space_size('own')") == 24
@@ -217,7 +216,6 @@ def test_names_with_quotes(db):
 # --- searches ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slice
 def test_a_search_over_models_and_hyper_parameters(db):
     run_id = search(db, parameters="iterations=2, trials=6")
     trials = db.run("SELECT * FROM found_trials ORDER BY mst_key")

@@ -58,7 +58,6 @@ def search(db, output="found", procedure="grid", parameters="iterations=1", **mo
     return last_run(db)
 
 
-@pytest.mark.slice
 def test_members_with_custom_layers_are_searched_and_predict(db):
     assert make(db) == 8
     row = db.run("SELECT object_table, custom_layers FROM nets")[0]

@@ -49,7 +49,6 @@ def merge_rate(db, run_id):
     return db.value("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s", [run_id])
 
 
-@pytest.mark.slice
 def test_mop_stages_shows_every_stage_once_and_who_asks_for_it(db, run_id):
     assert_invariants(db, run_id)
     assert merge_rate(db, run_id) == 2

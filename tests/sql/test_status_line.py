@@ -120,7 +120,6 @@ def test_the_line_knows_which_metrics_are_better_if_greater():
         assert f"'{goals.LESS.pattern}'::text AS less" in text and f"'{goals.MORE.pattern}'::text AS more" in text
 
 
-@pytest.mark.slice
 def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
     selection(
         db,

@@ -62,7 +62,6 @@ def weights(db, table):
     return {row["mst_key"]: np.frombuffer(bytes(row["model_weights"]), "<f4") for row in found}
 
 
-@pytest.mark.slice
 def test_the_last_configuration_trains_on_several_devices_with_the_same_updates(db):
     alone = fit(db, "flowers_packed", "alone", "mst", TIMES)
     assert {unit["devices"] for unit in units(db, alone)} == {1}, "the default is sequential"

@@ -53,7 +53,6 @@ def together(db, run_id):
     )
 
 
-@pytest.mark.slice
 def test_units_go_together_and_give_plain_keras_weights(db, data):
     run_id = fit(db, "flowers_packed", "models", "many", iterations=2)
     assert_invariants(db, run_id)

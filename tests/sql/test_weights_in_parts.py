@@ -70,7 +70,6 @@ def models(data):
     return run_id
 
 
-@pytest.mark.slice
 def test_large_weights_are_in_parts_and_small_ones_one_value(db, models):
     assert weights(db, "models", 1) == weights(db, "whole", 1) and len(weights(db, "models", 1)) == BIG
     assert is_in_parts(db, "models", "WHERE mst_key = 1") and not is_in_parts(db, "whole", "WHERE mst_key = 1")

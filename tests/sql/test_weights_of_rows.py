@@ -36,7 +36,6 @@ def train(db, name, compiled, output, iterations=2):
     return db.run(f"SELECT * FROM {output}_info")[0]
 
 
-@pytest.mark.slice
 def test_the_loss_is_keras_weighted_mean_of_the_rows(db, data):
     """Keras' sum_over_batch_size: the sum of weight times loss, by the number of rows."""
     info = train(db, "classes", COMPILE.format("categorical_crossentropy", "accuracy"), "of_classes")

@@ -25,7 +25,6 @@ def notices(db, word):
     return [n for n in db.connection.notices if n.startswith("NOTICE") and word in n]
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("validation,dataset", [(None, "training"), ("flowers_val", "validation")])
 def test_fit_multiple_names_its_best_configuration_with_parameters_and_metric(db, data, validation, dataset):
     selection(db, "mst", "arch", ROWS)

@@ -41,7 +41,6 @@ def scores(db, run_id):
     return dict(event["scores"])
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("kind", ["synflow", "naswot", "jacob-cov"])
 def test_untrained_members_are_scored_before_anything_is_trained(db, kind):
     run_id = search(db, "found", kind)

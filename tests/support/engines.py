@@ -268,7 +268,6 @@ def predicted(engine, table, kind):
 
 
 class EngineConformance:
-    @pytest.mark.slice
     def test_the_segments_are_where_they_should_be(self, engine):
         db = engine.db
         counts = db.run("SELECT __dist_key__ AS k, sum(y_shape[1]) AS n FROM flowers_packed GROUP BY 1 ORDER BY 1")

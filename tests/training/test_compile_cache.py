@@ -195,7 +195,7 @@ TRAIN = """
 import hashlib, sys
 import tensorflow as tf
 from mop_udf import model_cache, params
-from workload import dense, random_rows
+from support.workload import dense, random_rows
 compile_params = params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'")
 model = model_cache.ModelCache().get(dense(), compile_params, {})
 model.start(7)
@@ -222,7 +222,6 @@ def train(path, before=0):
     ).stdout.split()
 
 
-@pytest.mark.thorough
 def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     first = train(tmp_path)
     (compiled,) = tmp_path.glob("*.pb")
@@ -235,7 +234,6 @@ def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     assert CompileCache(tmp_path, 1).compiled(dense())
 
 
-@pytest.mark.thorough
 def test_where_it_cannot_be_written_the_loop_trains(tmp_path):
     (tmp_path / "file").touch()
     assert train(tmp_path / "file")[0] == "loop"

@@ -327,24 +327,11 @@ def test_nesting_is_bounded():
 
 def test_damaged_architectures_raise_nothing_but_architecture_errors():
     source = random.Random(3)
-    values = [
-        None,
-        1,
-        -1,
-        1.5,
-        "x",
-        "",
-        [],
-        {},
-        [None],
-        {"class_name": "Dense"},
-        {"class_name": 3, "config": []},
-        True,
-        {"config": {}},
-        [[["x", 0, 0, {}]]],
-        {"class_name": "__keras_tensor__", "config": 3},
-        {"class_name": "__tuple__", "items": 3},
-    ]
+    values = json.loads(
+        """[null, 1, -1, 1.5, "x", "", [], {}, [null], {"class_name": "Dense"}, {"class_name": 3, "config": []}, true,
+        {"config": {}}, [[["x", 0, 0, {}]]], {"class_name": "__keras_tensor__", "config": 3},
+        {"class_name": "__tuple__", "items": 3}]"""
+    )
     originals = [json.loads(m.to_json()) for m in keras_3_models()[:4]] + list(KERAS_2.values())
     for _ in range(4000):
         damaged = copy.deepcopy(source.choice(originals))
@@ -446,30 +433,9 @@ def test_a_stateful_layer_is_refused_and_a_fixed_batch_is_not(wrapped):
 def with_ends(inputs, outputs):
     """A functional model of inputs p, q and outputs r, s with these ends."""
 
-    def tensor(name):
-        return {
-            "class_name": "__keras_tensor__",
-            "config": {"shape": [None, 2], "dtype": "float32", "keras_history": [name, 0, 0]},
-        }
-
-    layers = [
-        {
-            "module": "keras.layers",
-            "class_name": "InputLayer",
-            "name": name,
-            "inbound_nodes": [],
-            "config": {"batch_shape": [None, width], "name": name},
-        }
-        for name, width in (("p", 2), ("q", 3))
-    ]
+    layers = [node(name, "InputLayer", [], batch_shape=[None, width]) for name, width in (("p", 2), ("q", 3))]
     layers += [
-        {
-            "module": "keras.layers",
-            "class_name": "Dense",
-            "name": name,
-            "config": {"units": units, "name": name},
-            "inbound_nodes": [{"args": [tensor(of)], "kwargs": {}}],
-        }
+        node(name, "Dense", [{"args": [tensor(of)], "kwargs": {}}], units=units)
         for name, units, of in (("r", 4, "p"), ("s", 5, "q"))
     ]
     return {

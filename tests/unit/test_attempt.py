@@ -127,24 +127,12 @@ CASES = [
     (one(State.COPYING), CopyFailed("no", sqlstate="42501")),
     (one(State.COPYING, waiting_since=0.0), CopyFailed("no", 11.0)),
 ]
-EVENTS = [
-    Finished(),
-    Copied(),
-    ConfigurationFailed("x"),
-    MemoryExceeded("x"),
-    DeviceMemoryExceeded("x"),
-    DeviceFull("x"),
-    TrainerLost("x"),
-    TrainerRefused("x"),
-    TransactionConflict("x"),
-    WorkerLost("x"),
-    LockTimeout("x"),
-    UnexpectedError("x"),
-    StateNotCarried("x"),
-    ServerUnreachable("x"),
-    ServerGivenUp("x"),
-    CopyFailed("x"),
-]
+FAILURES = (
+    *(ConfigurationFailed, MemoryExceeded, DeviceMemoryExceeded, DeviceFull, TrainerLost, TrainerRefused),
+    *(TransactionConflict, WorkerLost, LockTimeout, UnexpectedError, StateNotCarried, ServerUnreachable),
+    *(ServerGivenUp, CopyFailed),
+)
+EVENTS = [Finished(), Copied(), *(kind("x") for kind in FAILURES)]
 
 
 USUAL = {"server": None, "batch": False, "neighbours": 1, "delay": 0, "blame": None, "message": "", "error": None}

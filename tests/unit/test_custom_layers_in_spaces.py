@@ -136,33 +136,31 @@ def test_what_was_told_is_checked_when_it_is_read(told):
         checked(told)
 
 
+def inserted(**layer):
+    return {"change": "insert", "match": "hidden", "choices": [layer]}
+
+
+def valued(**option):
+    return {**VALUE, "choices": [option]}
+
+
+MARKED = {"class_name": "x", "module": None, "registered_name": "pg_mop_custom>Scale@abc", "config": {}}
 ATTACKS = {
-    "a class that is not in the table": {"change": "insert", "match": "hidden", "choices": [{"class": "system"}]},
-    "another case": {"change": "insert", "match": "hidden", "choices": [{"class": "scale"}]},
-    "a module of Keras": {
-        "change": "insert",
-        "match": "hidden",
-        "choices": [{"class_name": "Scale", "module": "keras.layers", "config": {}}],
-    },
-    "Lambda": {"change": "insert", "match": "hidden", "choices": [{"class": "Lambda", "function": "x"}]},
-    "Lambda as an argument": {
-        **VALUE,
-        "choices": [{"class_name": "Lambda", "module": "keras.layers", "config": {"function": "x"}}],
-    },
-    "a module as an argument": {**VALUE, "choices": [{"module": "os", "class_name": "system", "config": {}}]},
-    "a custom layer as an argument": {**VALUE, "choices": [{"class_name": "Scale", "config": {}}]},
+    "a class that is not in the table": inserted(**{"class": "system"}),
+    "another case": inserted(**{"class": "scale"}),
+    "a module of Keras": inserted(class_name="Scale", module="keras.layers", config={}),
+    "Lambda": inserted(**{"class": "Lambda", "function": "x"}),
+    "Lambda as an argument": valued(class_name="Lambda", module="keras.layers", config={"function": "x"}),
+    "a module as an argument": valued(module="os", class_name="system", config={}),
+    "a custom layer as an argument": valued(class_name="Scale", config={}),
     "an argument within a list": {**VALUE, "choices": [[{"registered_name": "Custom>x", "class_name": "x"}]]},
     "its class": {**VALUE, "argument": "class_name", "choices": ["Lambda"]},
     "its module": {**VALUE, "argument": "module", "choices": ["os"]},
     "an argument that is no name": {**VALUE, "argument": "start; DROP", "choices": [1]},
     "a match by another class": {**VALUE, "match": {"class": "system"}},
-    "a name with quotes": {"change": "insert", "match": "hidden", "choices": [{"class": 'Sc"ale'}]},
-    "our own mark": {
-        "change": "insert",
-        "match": "hidden",
-        "choices": [{"class_name": "x", "module": None, "registered_name": "pg_mop_custom>Scale@abc", "config": {}}],
-    },
-    "a stateful layer": {"change": "insert", "match": "hidden", "choices": [{"class": "Scale", "stateful": True}]},
+    "a name with quotes": inserted(**{"class": 'Sc"ale'}),
+    "our own mark": inserted(**MARKED),
+    "a stateful layer": inserted(**{"class": "Scale", "stateful": True}),
 }
 
 

@@ -1,5 +1,8 @@
 """The text of a call that is to be explained, and the text of its plan."""
 
+import json
+import pathlib
+
 import pytest
 
 from pg_mop.api.call_text import Call, parse
@@ -96,25 +99,11 @@ def test_parameters_become_literals():
         literal(object())
 
 
-NET = {
-    "model_id": 1,
-    "optimizer": "Adam",
-    "loss": "mse",
-    "batch_size": 32,
-    "configurations": 7,
-    "mst_keys": [1, 2, 3, 4, 5],
-    "parameters": 51,
-    "operations_per_row": 96.0,
-    "unknown_layers": ["Odd"],
-    "unit_seconds": 0.25,
-    "source": "history",
-    "runs": 2,
-    "kernel": "loop",
-    "measured_nets": None,
-}
+PLANS = json.loads(pathlib.Path(__file__).with_name("plans.json").read_text())  # as mop_explain(..., 'json') gives them
 GIB = 1 << 30
 DEVICES = {"count": 2, "of": "GPU", "memory": 80 * GIB, "needed_by_one": 90 * GIB, "needed_by_each": 46 * GIB}
 DEVICES = {**DEVICES, "most": 4, "needed_by_most": 24 * GIB, "why_one": None}
+(NET,) = PLANS["of_configurations"]["nets"]
 OTHER = {**NET, "source": "arithmetic", "parameters": None}
 NETS = [
     NET,
@@ -124,97 +113,8 @@ NETS = [
     {**OTHER, "own_class": "Mine", "shared_by": {"members": 4, "base": 1}, "source": "history", "runs": 1},
     OTHER,
 ]
-PLAN = {
-    "function": "madlib_keras_fit_multiple_model",
-    "output_table": "models",
-    "resumes": None,
-    "source": {"table": "packed", "segments": 2, "rows": 100, "bytes": 1600},
-    "deadline": "12:00",
-    "late_seconds": 90,
-    "validation": {"table": "val", "segments": 1, "rows": 10, "bytes": 160},
-    "places": [
-        {"server": None, "segments": [{"dataset": "training", "segment": 0, "rows": 5, "bytes": 8, "copies": []}] * 3},
-        {"server": "w1", "segments": [{"dataset": "training", "segment": 1, "rows": 5, "bytes": 8, "copies": [None]}]},
-    ],
-    "sessions": 2,
-    "threads": 1,
-    "warm_trainers": True,
-    "use_gpus": False,
-    "trainers": None,
-    "scheduler": "randomized",
-    "averaging": False,
-    "configurations": 7,
-    "folds": None,
-    "unfit": [{"mst_key": 9, "reason": "it takes 5 inputs"}],
-    "unfit_count": 1,
-    "framework": {"name": "tensorflow", "reason": "pg_mop.keras_backend"},
-    "kernel": {"name": "loop", "reason": "by the cost history"},
-    "nets": NETS,
-    "stages": {
-        "asked": 21,
-        "shared": 3,
-        "found_trained": 2,
-        "found_in_runs": [4],
-        "awaited": 5,
-        "awaited_from": [8, 9],
-        "to_train": 11,
-        "merge_rate": 1.3125,
-    },
-    "prediction": {
-        "seconds": 5.0,
-        "seconds_low": 4.0,
-        "seconds_high": 75.0,
-        "makespan": 4.0,
-        "makespan_low": 3.0,
-        "makespan_high": 6.0,
-        "lower_bound": 3.5,
-        "simulated": False,
-        "training_units": 32,
-        "evaluation_units": 14,
-        "commands": 9,
-        "chains": 3,
-        "unit_batches": 2,
-        "session_seconds": {"train": 6.0, "evaluate": 0.0, "ready": 1.5, "around": 0.05, "write": 0.0},
-        "start_seconds": 0.8,
-        "end_seconds": 0.2,
-        "dealt": {"sessions": 1, "from": 2.5, "threads": 2, "devices": 2},
-        "limits": ["configuration 7 is 61% of the work"],
-    },
-    "memory": {
-        "trainer": 500 << 20,
-        "process": 400 << 20,
-        "weights": 204,
-        "optimizer": 612,
-        "activations": 9999,
-        "rows": 1600,
-        "packing": {"side_by_side": 2, "bytes": 80 * GIB, "device": "GPU"},
-    },
-    "disk": {"states": 4000, "most": 12000},
-    "moved_bytes": 2048,
-    "suggestions": [{"statement": "SET pg_mop.scheduler = 'longest-first';", "seconds": 4.0, "saves": 1.0}],
-}
-
-
-CASE = {"trials": 9, "iterations": 20, "training_units": 40, "longest": 4, "ends_by_limit": False}
-TRAINED = {
-    **PLAN,
-    "function": "mop_train",
-    "nets": [NET],
-    "places": [],
-    "train": {
-        **{"name": "leavers", "target": "leaves", "kind": "classification", "source": "persons"},
-        **{"seconds": 40, "seconds_low": 20, "seconds_high": 90, "baselines": True, "not_predicted": ["a", "b"]},
-        "steps": {"split": 0.1, "pack": 2, "nets": 1, "measure": 3},
-        **{"rows": 600, "parts": {"train": 500, "valid": 50, "test": 50}, "sampled_rows": 400},
-    },
-    "search": {
-        **{"procedure": "asha", "dataset": "validation", "metric": "accuracy", "goal": "max"},
-        **{"time_limit": 30.0, "max_trials": 9, "folds": 3, "range": [0.5, 2.0], "whole": False},
-        "least": {**CASE, "seconds": 10.0},
-        "expected": {**CASE, "seconds": 20.0, "members": 6, "scoring_seconds": 1.5},
-        "most": {**CASE, "seconds": 40.0, "ends_by_limit": True},
-    },
-}
+PLAN = {**PLANS["of_configurations"], "nets": NETS}
+TRAINED = {**PLAN, **PLANS["of_a_model"], "function": "mop_train", "nets": [NET], "places": []}
 
 
 def test_plans_as_text(monkeypatch):

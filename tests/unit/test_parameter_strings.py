@@ -218,7 +218,6 @@ def test_what_says_the_same_is_equal():
     assert params.canonical_compile("loss='mse', optimizer='SGD()'") != params.canonical_compile(same)
 
 
-@pytest.mark.thorough
 def test_the_names_are_those_of_the_installed_keras():
     program = """
 import keras

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 
 import pytest
 
@@ -47,55 +46,6 @@ def test_the_arithmetic_of_a_dense_net():
     assert found.parameters == 4 * 8 + 8 + 8 * 3 + 3
     assert found.operations == 2 * (4 * 8 + 8 * 3)
     assert (found.activations, found.unknown) == (11, set())
-
-
-NETS = {
-    "convolutions": sequential(
-        "cnn",
-        [28, 28, 3],
-        layer("Conv2D", name="a", filters=8, kernel_size=[3, 3], padding="same", activation="relu"),
-        layer("MaxPooling2D", name="b", pool_size=[2, 2]),
-        layer("DepthwiseConv2D", name="c", kernel_size=[3, 3], strides=[2, 2]),
-        layer("SeparableConv2D", name="d", filters=5, kernel_size=[2, 2]),
-        layer("BatchNormalization", name="e"),
-        layer("Conv2DTranspose", name="f", filters=4, kernel_size=[2, 2], strides=[2, 2]),
-        layer("Flatten", name="g"),
-        layer("Dense", name="h", units=10),
-    ),
-    "recurrent": sequential(
-        "rnn",
-        [12],
-        layer("Embedding", name="a", input_dim=50, output_dim=6),
-        layer("LSTM", name="b", units=7, return_sequences=True),
-        layer("GRU", name="c", units=5, return_sequences=True),
-        layer("SimpleRNN", name="d", units=4),
-        layer("LayerNormalization", name="e"),
-        layer("Dense", name="f", units=2, use_bias=False),
-    ),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", NETS)
-def test_parameters_are_those_that_keras_counts(name):
-    import keras
-
-    model = keras.models.model_from_json(json.dumps(architecture.check(NETS[name])))
-    found = arithmetic(NETS[name])
-    assert found.parameters == model.count_params() and found.unknown == set()
-
-
-@pytest.mark.thorough
-def test_parameters_of_a_functional_model_are_those_that_keras_counts():
-    import keras
-
-    entry = keras.Input([6])
-    left, right = keras.layers.Dense(5, "relu")(entry), keras.layers.Dense(3)(entry)
-    both = keras.layers.Concatenate()([left, right])
-    inner = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
-    model = keras.Model(entry, keras.layers.Add()([inner(both), keras.layers.Dense(4)(right)]))
-    found = arithmetic(model.to_json())
-    assert found.parameters == model.count_params() and found.unknown == set()
 
 
 def test_a_layer_that_is_not_known_is_named_and_keeps_its_shape():
@@ -237,15 +187,6 @@ def test_nothing_is_left_to_do():
     found = predict(planner, [configuration(1)], {1: "bad"}, Estimates(planner, fixed=FIXED, sessions=4))
     assert (found.units, found.makespan, found.limits) == (0, 0.0, [])
     assert json.loads(json.dumps(to_json(found)))["training_units"] == 0
-
-
-@pytest.mark.thorough
-def test_a_thousand_configurations_are_predicted_in_seconds():
-    configurations = [configuration(key, key / 1e6) for key in range(1, 1001)]
-    planner = planned(workload(segments=8, iterations=10, metrics=(10,), options=CHAINS), configurations)
-    began = time.process_time()  # (0.2 s on a quiet machine; the bound finds only what grows with the square)
-    found = predict(planner, configurations, {}, Estimates(planner, fixed=FIXED, sessions=8))
-    assert found.units == 80_000 and time.process_time() - began < 10
 
 
 # --- fixed costs by the log -------------------------------------------------------------------------------------------
@@ -486,14 +427,6 @@ def test_the_drive_ends_in_time_and_hears_the_caller():
 def test_max_trials_ends_the_drive():
     procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 30, "iterations": 4})
     assert len(outlook.drive(procedure, "random", most_trials=5).trials) == 5
-
-
-@pytest.mark.thorough
-def test_ten_thousand_trials_are_driven_in_seconds():
-    began = time.process_time()
-    procedure = create("asha", Space.of_texts([1], *SPACE), 3, "min", {"trials": 10_000, "iterations": 81})
-    trials = outlook.drive(procedure, "random").trials
-    assert len(trials) == 10_000 and time.process_time() - began < 30
 
 
 DEALS = {**CHAINS, "deal_threads": True, "kernel": "auto"}

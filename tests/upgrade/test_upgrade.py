@@ -77,14 +77,13 @@ def paths(server):
     ]
 
 
-@pytest.mark.slice
 def test_every_older_version_has_a_path_to_this_one(db):
     version = db.value("SELECT default_version FROM pg_available_extensions WHERE name = 'pg_mop'")
     assert OLDER and all((older, version) in paths(db.server) for older in OLDER)
     assert version not in OLDER
 
 
-@pytest.mark.parametrize("older", [*OLDER[:-1], pytest.param(OLDER[-1], marks=pytest.mark.slice)])
+@pytest.mark.parametrize("older", OLDER)
 def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older):
     fresh = objects(db)
     assert len(fresh) > 60 and {kind for kind, _ in fresh} >= {

@@ -23,7 +23,8 @@ int main(void) { Py_Initialize(); return PyRun_SimpleString("import json, zlib, 
 VERIFY = """
 import sys
 sys.path[:0] = ["tests"]
-from conftest import Client, Cluster
+from support.client import Client
+from support.cluster import Cluster
 with Cluster() as server:
     db = Client(server, "postgres")
     db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")

@@ -66,7 +66,6 @@ def dashboard(db, run_id):
     db.run("DROP ROLE analyst")
 
 
-@pytest.mark.slice
 @pytest.mark.parametrize("number", range(len(QUESTIONS)))
 def test_every_question_of_the_document_has_an_answer(dashboard, run_id, number):
     sql = QUESTIONS[number].replace("{{run}}", str(run_id))

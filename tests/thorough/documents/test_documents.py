@@ -66,7 +66,6 @@ def said_by(tutorial, part):
     return text
 
 
-@pytest.mark.slice
 def test_the_tutorial_runs_and_its_model_predicts(db, tutorial):
     held_out, right = (
         int(n) for n in re.search(r"^\s*(\d+) \|\s*(\d+)$", said_by(tutorial, "AS held_out"), re.M).groups()
@@ -195,7 +194,6 @@ def test_the_two_statements_of_readme_run(psql, reader):
     assert len(re.findall(r"^ +\d+ \| (?:Yes|No) +\| +[\d.]+$", text, re.M)) == 300
 
 
-@pytest.mark.slice
 def test_the_example_in_readme_runs(reader, readme):
     assert readme.count("(learning_rate=") == 8 + 1  # a row for each configuration, and a notice of the best
     assert reader.value("SELECT count(*) FROM predictions") == 90

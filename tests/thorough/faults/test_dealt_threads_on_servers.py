@@ -72,7 +72,6 @@ def threads(db, run_id, key):
     return found
 
 
-@pytest.mark.slice
 def test_the_configuration_that_is_left_has_all_cores_of_each_server_and_a_replay_the_same_bytes(servers, history):
     db = servers.db
     run_id = fit(db)

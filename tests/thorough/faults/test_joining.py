@@ -128,7 +128,6 @@ def add(servers, run_id, name="w3"):
     servers.db.run("SELECT madlib.mop_add_server(%s, %s)", [run_id, name])
 
 
-@pytest.mark.slice
 def test_a_server_joins_and_trains(servers):
     db = servers.db
     with servers.busy():

@@ -64,9 +64,7 @@ def log(db, run_id):
     ]
 
 
-@pytest.mark.parametrize(
-    "procedure", [pytest.param(p, marks=pytest.mark.slice if p == "asha" else ()) for p in PROCEDURES]
-)
+@pytest.mark.parametrize("procedure", PROCEDURES)
 def test_a_disturbed_search_comes_to_its_end(db, data, procedure):
     if procedure == "tpe":
         pytest.importorskip("optuna", reason="not run: it needs Optuna")

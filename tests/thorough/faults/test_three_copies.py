@@ -35,7 +35,6 @@ def revive(servers):
             worker.start()
 
 
-@pytest.mark.slice
 def test_each_segment_has_copies_on_the_two_other_servers(servers):
     db = servers.db
     at = {

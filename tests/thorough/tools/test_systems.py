@@ -103,7 +103,6 @@ def test_packages_of_an_older_python_do_not_count(tmp_path, monkeypatch):
     assert settings._distributions("jax") == [str(here / "jax-0.6.0.dist-info")]
 
 
-@pytest.mark.thorough
 def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
     """As a release candidate of TensorFlow brings it."""
 
