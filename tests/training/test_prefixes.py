@@ -103,35 +103,26 @@ def test_equal_prefixes_have_equal_digests_whatever_they_are_called():
     assert other.digest(weights) == one.digest(), "the head's do not count"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda x, k: head(k.Flatten()(base(k)(k.Rescaling(1 / 8)(x))), k),
-        lambda x, k: head(k.Flatten()(base(k)(k.Rescaling(1 / 9, offset=1.0)(x))), k),
-        lambda x, k: head(
-            k.Flatten()(
-                sequential(
-                    k.Conv2D(4, 3, activation="relu"), k.BatchNormalization(), k.ReLU(), k.MaxPooling2D(), frozen=True
-                )(k.Rescaling(1 / 9)(x))
-            ),
-            k,
-        ),
-        lambda x, k: head(
-            k.Flatten()(
-                sequential(k.Conv2D(4, 3), k.BatchNormalization(epsilon=0.1), k.ReLU(), k.MaxPooling2D(), frozen=True)(
-                    k.Rescaling(1 / 9)(x)
-                )
-            ),
-            k,
-        ),
+def with_base(scaled, *layers):
+    """`layers`: of the base, with a head behind it."""
+    return lambda x, k: head(k.Flatten()(sequential(*(make(k) for make in layers), frozen=True)(scaled(k)(x))), k)
+
+
+def test_other_prefixes_have_other_digests():
+    ninth, relu, pool = lambda k: k.Rescaling(1 / 9), lambda k: k.ReLU(), lambda k: k.MaxPooling2D()
+    conv, normal = lambda k: k.Conv2D(4, 3), lambda k: k.BatchNormalization()
+    one, same = parts(model(transfer)), parts(model(with_base(ninth, conv, normal, relu, pool)))
+    others = [
+        with_base(lambda k: k.Rescaling(1 / 8), conv, normal, relu, pool),
+        with_base(lambda k: k.Rescaling(1 / 9, offset=1.0), conv, normal, relu, pool),
+        with_base(ninth, lambda k: k.Conv2D(4, 3, activation="relu"), normal, relu, pool),
+        with_base(ninth, conv, lambda k: k.BatchNormalization(epsilon=0.1), relu, pool),
         lambda x, k: head(k.Flatten()(base(k)(k.Rescaling(1 / 9)(x)) * 2.0), k),
-    ],
-)
-def test_other_prefixes_have_other_digests(other):
-    one, two = parts(model(transfer)), parts(model(other))
-    for variable, value in zip(two.prefix.weights, state.values(one.prefix.weights)):
-        variable.assign(value)
-    assert one.digest() != two.digest()
+    ]
+    for two in (same, *(parts(model(other)) for other in others)):
+        for variable, value in zip(two.prefix.weights, state.values(one.prefix.weights)):
+            variable.assign(value)
+        assert (one.digest() == two.digest()) == (two is same)
 
 
 # with the head -------------------------------------------------------------------------------------------------------
@@ -157,19 +148,14 @@ def far(y_true, y_pred):
 def test_a_custom_loss_and_weights_of_classes_count_in_the_head():
     original = model(transfer)
     rows = columns(original)
-    results = [
+    whole, shared, other = (
         trained(
-            compiled(original, loss="far", metrics=("mae", "far"), far=far),
-            rows,
-            "loop",
-            shared,
-            class_weight={0: 3.0, 2: 0.5},
+            compiled(original, loss="far", metrics=("mae", "far"), far=far), rows, "loop", shares, class_weight=weights
         )
-        for shared in (False, True)
-    ]
-    assert_equal(*results)
-    other = trained(compiled(original, loss="far", far=far), rows, "loop", True)
-    assert abs(other[0][0] - results[1][0][0]) > 1e-3, "the classes' weights matter"
+        for shares, weights in ((False, {0: 3.0, 2: 0.5}), (True, {0: 3.0, 2: 0.5}), (True, None))
+    )
+    assert_equal(whole, shared)
+    assert abs(other[0][0] - shared[0][0]) > 1e-3, "the classes' weights matter"
 
 
 def test_heads_share_what_one_of_them_had_computed():
@@ -187,31 +173,29 @@ def test_heads_share_what_one_of_them_had_computed():
     assert len(cache.features) == 2 and (other != arrays[0]).any(), "other weights, other features"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"share_prefixes": False}, {"kernel": "plain"}, {"kernel": "loop"}, {"keeps_rows": False}, {"run_passes_left": 1}],
-)
-def test_units_that_do_not_share(more):
-    from mop_udf import prefixes
-
+@pytest.fixture(scope="module")
+def transferred():
+    """(a compiled model with a prefix, rows for it)"""
     original = model(transfer)
-    rows = columns(original)
-    assert prefixes.features(kept(rows), unit(rows, **more), compiled(original)) is None
+    return compiled(original), columns(original)
 
 
-def test_the_last_pass_shares_what_is_there():
+def test_units_that_do_not_share_and_the_last_pass_that_does(transferred):
     from mop_udf import prefixes
 
-    made, rows = compiled(model(transfer)), columns(model(transfer))
+    made, rows = transferred
+    for more in ({"share_prefixes": False}, {"kernel": "plain"}, {"kernel": "loop"}, {"keeps_rows": False}):
+        assert prefixes.features(kept(rows), unit(rows, **more), made) is None
     cache = kept(rows)
+    assert prefixes.features(cache, unit(rows, run_passes_left=1), made) is None
     prefixes.features(cache, unit(rows), made).segment(BATCH)
-    assert prefixes.features(cache, unit(rows, run_passes_left=1), made)
+    assert prefixes.features(cache, unit(rows, run_passes_left=1), made), "it is there"
 
 
-def test_features_stay_within_the_caches_limit_and_go_before_rows(monkeypatch):
+def test_features_stay_within_the_caches_limit_and_go_before_rows(monkeypatch, transferred):
     from mop_udf import prefixes
 
-    made, rows = compiled(model(transfer)), columns(model(transfer))
+    made, rows = transferred
     size, features = sum(c.nbytes for c in rows), ROWS * 36 * 4
     assert prefixes.features(kept(rows, size + features - 1), unit(rows), made) is None
     cache = kept(rows, size + features)
@@ -261,12 +245,12 @@ def test_a_prefix_that_cannot_be_computed_by_itself_is_trained_as_a_whole(monkey
     assert made.cut.report(made.kernels) == {"refused": "ValueError: not by itself"}
 
 
-def test_a_batch_for_which_memory_does_not_suffice_is_halved(monkeypatch):
+def test_a_batch_for_which_memory_does_not_suffice_is_halved(monkeypatch, transferred):
     import tensorflow as tf
 
     from mop_udf import prefixes
 
-    made, rows = compiled(model(transfer)), columns(model(transfer))
+    made, rows = transferred
     whole = prefixes.features(kept(rows), unit(rows), made).segment(BATCH).columns[0]
     run, seen = made.cut._prefix._run, []
 

@@ -8,84 +8,66 @@ from support.heirs import SEED, dense, found, layers
 from support.workload import layer, sequential
 
 
-def test_an_unchanged_model_is_copied():
-    made = found(dense(8, 6), dense(8, 6))
-    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and made.same and not made.fresh
-
-
-def test_a_wider_layer_keeps_the_function_by_the_next_layer():
-    made = found(dense(8, 6), dense(12, 6))
-    assert layers(made) == {"d1": "widened", "d2": "copied", "out": "copied"} and made.same
-    widened, after, _ = made.layers
-    assert widened["out"] == after["in"] == ["wide", "d1", 8, 12]
-
-
-def test_a_narrower_layer_and_the_one_after_it_are_fresh():
-    made = found(dense(8, 6), dense(4, 6))
-    assert layers(made) == {"out": "copied"} and made.fresh == ["d1", "d2"] and not made.same
-
-
-def test_another_activation_keeps_the_weights_but_not_the_function():
-    made = found(dense(8, 6), dense(8, 6, activation="tanh"))
-    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and not made.same
-
-
-def test_the_output_is_never_widened():
-    parent = sequential("net", [4], layer("Dense", name="out", units=3))
-    made = found(parent, sequential("net", [4], layer("Dense", name="out", units=5)))
-    assert made.fresh == ["out"] and not made.layers
-
-
-def test_a_layer_after_which_units_cannot_be_told_apart_is_not_widened():
-    def normalised(units):
-        return sequential(
-            "net",
-            [4],
-            layer("Dense", name="d1", units=units),
-            layer("LayerNormalization", name="norm"),
-            layer("Dense", name="out", units=3),
+def chain(text):
+    """A net of layers such as 'd1 8 relu' (Dense) and 'norm LayerNormalization'."""
+    layers = []
+    for part in text.split(", "):
+        name, what, *activation = part.split()
+        more = {"units": int(what), "activation": (activation or [None])[0]} if what.isdigit() else {}
+        layers.append(
+            layer("Dense" if more else what, name=name, **more, **({"rate": 0.3} if what == "Dropout" else {}))
         )
-
-    made = found(normalised(4), normalised(6))
-    assert made.fresh == ["d1", "norm", "out"] and not made.same
+    return sequential("net", [4], *layers)
 
 
-@pytest.mark.parametrize(
-    "activation,how,same", [("relu", "identity", True), ("linear", "identity", True), ("tanh", None, False)]
-)
-def test_an_inserted_layer_is_the_identity_where_its_activation_lets_all_pass(activation, how, same):
-    parent = dense(8)
-    child = sequential(
-        "net",
-        [4],
-        layer("Dense", name="d1", units=8, activation="relu"),
-        layer("Dense", name="new", units=8, activation=activation),
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
-    made = found(parent, child)
-    assert layers(made).get("new") == how and made.same == same
-    assert ("new" in made.fresh) == (how is None)
+RELU = "d1 8 relu, d2 6 relu, out 3 softmax"
+# what becomes of a net: the parent, the child, {layer: how it is inherited}, fresh layers, whether it is the same function
+CASES = {
+    "unchanged": (RELU, RELU, "d1 copied d2 copied out copied", "", True),
+    "wider": (RELU, RELU.replace("8", "12"), "d1 widened d2 copied out copied", "", True),
+    "narrower": (RELU, RELU.replace("8", "4"), "out copied", "d1 d2", False),
+    "another activation": (RELU, RELU.replace("relu", "tanh"), "d1 copied d2 copied out copied", "", False),
+    "a wider output": ("out 3", "out 5", "", "out", False),
+    "units that cannot be told apart": (
+        "d1 4, norm LayerNormalization, out 3",
+        "d1 6, norm LayerNormalization, out 3",
+        "",
+        "d1 norm out",
+        False,
+    ),
+    **{
+        f"inserted {activation}": (
+            "d1 8 relu, out 3",
+            f"d1 8 relu, new 8 {activation}, out 3",
+            inherited,
+            fresh,
+            not fresh,
+        )
+        for activation, inherited, fresh in (
+            ("relu", "d1 copied new identity out copied", ""),
+            ("linear", "d1 copied new identity out copied", ""),
+            ("tanh", "d1 copied out copied", "new"),
+        )
+    },
+    "relu after numbers below zero": (
+        "d1 8 tanh, out 3",
+        "d1 8 tanh, new 8 relu, out 3",
+        "d1 copied out copied",
+        "new",
+        False,
+    ),
+    "dropout comes": ("d1 8, out 3", "d1 8, drop Dropout, out 3", "d1 copied out copied", "", True),
+    "dropout goes": ("d1 8, drop Dropout, out 3", "d1 8, out 3", "d1 copied out copied", "", True),
+}
 
 
-def test_a_relu_is_not_the_identity_after_numbers_below_zero():
-    parent = dense(8, activation="tanh")
-    child = sequential(
-        "net",
-        [4],
-        layer("Dense", name="d1", units=8, activation="tanh"),
-        layer("Dense", name="new", units=8, activation="relu"),
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
-    made = found(parent, child)
-    assert made.fresh == ["new"] and not made.same and layers(made) == {"d1": "copied", "out": "copied"}
-
-
-def test_dropout_that_comes_or_goes_changes_no_prediction():
-    plain, dropped = (
-        sequential("net", [4], layer("Dense", name="d1", units=8), *between, layer("Dense", name="out", units=3))
-        for between in ([], [layer("Dropout", name="drop", rate=0.3)])
-    )
-    assert found(plain, dropped).same and found(dropped, plain).same and not found(plain, dropped).fresh
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_child_inherits(case):
+    parent, child, inherited, fresh, same = CASES[case]
+    made, words = found(chain(parent), chain(child)), inherited.split()
+    assert layers(made) == dict(zip(words[::2], words[1::2])) and made.fresh == fresh.split() and made.same == same
+    if case == "wider":
+        assert made.layers[0]["out"] == made.layers[1]["in"] == ["wide", "d1", 8, 12]
 
 
 def test_unlike_models_have_nothing_in_common():
