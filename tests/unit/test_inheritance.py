@@ -32,11 +32,6 @@ def layers(made):
     return {entry["layer"]: entry["how"] for entry in made.layers}
 
 
-def test_an_unchanged_model_is_copied():
-    made = found(dense(8, 6), dense(8, 6))
-    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and made.same and not made.fresh
-
-
 def test_a_wider_layer_keeps_the_function_by_the_next_layer():
     made = found(dense(8, 6), dense(12, 6))
     assert layers(made) == {"d1": "widened", "d2": "copied", "out": "copied"} and made.same
@@ -44,77 +39,41 @@ def test_a_wider_layer_keeps_the_function_by_the_next_layer():
     assert widened["out"] == after["in"] == ["wide", "d1", 8, 12]
 
 
-def test_a_narrower_layer_and_the_one_after_it_are_fresh():
-    made = found(dense(8, 6), dense(4, 6))
-    assert layers(made) == {"out": "copied"} and made.fresh == ["d1", "d2"] and not made.same
+def net(*more, units=8, activation="relu", outputs=3):
+    """A net of the layer d1, of `more` layers and of the layer out."""
+    first = layer("Dense", name="d1", units=units, activation=activation)
+    return sequential("net", [4], first, *more, layer("Dense", name="out", units=outputs, activation="softmax"))
 
 
-def test_another_activation_keeps_the_weights_but_not_the_function():
-    made = found(dense(8, 6), dense(8, 6, activation="tanh"))
-    assert layers(made) == dict.fromkeys(("d1", "d2", "out"), "copied") and not made.same
+def new(activation):
+    return layer("Dense", name="new", units=8, activation=activation)
 
 
-def test_the_output_is_never_widened():
-    parent = sequential("net", [4], layer("Dense", name="out", units=3))
-    made = found(parent, sequential("net", [4], layer("Dense", name="out", units=5)))
-    assert made.fresh == ["out"] and not made.layers
-
-
-def test_a_layer_after_which_units_cannot_be_told_apart_is_not_widened():
-    def normalised(units):
-        return sequential(
-            "net",
-            [4],
-            layer("Dense", name="d1", units=units),
-            layer("LayerNormalization", name="norm"),
-            layer("Dense", name="out", units=3),
-        )
-
-    made = found(normalised(4), normalised(6))
-    assert made.fresh == ["d1", "norm", "out"] and not made.same
+DROP, NORM = layer("Dropout", name="drop", rate=0.3), layer("LayerNormalization", name="norm")
+IDENTITY = "d1=copied new=identity out=copied"
 
 
 @pytest.mark.parametrize(
-    "activation,how,same", [("relu", "identity", True), ("linear", "identity", True), ("tanh", None, False)]
+    "parent,child,how,fresh,same",
+    [
+        (dense(8, 6), dense(8, 6), "d1=copied d2=copied out=copied", "", True),
+        (dense(8, 6), dense(4, 6), "out=copied", "d1 d2", False),  # narrower
+        (dense(8, 6), dense(8, 6, activation="tanh"), "d1=copied d2=copied out=copied", "", False),
+        (net(), net(outputs=5), "d1=copied", "out", False),  # the output is never widened
+        (net(NORM, units=4), net(NORM, units=6), "", "d1 norm out", False),  # units cannot be told apart after it
+        (net(), net(new("relu")), IDENTITY, "", True),
+        (net(), net(new("linear")), IDENTITY, "", True),
+        (net(), net(new("tanh")), "d1=copied out=copied", "new", False),
+        (net(activation="tanh"), net(new("relu"), activation="tanh"), "d1=copied out=copied", "new", False),
+        (net(), net(DROP), "d1=copied out=copied", "", True),
+        (net(DROP), net(), "d1=copied out=copied", "", True),
+        (dense(8, 6), dense(2, inputs=9), "", "d1 out", False),  # unlike models
+    ],
 )
-def test_an_inserted_layer_is_the_identity_where_its_activation_lets_all_pass(activation, how, same):
-    parent = dense(8)
-    child = sequential(
-        "net",
-        [4],
-        layer("Dense", name="d1", units=8, activation="relu"),
-        layer("Dense", name="new", units=8, activation=activation),
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
+def test_what_a_child_takes_of_its_parent(parent, child, how, fresh, same):
     made = found(parent, child)
-    assert layers(made).get("new") == how and made.same == same
-    assert ("new" in made.fresh) == (how is None)
-
-
-def test_a_relu_is_not_the_identity_after_numbers_below_zero():
-    parent = dense(8, activation="tanh")
-    child = sequential(
-        "net",
-        [4],
-        layer("Dense", name="d1", units=8, activation="tanh"),
-        layer("Dense", name="new", units=8, activation="relu"),
-        layer("Dense", name="out", units=3, activation="softmax"),
-    )
-    made = found(parent, child)
-    assert made.fresh == ["new"] and not made.same and layers(made) == {"d1": "copied", "out": "copied"}
-
-
-def test_dropout_that_comes_or_goes_changes_no_prediction():
-    plain, dropped = (
-        sequential("net", [4], layer("Dense", name="d1", units=8), *between, layer("Dense", name="out", units=3))
-        for between in ([], [layer("Dropout", name="drop", rate=0.3)])
-    )
-    assert found(plain, dropped).same and found(dropped, plain).same and not found(plain, dropped).fresh
-
-
-def test_unlike_models_have_nothing_in_common():
-    other = sequential("other", [9], layer("Dense", name="a", units=2), layer("Dense", name="b", units=3))
-    assert not found(dense(8, 6), other).layers
+    assert layers(made) == dict(entry.split("=") for entry in how.split())
+    assert made.fresh == fresh.split() and made.same == same
 
 
 # --- the arithmetic ---------------------------------------------------------------------------------------------------
