@@ -232,7 +232,6 @@ WRONG = [
     ({"selection": "arch"}, "already exists"),
     ({"arch": "nothing"}, "does not exist"),
     ({"ids": "ARRAY[1, 9]"}, "model_id 9 is not in"),
-    ({"ids": "NULL"}, "model_id_list"),
     ({"ids": "ARRAY[1, NULL]"}, "model_id_list"),
     ({"method": "'grid'"}, "automl_method"),
     ({"params": "'R=2, eta=3'"}, "R (2) must be at least eta (3)"),
@@ -241,9 +240,7 @@ WRONG = [
     ({"params": "'r=9'"}, "'r' is not accepted"),
     ({"params": "'R=3.5'"}, "R must be an integer"),
     ({"method": "'hyperopt'", "params": "'num_configs=0'"}, "num_configs must be an integer above 0"),
-    ({"method": "'hyperopt'", "params": "'num_iterations=-1'"}, "num_iterations must be an integer above 0"),
     ({"method": "'hyperopt'", "params": "'algorithm=random'"}, "algorithm must be 'rand' or 'tpe'"),
-    ({"method": "'hyperopt'", "params": "'R=9'"}, "'r' is not accepted"),
     ({"method": "'hyperopt'", "params": "'num_iterations=2'", "frequency": "3"}, "metrics_compute_frequency"),
     ({"method": "'hyperopt'", "compile": "$${'loss': ['mse'], 'optimizer': ['SGD']}$$"}, "optimizer_params_list"),
     (

@@ -162,21 +162,18 @@ def test_all_functions_with_numbers_are_tried(db):
     assert tried - taking == {"top_k_categorical_acc_pickled"}, "which MADlib's own functions call"
 
 
+FIT = "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', {}, FALSE)"
+
+
 @pytest.mark.parametrize(
     "call,text",
     [
-        (
-            "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 2.5, FALSE)",
-            "num_iterations must be an integer, not 2.5",
-        ),
-        (
-            "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 'NaN'::float8, FALSE)",
-            "num_iterations must be an integer, not nan",
-        ),
+        (FIT.format(2.5), "num_iterations must be an integer, not 2.5"),
+        (FIT.format("'NaN'::float8"), "num_iterations must be an integer, not nan"),
         ("training_preprocessor_dl('flowers', 'never', 'y', 'x', 1e10)", "buffer_size is out of range: 10000000000"),
         (
             "load_model_selection_table('arch', 'never', ARRAY[1.5], ARRAY['x'], ARRAY['y'])",
-            "model_id_list must be an integer, not 1.5",
+            "model_id_list must be an int",
         ),
         ("madlib_keras_predict('models', 'flowers', 'id', 'x', 'never', 2.5, FALSE, 1)", "pred_type must be in [0, 1)"),
         ("mop_drop_run(1.5)", "run_id must be an integer, not 1.5"),

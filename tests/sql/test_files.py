@@ -126,14 +126,9 @@ def test_files_that_are_none_or_read_other_files_are_refused(db, models, tmp_pat
 def test_code_in_a_file_is_refused(db, models):
     with zipfile.ZipFile(io.BytesIO(models)) as file:
         config = json.loads(file.read("config.json"))
-    config["config"]["layers"].append(
-        {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "registered_name": None,
-            "config": {"name": "l", "function": {"class_name": "__lambda__", "config": {}}},
-        }
-    )
+    own = {"name": "l", "function": {"class_name": "__lambda__", "config": {}}}
+    layer = {"module": "keras.layers", "class_name": "Lambda", "registered_name": None, "config": own}
+    config["config"]["layers"].append(layer)
     assert "Lambda" in str(
         db.error("SELECT madlib.mop_import_model('nowhere', %s)", [changed(models, config=json.dumps(config))])
     )

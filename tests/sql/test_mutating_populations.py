@@ -153,22 +153,3 @@ def test_explain_foresees_the_units_of_mutated_copies(db):
     run_id = search(db, "foreseen")
     units = db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'", [run_id])
     assert f" units={units} " in text, text
-
-
-@pytest.mark.parametrize(
-    "parameters,space,fragment",
-    [
-        ("mutate=2", "'nets'", "mutate of population must be a number from 0 to 1, not 2"),
-        ("mutate='; DROP TABLE arch; --'", "'nets'", "mutate of population must be a number from 0 to 1"),
-        ("mutate=0.5", None, "mutate=0.5 changes the members of a model space"),
-    ],
-)
-def test_wrong_calls(db, parameters, space, fragment):
-    drop(db, "bred")
-    table = "NULL" if space else "'arch'"
-    error = db.error(
-        f"SELECT madlib.mop_search('flowers_packed', 'bred', {table}, %s, 'population', %s, "
-        f"model_space => {space or 'NULL'})",
-        [RATES, parameters],
-    )
-    assert fragment in str(error) and db.value("SELECT to_regclass('bred') IS NULL")

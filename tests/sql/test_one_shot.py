@@ -8,7 +8,7 @@ import pytest
 from support.client import Calling
 from support.cluster import eventually
 from support.model_space import SETTINGS, SPACE, drop, make_space, weights
-from support.workload import holding, last_run, load, needs_jax
+from support.workload import holding, last_run, needs_jax
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
@@ -218,12 +218,6 @@ def test_wrong_calls(db, parameters, more, fragment):
     assert db.value("SELECT to_regclass('found') IS NULL") and last_run(db) == before
 
 
-def test_it_needs_a_model_space(db):
-    drop(db, "found")
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'one-shot', '')", [SPACE])
-    assert "one-shot trains the members of a model space" in str(error) and "model_space =>" in str(error)
-
-
 def test_a_space_that_cannot_share_weights_is_refused_before_any_work(db):
     mutators = json.dumps([{"change": "repeat", "match": "hidden", "times": [0, 1]}])
     db.run("DROP TABLE IF EXISTS apart")
@@ -232,24 +226,3 @@ def test_a_space_that_cannot_share_weights_is_refused_before_any_work(db):
     with pytest.raises(Exception, match="choice 'times hidden' cannot be trained by one-shot"):
         search(db, "found", model_space="apart")
     assert last_run(db) == before
-
-
-def test_users_cannot_load_the_layers_of_super_nets(db):
-    net = json.dumps(
-        {
-            "class_name": "Sequential",
-            "config": {
-                "name": "own",
-                "layers": [
-                    {
-                        "class_name": "Paths",
-                        "config": {"name": "paths", "counts": [2], "parents": [None], "batch_input_shape": [None, 4]},
-                    }
-                ],
-            },
-        }
-    )
-    load(db, "own_nets", net)
-    drop(db, "found")
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'found', 'own_nets', %s, 'random')", [SPACE])
-    assert "'Paths' may not be loaded" in str(error)

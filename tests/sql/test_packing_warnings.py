@@ -18,7 +18,6 @@ def warned(db, x, y, rows=400, more=""):
     "y,count",
     [
         ("i", 400),
-        ("(i % 150)::bigint", 150),
         ("i / 7.0", 400),
         ("(i % 12)::real + 0.5::real", 12),
         ("CASE WHEN i % 2 = 0 THEN NULL ELSE i / 2.0::float8 END", 200),

@@ -281,24 +281,22 @@ def test_predictions_are_the_numbers(db, houses):
     assert db.value("SELECT metric FROM scores") == pytest.approx(mae, rel=1e-5)
 
 
+PACK = "training_preprocessor_dl('{}', 'p', '{}', '{}', 20, {})"
+FLOAT = "dependent_dtype => 'float32'"
+
+
 @pytest.mark.parametrize(
     "call,fragment",
     [
-        (
-            "training_preprocessor_dl('houses', 'p', 'price', 'x', 20, dependent_dtype := 'float64')",
-            "'int16' or 'float32'",
-        ),
-        (
-            "training_preprocessor_dl('houses', 'p', 'price', 'x', 20, num_classes := ARRAY[1], dependent_dtype := 'float32')",
-            "num_classes must be NULL",
-        ),
-        ("training_preprocessor_dl('raw', 'p', 'side', 'wide', 20, dependent_dtype := 'float32')", "neither a number"),
-        ("training_preprocessor_dl('holes', 'p', 'price', 'x', 20, dependent_dtype := 'float32')", "NULL element"),
+        (PACK.format("houses", "price", "x", "dependent_dtype => 'float64'"), "'int16' or 'float32'"),
+        (PACK.format("houses", "price", "x", f"num_classes => ARRAY[1], {FLOAT}"), "num_classes must be NULL"),
+        (PACK.format("raw", "side", "wide", FLOAT), "neither a number"),
+        (PACK.format("holes", "price", "x", FLOAT), "NULL element"),
         ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 2, FALSE, 1)", "has no classes"),
         ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 0.5::float8, FALSE, 1)", "has no classes"),
         (
             "madlib_keras_fit_multiple_model('houses_packed', 'p', 'houses_mst', 1, FALSE, 'classes')",
-            "dependent_dtype int16, not float32",
+            "int16, not float32",
         ),
     ],
 )

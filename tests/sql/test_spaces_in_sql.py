@@ -468,22 +468,18 @@ def test_a_search_is_explained_without_training(db):
         ({"model_space": "arch"}, "is no model space"),
         ({"space": SPACE.replace("{", "{'model_id': [1], ", 1)}, "'model_id' is not accepted in space"),
         ({"procedure": "grid"}, "is a distribution"),
+        ({"table": "arch"}, "model_arch_table and model_space cannot be combined"),
+        ({"model_space": None}, "NULL/empty input table name"),
     ],
 )
 def test_wrong_searches(db, more, fragment):
-    named = {"procedure": "random", "space": SPACE, "model_space": "nets", **more}
+    named = {"table": None, "procedure": "random", "space": SPACE, "model_space": "nets", **more}
     error = db.error(
-        "SELECT madlib.mop_search('flowers_packed', 'never', NULL, %(space)s, %(procedure)s, model_space => %(model_space)s)",
+        "SELECT madlib.mop_search('flowers_packed', 'never', %(table)s, %(space)s, %(procedure)s, "
+        "model_space => %(model_space)s)",
         named,
     )
     assert fragment in str(error)
-
-
-def test_an_architecture_table_and_a_model_space_cannot_be_combined(db):
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'never', 'arch', %s, model_space => 'nets')", [SPACE])
-    assert "model_arch_table and model_space cannot be combined" in str(error)
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'never', NULL, %s)", [SPACE])
-    assert "NULL/empty input table name" in str(error)
 
 
 def test_the_tutorial_runs(db):

@@ -241,23 +241,16 @@ def test_hostile_pickles_are_errors(db, data, fragment):
         ('{"digests": {"Scale": 1}, "told": {}}', "cannot be read"),
         ('{"digests": {"Scale": "x"}, "told": {}}', "is not the one in"),
         ('{"digests": {"Scale": "x"}, "told": {"a": [0]}}', "cannot be read"),
+        (r'{"digests": {"\ud800": "x"}, "told": {}}', "cannot be read"),
+        (r'{"digests": {}, "told": {"x": "\ud800"}}', "cannot be read"),
     ],
 )
 def test_a_space_changed_by_hand_is_checked(db, value, fragment):
     make(db)
-    db.run("UPDATE nets SET custom_layers = %s", [value])
-    assert fragment in str(db.error("SELECT madlib.mop_space_size('nets')"))
-
-
-@pytest.mark.parametrize(
-    "value", [r'{"digests": {"\ud800": "x"}, "told": {}}', r'{"digests": {}, "told": {"x": "\ud800"}}']
-)
-def test_half_of_a_character_in_a_space_is_checked(db, value):
-    make(db)
-    db.run("ALTER TABLE nets ALTER custom_layers TYPE text")
+    db.run("ALTER TABLE nets ALTER custom_layers TYPE text")  # (which half of a character fits in)
     db.run("UPDATE nets SET custom_layers = %s", [value])
     error = db.error("SELECT madlib.mop_space_size('nets')")
-    assert error.pgcode == "22023" and "has custom layers that cannot be read" in str(error)
+    assert fragment in str(error) and (error.pgcode == "22023" or "cannot be read" not in fragment)
 
 
 def test_what_knows_keras_layers_alone_says_so(db):

@@ -36,6 +36,13 @@ def test_a_role_without_runs_has_no_line(db, data):
     db.run("DROP OWNED BY onlooker; DROP ROLE onlooker")
 
 
+def of_twin(db, run_id):
+    """The best configuration by the twin for Greenplum, whose catalog has the same tables."""
+    twin = TWIN.read_text().replace("@extschema@.mop_watch", "@extschema@.twin_of_watch")
+    db.run("DROP VIEW IF EXISTS madlib.twin_of_watch; " + twin.replace("@extschema@", "madlib"))
+    return re.search(r", best .*", db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id]))[0]
+
+
 def page_best(db, run_id):
     """The best configuration on the page: mst_key, series, value."""
     return json.loads(db.value("SELECT madlib.mop_report(%s, 'summary')", [run_id]))["summary"]["best"]
@@ -63,14 +70,7 @@ def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, valid
     told = re.search(r", best (\d+): (.+) (\S+), ", line)
     assert told and (int(told[1]), told[2]) == (best["mst_key"], what), (line, best)
     assert float(told[3]) == pytest.approx(best["value"], abs=1e-4)
-    # the twin for Greenplum, whose catalog has the same tables
-    db.run("DROP VIEW IF EXISTS madlib.twin_of_watch")
-    db.run(
-        TWIN.read_text().replace("@extschema@.mop_watch", "@extschema@.twin_of_watch").replace("@extschema@", "madlib")
-    )
-    twin = db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id])
-    assert re.search(r", best .*", twin)[0] == re.search(r", best .*", line)[0]
-    db.run("DROP VIEW madlib.twin_of_watch")
+    assert of_twin(db, run_id) == re.search(r", best .*", line)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,6 @@ def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, valid
     [
         "keep='best'",
         "keep='last'",
-        "keep='best', stop={'patience': 9}",
-        "keep='best', stop=None",
         "keep='best', stop={'patience': 9, 'metric': 'accuracy'}",
         """stop = {"metric": "training_accuracy", "patience": 9, "mode": "min"}, keep = 'best'""",
         "keep='best', stop={'target': 0.0, 'metric': 'training_loss', 'mode': 'min'}",
@@ -92,13 +90,11 @@ def test_the_line_counts_the_state_that_is_kept(db, data, kept, validates):
     selection(db, "mst", "arch", rows)
     db.run("SET pg_mop.reuse = off")
     run_id = fit(db, data, "models", "mst", 4, data if validates else None, 1)
-    db.run("RESET pg_mop.reuse; DROP VIEW IF EXISTS madlib.twin_of_watch")
-    twin = TWIN.read_text().replace("@extschema@.mop_watch", "@extschema@.twin_of_watch")
-    db.run(twin.replace("@extschema@", "madlib"))
+    db.run("RESET pg_mop.reuse")
     chance = random.Random(5)
     found = db.run("SELECT stage, dataset FROM madlib.mop_metric WHERE run_id = %s ORDER BY 1, 2", [run_id])
     assert len(found) == 12 * (1 + validates)
-    for _ in range(15):
+    for _ in range(12):
         for row in found:
             loss, accuracy = round(chance.uniform(0, 1), 3), chance.randint(0, 6) / 6
             db.run(
@@ -109,9 +105,7 @@ def test_the_line_counts_the_state_that_is_kept(db, data, kept, validates):
         best = page_best(db, run_id)
         (line,) = lines(db)
         assert f", best {best['mst_key']}: " in line and f"accuracy {best['value']:.4f}, " in line, (line, best)
-        told = db.value("SELECT line FROM madlib.twin_of_watch WHERE run_id = %s", [run_id])
-        assert re.search(r", best .*", told)[0] == re.search(r", best .*", line)[0]
-    db.run("DROP VIEW madlib.twin_of_watch")
+        assert of_twin(db, run_id) == re.search(r", best .*", line)[0]
 
 
 def test_the_line_knows_which_metrics_are_better_if_greater():
@@ -131,15 +125,11 @@ def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
     best = page_best(db, run_id)
     (line,) = lines(db)
     done = db.value("SELECT sum(units_done) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
-    told = re.fullmatch(
-        r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
-        r"best (\d+): val\. accuracy (\S+), fit_multiple",
-        line,
+    assert re.sub(r"\d+:\d\d:\d\d|(?<=accuracy )\S+(?=,)", "#", line) == (
+        f"run {run_id}: {done}/{done} units, 100%, finished in #, 1 failed, "
+        f"best {best['mst_key']}: val. accuracy #, fit_multiple"
     )
-    assert told, line
-    assert len(line) <= 100 and "\n" not in line
-    assert [int(told[i]) for i in (1, 2, 3, 4)] == [run_id, done, done, best["mst_key"]]
-    assert float(told[5]) == pytest.approx(best["value"], abs=1e-4)
+    assert len(line) <= 100 and float(re.search(r"accuracy (\S+),", line)[1]) == pytest.approx(best["value"], abs=1e-4)
 
 
 def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, data):

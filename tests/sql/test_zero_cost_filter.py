@@ -148,20 +148,12 @@ def test_a_member_above_the_memory_limit_has_no_score(db):
         ("tpe", "filter=synflow", "a filter is for trials at random"),
         ("asha", "filter_members=20", "filter_members is for a search with a filter"),
         ("asha", "filter='; DROP TABLE arch; --'", "filter must be one of"),
+        ("asha", "filter=synflow, iterations=1", "a filter ranks the members of a model space"),
     ],
 )
 def test_wrong_calls(db, procedure, parameters, fragment):
     drop(db, "found")
-    error = db.error(
-        "SELECT madlib.mop_search('flowers_packed', 'found', NULL, %s, %s, %s, model_space => 'nets')",
-        [SPACE, procedure, parameters],
-    )
+    searched = "'arch', %s, %s, %s" if "model space" in fragment else "NULL, %s, %s, %s, model_space => 'nets'"
+    call = f"SELECT madlib.mop_search('flowers_packed', 'found', {searched})"
+    error = db.error(call, [SPACE, procedure, parameters])
     assert fragment in str(error) and db.value("SELECT to_regclass('found') IS NULL")
-
-
-def test_a_filter_needs_a_model_space(db):
-    drop(db, "found")
-    error = db.error(
-        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'asha', 'filter=synflow')", [SPACE]
-    )
-    assert "a filter ranks the members of a model space" in str(error)
