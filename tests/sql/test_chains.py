@@ -4,19 +4,18 @@ import base64
 import os
 import signal
 
-import numpy as np
 import psycopg2
 import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.keras_jobs import keras_job
 from support.trainers import of_backend, trainers
 from support.tries import tries
 from support.workload import (
     ADAM,
     NAN,
     assert_invariants,
-    buffers,
     dense,
     fit,
     is_under_way,
@@ -102,25 +101,9 @@ def test_a_chain_gives_plain_keras_weights_and_a_row_for_each_unit(db, data):
     )
     assert len(found) == 6 * 5 * 2
     assert all(row["in_order"] and row["loss"] > 0 and row["rows"] == 30 and row["train_seconds"] > 0 for row in found)
+    nets = dense(width=5, name="narrow"), dense()
     jobs = [
-        {
-            "architecture": dense() if key % 2 == 0 else dense(width=5, name="narrow"),
-            "optimizer": "Adam",
-            "arguments": {"learning_rate": rate(key)},
-            "loss": "categorical_crossentropy",
-            "metrics": ["accuracy"],
-            "batch_size": 10,
-            "epochs": 1,
-            "seed": int(np.random.SeedSequence([SEED, 1 + key % 2]).generate_state(1)[0]),
-            "visits": [
-                buffers(db, "flowers_packed", v["segment"])
-                for v in db.run(
-                    "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
-                    "ORDER BY iteration, position",
-                    [run_id, key],
-                )
-            ],
-        }
+        keras_job(db, run_id, key, rate(key), [SEED, 1 + key % 2], architecture=nets[key % 2 == 0])
         for key in range(1, 7)
     ]
     ours = weights(db, "models")

@@ -10,6 +10,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.keras_jobs import keras_job
 from support.workload import (
     ADAM,
     buffers,
@@ -84,25 +85,9 @@ def of_plain_keras(db, run_id, size=SIZE, epochs=1):
     )
     jobs = []
     for trial in trials:
-        visits = db.run(
-            "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s ORDER BY iteration, position",
-            [run_id, trial["mst_key"]],
-        )
-        assert len(visits) == 2 * (4 - len(trial["held_out"]))
-        assert not {visit["segment"] for visit in visits} & set(trial["held_out"])
-        jobs.append(
-            {
-                "architecture": dense(),
-                "optimizer": "Adam",
-                "arguments": {"learning_rate": RATES[trial["fold_of"] - 1]},
-                "loss": "categorical_crossentropy",
-                "metrics": ["accuracy"],
-                "batch_size": size,
-                "epochs": epochs,
-                "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-                "visits": [buffers(db, "flowers_packed", visit["segment"]) for visit in visits],
-            }
-        )
+        rate = RATES[trial["fold_of"] - 1]
+        jobs.append(keras_job(db, run_id, trial["mst_key"], rate, [SEED, 1], batch_size=size, epochs=epochs))
+        assert len(jobs[-1]["visits"]) == 2 * (4 - len(trial["held_out"]))
     expected = {}
     for trial, job in zip(trials, replayed(jobs)):
         rows = [buffers(db, "flowers_packed", segment) for segment in trial["held_out"]]

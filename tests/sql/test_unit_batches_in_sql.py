@@ -8,11 +8,11 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.keras_jobs import keras_job
 from support.workload import (
     ADAM,
     NAN,
     assert_invariants,
-    buffers,
     dense,
     ended_early,
     fit,
@@ -57,26 +57,7 @@ def test_units_go_together_and_give_plain_keras_weights(db, data):
     run_id = fit(db, "flowers_packed", "models", "many", iterations=2)
     assert_invariants(db, run_id)
     assert together(db, run_id) > 1
-    jobs = []
-    for key in range(1, MANY + 1, 7):
-        visits = db.run(
-            "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
-            "ORDER BY iteration, position",
-            [run_id, key],
-        )
-        jobs.append(
-            {
-                "architecture": dense(),
-                "optimizer": "Adam",
-                "arguments": {"learning_rate": rate(key)},
-                "loss": "categorical_crossentropy",
-                "metrics": ["accuracy"],
-                "batch_size": 10,
-                "epochs": 1,
-                "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-                "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits],
-            }
-        )
+    jobs = [keras_job(db, run_id, key, rate(key), [SEED, 1]) for key in range(1, MANY + 1, 7)]
     for key, job in zip(range(1, MANY + 1, 7), replayed(jobs)):
         ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
         assert ours == base64.b64decode(job["plain"]), key
@@ -108,30 +89,7 @@ def test_units_that_are_one_computation_give_what_each_gives_by_itself(db, vmap)
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     assert db.value(used.format("mop_units"), [last_run(db)]) == ["vmap"]
     assert weights("again") == mine
-    order = db.run(
-        "SELECT mst_key, iteration, array_agg(segment ORDER BY position) AS visits FROM "
-        "madlib.mop_visit_order WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2",
-        [run_id],
-    )
-    jobs = [
-        {
-            "architecture": dense(),
-            "optimizer": "Adam",
-            "arguments": {"learning_rate": rate(key)},
-            "loss": "categorical_crossentropy",
-            "metrics": ["accuracy"],
-            "batch_size": 10,
-            "epochs": 1,
-            "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-            "visits": [
-                buffers(db, "flowers_packed", segment)
-                for row in order
-                if row["mst_key"] == key
-                for segment in row["visits"]
-            ],
-        }
-        for key in (1, 9, MANY)
-    ]
+    jobs = [keras_job(db, run_id, key, rate(key), [SEED, 1]) for key in (1, 9, MANY)]
     for key, job in zip((1, 9, MANY), replayed(jobs, backend="jax")):
         ours, keras = (np.frombuffer(text, "<f4") for text in (mine[key], base64.b64decode(job["plain"])))
         assert np.abs(ours - keras).max() <= 1e-5 * np.abs(keras).max()
