@@ -62,7 +62,7 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     analyst.run("DROP TABLE IF EXISTS kept")
     other = db.another("analyst")
     analyst.run("SET pg_mop.lock_timeout = '300s'")
-    run_before = analyst.value("SELECT max(run_id) FROM madlib.mop_runs")
+    run_before = analyst.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
     with holding(db.another()):  # so that the run does not end before
         running = Calling(analyst, call("m", "long_mst"))
         begun = "SELECT count(*) FROM madlib.mop_runs WHERE status = 'running' AND run_id > coalesce(%s, 0)"
