@@ -69,7 +69,7 @@ inside() {
     unshare --mount sh -c 'cd "$1" && pivot_root . mnt && umount -l mnt && cd /srv/pg_mop && exec /usr/bin/env -u MAKEFLAGS -u MAKELEVEL \
         HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin ${PG:+PG=$PG} sh -c "$2"' sh "$root" "$1"
 }
-SUITES=${SUITES:-tests/security/test_definers.py tests/security/test_roles.py tests/living tests/upgrade}
+SUITES=${SUITES:-tests/sql/test_fit_multiple.py tests/sql/test_train.py tests/security/test_definers.py tests/security/test_roles.py tests/living tests/upgrade}
 failed=0 said=
 for step in ${STEPS:-demo check suites}; do
     case $step in

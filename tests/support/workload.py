@@ -151,7 +151,8 @@ def fit(db, packed, output, mst, iterations=2, validation=None, frequency=None, 
 
 
 def last_run(db):
-    return db.value("SELECT max(run_id) FROM madlib.mop_runs")
+    """The number of the database's last run, 0 where it has none."""
+    return db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
 
 
 def runs_made(db, work):
