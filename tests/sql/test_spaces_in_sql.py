@@ -258,10 +258,7 @@ def test_the_winner_predicts_is_evaluated_goes_on_and_becomes_an_architecture(db
     "procedure,parameters",
     [
         ("asha", "iterations=4, trials=6, reduction=2"),
-        ("successive-halving", "iterations=4, trials=4, reduction=2"),
-        ("hyperband", "iterations=4, reduction=2"),
         ("population", "iterations=4, population=4, interval=2"),
-        ("bohb", "iterations=4, reduction=2"),
         ("tpe", "iterations=1, trials=4"),
         ("regularized-evolution", "population=3, tournament=2, trials=8, iterations=1, parallel=2"),
     ],
