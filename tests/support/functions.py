@@ -1,0 +1,10 @@
+"""The functions that explain themselves: each has a help text, a usage and an example."""
+
+NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model delete_keras_model load_custom_function
+delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs
+madlib_keras_fit_multiple_model madlib_keras_fit madlib_keras_evaluate madlib_keras_predict madlib_keras_predict_byom
+mop_fit_multiple_model mop_export_model mop_export_parts mop_import_model mop_search madlib_keras_automl hyperband_schedule
+mop_stop_trial mop_add_trial mop_more
+mop_train mop_pack mop_split mop_architecture mop_deploy mop_use_version mop_share mop_predict
+mop_predict_into mop_evaluate mop_confusion_matrix mop_class_report mop_regression_report mop_roc_curve
+mop_calibration mop_importance mop_drift mop_compare mop_baselines mop_space""".split()
