@@ -58,9 +58,11 @@ class Suite:
 
     def __init__(self):
         self._clean_up_after_the_killed()
-        self.home = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
-        self.lock = open(self.home / "lock", "w")
+        new = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_new_", dir="/tmp"))
+        self.lock = open(new / "lock", "w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
+        # (under this name another run would take an unlocked directory for one of a killed run)
+        self.home = new.rename(new.with_name(new.name.replace("pg_mop_new_", PREFIX)))
         self.began, self.stopped = time.time(), None
         self.environment = {**os.environ, "PG_MOP_SUITE": str(self.home), "TMPDIR": str(self.home)}
 
