@@ -13,7 +13,7 @@ from pg_mop.columns.weight import Weight
 from pg_mop.packing.buffers import Buffers
 from pg_mop.packing.source_columns import _type_like
 from support.conformance import ColumnConformance
-from support.conformance.columns import Packed, wire
+from support.conformance.columns import wire
 
 
 @dataclass
@@ -59,10 +59,6 @@ def in_buffers(transform, wires, size):
 
 class TestColumns(ColumnConformance):
     """A new column type is an entry of COLUMN_CASES in tests/support/conformance/columns.py."""
-
-
-class TestAnotherColumn(ColumnConformance):
-    cases = {Angle: Packed(Angle("a", {"shape": [2], "turn": 360}), [[0.0, 90.0]], [float("nan")], 2)}
 
 
 def test_a_new_column_type_goes_from_raw_values_to_predictions(registered):
