@@ -8,6 +8,7 @@ if [ "$(id -u)" = 0 ]; then
              "can read (such as /srv), or: chmod o+x every directory above" >&2
         exit 1
     fi
-    exec runuser -u postgres -- "$@"
+    # (runuser would kill the command two seconds after a SIGTERM, before the tests have ended their servers)
+    exec setpriv --reuid=postgres --regid=postgres --init-groups -- "$@"
 fi
 exec "$@"

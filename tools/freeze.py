@@ -5,9 +5,11 @@ All processes of the command, and all that they start, are in one control group.
 seconds every 15 to 35 seconds, as a busy host stops a virtual machine. SEED=7 repeats the times.
 """
 
+import contextlib
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -46,13 +48,26 @@ class Group:
                 return self.home.rmdir()
             except OSError:  # a process is on its way out
                 time.sleep(0.1)
+        print(f"a process is left in {self.home}", file=sys.stderr)
 
 
 def main(command):
     chance, group = random.Random(os.environ.get("SEED")), Group(f"pg_mop_freeze_{os.getpid()}")
-    stops, still = 0, 0.0
+    stops, still, running = 0, 0.0, None
+
+    def stop(*_):
+        """Ctrl-C: the command ends in order, on a machine that goes on."""
+        group.freeze(False)
+        if running is not None:
+            running.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(60)
+        sys.exit(130)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
     try:
-        running = subprocess.Popen(command, preexec_fn=group.join)
+        running = subprocess.Popen(command, preexec_fn=group.join, start_new_session=True)
         while True:
             try:
                 running.wait(chance.uniform(15, 35))

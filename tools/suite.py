@@ -2,11 +2,13 @@
 """Run the tests: suite.py CIRCLE [OPTION ...], where CIRCLE is check, test, all, rest or third:NUMBER, or a path in tests/.
 
 A test that fails is run once more, alone, after all others. If it passes then, it is *unsteady*: the summary names it, the
-file /var/tmp/pg_mop_unsteady_<uid> keeps it for the next run of CI, and the run passes. A test that fails twice fails.
+file /var/tmp/pg_mop_unsteady_<uid> keeps it for the next run of CI, and the run passes. A test that fails twice fails. A run
+that did not come to its end (a worker of pytest died, -x) fails, and no test of it is run again.
 
 All that the tests make is in one temporary directory. When the run has ended, however it has ended, this program ends the
 processes that are left, and removes their shared memory and the directory. What a killed run has left is removed by the
-next one. OPTIONS are pytest's. The exit status is pytest's; 3, if the tests could not begin; 130 after Ctrl-C.
+next one. OPTIONS are pytest's, for the first run. The exit status is pytest's; 3, if the tests could not begin; 130 after
+Ctrl-C.
 """
 
 import contextlib
@@ -22,12 +24,16 @@ import sys
 import tempfile
 import time
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from support import circles  # noqa: E402
+from support.shared_memory import remove_shared_memory, segment_of, shared_memory  # noqa: E402
 
 # three at a time on two cores: most tests wait for half of their time
-SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile"]
+# (a worker that died is not replaced: with loadfile, pytest-xdist 3.8 would wait for the new one for ever)
+SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
 LEAST_FREE_MB = 2500  # the servers of three workers, with their write-ahead logs
 MOST_AGAIN = 25  # with more failures, something is broken that no second try mends
 PREFIX = "pg_mop_suite_"
@@ -53,6 +59,31 @@ def paths(circle):
     return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ
 
 
+class Notes:
+    """A plugin of pytest: it writes into a file which tests have failed, which passed, and why the run has not ended."""
+
+    def __init__(self, path):
+        self.path, self.outcomes, self.unfinished = path, {}, None
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.outcomes[report.nodeid] = "failed"
+        elif report.when == "call" and report.passed:
+            self.outcomes.setdefault(report.nodeid, "passed")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        if error:
+            self.unfinished = f"the worker {node.gateway.id} of pytest died"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        stopped = session.shouldfail or session.shouldstop
+        # (as arguments of the next run, whose working directory may be another)
+        outcomes = {f"{session.config.rootpath}/{name}": outcome for name, outcome in self.outcomes.items()}
+        self.path.write_text(json.dumps([outcomes, self.unfinished or (str(stopped) if stopped else None)]))
+
+
 class Suite:
     """The directory, the environment and the processes of one run."""
 
@@ -63,7 +94,7 @@ class Suite:
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         # (under this name another run would take an unlocked directory for one of a killed run)
         self.home = new.rename(new.with_name(new.name.replace("pg_mop_new_", PREFIX)))
-        self.began, self.stopped = time.time(), None
+        self.running = self.stopped = None
         self.environment = {**os.environ, "PG_MOP_SUITE": str(self.home), "TMPDIR": str(self.home)}
 
     def __enter__(self):
@@ -74,71 +105,72 @@ class Suite:
     def __exit__(self, *_):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the end is not interrupted
-        clean(self.home, self.began)
+        clean(self.home)
 
     def _stop(self, number, _):
         """Ctrl-C: pytest ends its fixtures; a second Ctrl-C does not wait for them."""
         again, self.stopped = self.stopped is not None, number
-        if (running := getattr(self, "running", None)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL) if again else os.kill(running.pid, signal.SIGINT)
+        if self.running is not None and self.running.returncode is None:
+            if again:
+                os.killpg(self.running.pid, signal.SIGKILL)
+            else:
+                self.running.send_signal(signal.SIGINT)
 
     def pytest(self, *arguments):
-        """Run pytest in a process group of its own, and return its exit status."""
-        command = [sys.executable, "-B", "-m", "pytest", "-o", f"cache_dir={self.home}/cache"]
+        """Run pytest in a process group of its own. Returns its exit status, {test: "passed" or "failed"}, and the reason why
+        the run has not come to its end, or None."""
+        notes = self.home / "notes"
+        notes.unlink(missing_ok=True)
+        if self.stopped is not None:
+            return 130, {}, "stopped"
         self.running = subprocess.Popen(
-            [*command, f"--basetemp={self.home}/pytest", *arguments],
+            [sys.executable, "-B", __file__, "--pytest", notes, f"--basetemp={self.home}/pytest", *arguments],
             cwd=ROOT,
             env=self.environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
-        while True:
-            with contextlib.suppress(InterruptedError):
-                return self.running.wait()
-
-    def failed(self):
-        """The tests that have failed and have not passed since, as pytest names them."""
+        status = self.running.wait()
+        if self.stopped is not None:
+            return 130, {}, "stopped"
         try:
-            return set(json.loads((self.home / "cache" / "v" / "cache" / "lastfailed").read_text()))
+            return status, *json.loads(notes.read_text())
         except FileNotFoundError:
-            return set()
+            return status or 1, {}, f"pytest ended with status {status} before its end"
 
     @staticmethod
     def _clean_up_after_the_killed():
         for home in pathlib.Path("/tmp").glob(PREFIX + "*"):
             try:
+                if home.is_symlink() or home.stat().st_uid != os.getuid():
+                    continue
                 with open(home / "lock") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    clean(home, home.stat().st_ctime)
-            except OSError:  # its run goes on, or another user's
+                    clean(home)
+            except OSError:  # its run goes on
                 continue
 
 
 def processes_of(home):
-    """The process IDs of what a run has started: by their environment, directory or command line."""
+    """The process IDs of what a run has started: by their environment, their directory or the path of their program."""
     found, mark = [], os.fsencode(home)
     for entry in filter(str.isdecimal, os.listdir("/proc")):
-        if int(entry) == os.getpid():
-            continue
         try:
-            seen = os.fsencode(os.readlink(f"/proc/{entry}/cwd"))
-            for name in ("cmdline", "environ"):
-                seen += b"\0" + pathlib.Path("/proc", entry, name).read_bytes()
+            process = pathlib.Path("/proc", entry)
+            words, settings = ((process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            inside = os.readlink(process / "cwd").startswith(f"{home}/")
         except OSError:  # the process has ended, or is another user's
             continue
-        if mark in seen:
+        own = inside or b"PG_MOP_SUITE=" + mark in settings or words[0].startswith(mark + b"/")
+        if own and int(entry) != os.getpid():
             found.append(int(entry))
     return found
 
 
-def clean(home, began):
+def clean(home):
     """End the processes of a run, and remove their shared memory and the run's directory."""
-    postmasters = {}
-    for path in home.glob("*/data/postmaster.pid"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            lines = path.read_text().splitlines()
-            postmasters[int(lines[0])] = lines[6].split()[1]
+    shared = shared_memory(processes_of(home))
+    segments = [segment for path in home.glob("*/data/postmaster.pid") if (segment := segment_of(path)) is not None]
     for wait, number in ((10, signal.SIGQUIT), (10, signal.SIGKILL)):
         for pid in processes_of(home):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -146,32 +178,24 @@ def clean(home, began):
         end = time.monotonic() + wait
         while processes_of(home) and time.monotonic() < end:
             time.sleep(0.1)
-    for segment in postmasters.values():  # (a postmaster that was killed has not removed it)
-        subprocess.run(["ipcrm", "-m", segment], stderr=subprocess.DEVNULL)
-    mapped = set()
-    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped.update(word for word in maps.read_text().split() if word.startswith("/dev/shm/"))
-    for path in pathlib.Path("/dev/shm").glob("PostgreSQL.*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid() and path.stat().st_mtime >= began and str(path) not in mapped:
-                path.unlink()
+    remove_shared_memory(segments, shared)  # (of postmasters that were killed; the others remove it themselves)
     shutil.rmtree(home, ignore_errors=True)
 
 
 def check_the_machine(suite, servers):
     """Raises CannotBegin where the tests would fail one by one for a reason of the machine."""
+    if not servers:
+        return
     free = shutil.disk_usage("/tmp").free >> 20
     if free < LEAST_FREE_MB:
         raise CannotBegin(f"/tmp has {free} MB free, and the tests need {LEAST_FREE_MB} MB")
-    if not servers:
-        return
     begin = "from support.cluster import Cluster\nwith Cluster() as cluster:\n    print(cluster.port)"
     tried = subprocess.run(
         [sys.executable, "-B", "-c", begin],
         env={**suite.environment, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
+        start_new_session=True,
     )
     if tried.returncode:
         raise CannotBegin("PostgreSQL does not start for the tests:\n" + tried.stderr.strip()[-2000:])
@@ -184,6 +208,7 @@ def disk_is_full():
 def note_unsteady(names):
     """Print the unsteady tests, and keep them for the next run of CI."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    names = {name.removeprefix(f"{ROOT}/") for name in names}
     lines = [f"{datetime.datetime.now():%Y-%m-%d %H:%M} {commit.strip()} {name}" for name in sorted(names)]
     print(f"\n{len(names)} unsteady: failed among the others, passed alone (kept in {UNSTEADY})")
     print("\n".join(f"unsteady: {name}" for name in sorted(names)))
@@ -198,13 +223,16 @@ def run(suite, circle, options):
         print(f"{circle}: no test files")
         return 0
     check_the_machine(suite, servers)
-    if circle in ("all", "rest") or circle.startswith("third:"):
+    if any("thorough" in word for word in [*where, *options]) or circle == "all":
         suite.environment["PG_MOP_THOROUGH"] = "1"
     several = circle in ("check", "test", "all", "rest") or circle.startswith("third:")
-    status = suite.pytest(*(SIDE_BY_SIDE if several else []), *options, *where)
-    failed = suite.failed()
+    status, outcomes, unfinished = suite.pytest(*(SIDE_BY_SIDE if several else []), *options, *where)
     if suite.stopped is not None:
         return 130
+    if unfinished:
+        print(f"\nThe run has not come to its end: {unfinished}. No test is run again.")
+        return status or 1
+    failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
     if status and disk_is_full():
         print("\nThe disk of /tmp is full. The failures above may be its fault, and no test is run again.")
         return status
@@ -214,17 +242,20 @@ def run(suite, circle, options):
         print(f"\n{len(failed)} tests have failed, more than {MOST_AGAIN}: none of them is run again.")
         return status
     print(f"\nThe failed tests are run once more, alone: {len(failed)}", flush=True)
-    status = suite.pytest("--lf", "--lfnf=none", *options, *where)
+    status, again, _ = suite.pytest(*sorted(failed))
     if suite.stopped is not None:
         return 130
-    if unsteady := failed - suite.failed():
+    unsteady = {name for name in failed if again.get(name) == "passed"}
+    if unsteady:
         note_unsteady(unsteady)
-    return status
+    return 0 if unsteady == failed else status or 1
 
 
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
+    if sys.argv[1] == "--pytest":  # (the process that Suite.pytest starts)
+        return pytest.main(sys.argv[3:], plugins=[Notes(pathlib.Path(sys.argv[2]))])
     with Suite() as suite:
         try:
             return run(suite, sys.argv[1], sys.argv[2:])

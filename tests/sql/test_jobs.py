@@ -168,6 +168,12 @@ def test_what_cannot_be_run_is_refused(db, command, fragment):
     assert db.value("SELECT count(*) FROM madlib.mop_jobs") == before
 
 
+def test_wrong_settings_are_refused(db):
+    error = db.error("SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')")
+    assert 'invalid value for setting "pg_mop.kernel"' in str(error)
+    db.run("RESET pg_mop.kernel")
+
+
 def test_a_setting_that_the_submitter_has_emptied_is_empty(db):
     """That of his role, which he has hidden, does not come back."""
     db.run(

@@ -20,6 +20,8 @@ import time
 import psycopg2
 import testing.postgresql
 
+from support.shared_memory import remove_shared_memory, segment_of, shared_memory
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCAL = ROOT / ".local"
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers test at the same time, and `trainers` must not count theirs
@@ -74,6 +76,7 @@ class Cluster(testing.postgresql.Postgresql):
     def __init__(self, small_mb=None, clock=False, **settings):
         self.child_process = None  # (the base class's destructor needs it, if this function fails)
         self.started = False
+        self.segments, self.shared = set(), set()  # shared memory of postmasters that were killed
         self.bin, self.password, self.port, self.small_mb = programs(), None, free_port(), small_mb
         # below /tmp, because the path of a socket has a limit of 107 bytes
         below = os.environ.get("PG_MOP_SUITE", "/tmp")
@@ -184,6 +187,7 @@ class Cluster(testing.postgresql.Postgresql):
 
     def cleanup(self):
         super().cleanup()
+        remove_shared_memory(self.segments, self.shared)
         self.temporary.cleanup()
 
     # --- what tests do to a server -----------------------------------------------------------------------
@@ -209,7 +213,10 @@ class Cluster(testing.postgresql.Postgresql):
 
     def kill(self):
         """Send SIGKILL to the postmaster and all of its children, as in a power failure."""
-        for pid in (self.process.pid, *self.processes()):
+        pids = (self.process.pid, *self.processes())
+        self.segments.add(segment_of(self.data / "postmaster.pid"))
+        self.shared |= shared_memory(pids)
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -231,9 +238,8 @@ class Cluster(testing.postgresql.Postgresql):
         A starting server checks this number to learn whether its predecessor still runs. A killed backend with threads
         (of numpy) stays attached for a moment after it has left its working directory.
         """
-        try:
-            number = (self.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
-        except (FileNotFoundError, IndexError):  # the server has shut down in order, or has not begun
+        number = segment_of(self.data / "postmaster.pid")
+        if number is None:  # the server has shut down in order, or has not begun
             return 0
         with open("/proc/sysvipc/shm") as file:
             held = [line.split() for line in file.readlines()[1:]]

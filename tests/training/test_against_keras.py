@@ -26,7 +26,7 @@ def test_training_and_evaluation_are_keras(case):
 
 @needs_jax
 def test_training_and_evaluation_on_jax_are_keras():
-    """All cases, and PyTorch: tests/thorough/test_against_keras.py."""
+    """All cases, and PyTorch: tests/thorough/kernels/test_against_keras.py."""
     for found in against_keras.in_another_process("jax", *ON_JAX).values():
         against_keras.assert_alike(found)
 

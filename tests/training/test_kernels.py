@@ -12,7 +12,7 @@ from support.conformance.kernels import PAIRS, parsed
 
 
 class TestKernels(KernelConformance):
-    """More optimizers and schedules: tests/thorough/test_kernels.py."""
+    """More optimizers and schedules: tests/thorough/kernels/test_kernels.py."""
 
 
 def test_every_optimizer_has_its_pair():

@@ -14,7 +14,7 @@ from support.workload import dense, layer, sequential
 
 @pytest.mark.parametrize("loss", ["dice", "poisson"])
 def test_a_loss_of_pieces_is_that_of_all_rows(loss):
-    """Every loss: tests/thorough/test_scores.py."""
+    """Every loss: tests/thorough/training/test_scores.py."""
     columns = rows(3)
     model = compiled(loss)
     assert in_pieces(model, columns)["loss"] == pytest.approx(by_keras(model, columns, loss, None)["loss"], rel=1e-5)

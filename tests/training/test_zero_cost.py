@@ -60,7 +60,7 @@ def test_naswot_is_the_determinant_of_agreeing_units():
 
 
 def test_jacob_cov_is_the_score_of_correlations_between_jacobians():
-    """On other frameworks: tests/thorough/test_zero_cost.py."""
+    """On other frameworks: tests/thorough/training/test_zero_cost.py."""
     from support import jacob_cov
 
     jacob_cov.check()

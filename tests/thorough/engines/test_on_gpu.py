@@ -1,7 +1,7 @@
 """Training on a GPU, by Keras on JAX and on PyTorch: the conformance class of one server, GPU memory, a shared GPU.
 
 `tools/gpu_trial.sh` runs these tests, with PG_MOP_GPU_TRIAL=1: then a machine without a GPU tries them on its processors,
-except those about GPU memory, which are skipped by name. On such a machine, `make test` runs none of them.
+except those about GPU memory, which are skipped by name. On such a machine, `make test-all` runs none of them.
 """
 
 import os

@@ -31,6 +31,7 @@ def begun(tmp_path):
         process.wait()
 
 
+SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]  # (as tools/suite.py runs a circle)
 ONCE = """
 def test_fails_once():
     there = (folder / "there").exists()
@@ -66,10 +67,31 @@ def test_a_test_that_fails_twice_fails(begun, tmp_path):
     )
 
 
-def test_a_worker_of_pytest_that_dies_leaves_nothing(begun, tmp_path):
-    suite = begun(DAEMON + "\ndef test_dies():\n    os._exit(3)\n", "-n", "1", "--max-worker-restart=0")
+def test_a_run_that_stops_at_the_first_failure_fails(begun, tmp_path):
+    suite = begun(ONCE + "\ndef test_passes():\n    pass\n", "-x")
     text = suite.communicate()[0]
-    assert suite.returncode not in (0, 130) and "crashed while running" in text
+    assert suite.returncode == 1 and "has not come to its end" in text and "unsteady" not in text
+
+
+def test_a_test_that_is_skipped_in_its_second_try_fails(begun):
+    skips = """
+import pytest
+
+def test_fails_and_skips():
+    there = (folder / "there").exists()
+    (folder / "there").touch()
+    if there:
+        pytest.skip("not run")
+    assert False
+"""
+    assert begun(skips).wait(60) == 1
+
+
+def test_a_worker_of_pytest_that_dies_leaves_nothing(begun, tmp_path):
+    (tmp_path / "test_other.py").write_text("def test_passes():\n    pass\n" * 5)
+    suite = begun(DAEMON + "\ndef test_dies():\n    os._exit(3)\n", *SIDE_BY_SIDE, str(tmp_path / "test_other.py"))
+    text = suite.communicate(timeout=300)[0]
+    assert suite.returncode == 1 and "has not come to its end: the worker gw" in text
     nothing_is_left(tmp_path)
 
 
