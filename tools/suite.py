@@ -24,8 +24,6 @@ import sys
 import tempfile
 import time
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from support import circles  # noqa: E402
@@ -57,31 +55,6 @@ def paths(circle):
     if circle.startswith("third:"):
         return list(map(str, circles.third(int(circle.removeprefix("third:"))))), True
     return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ
-
-
-class Notes:
-    """A plugin of pytest: it writes into a file which tests have failed, which passed, and why the run has not ended."""
-
-    def __init__(self, path):
-        self.path, self.outcomes, self.unfinished = path, {}, None
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.outcomes[report.nodeid] = "failed"
-        elif report.when == "call" and report.passed:
-            self.outcomes.setdefault(report.nodeid, "passed")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node, error):
-        if error:
-            self.unfinished = f"the worker {node.gateway.id} of pytest died"
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session):
-        stopped = session.shouldfail or session.shouldstop
-        # (as arguments of the next run, whose working directory may be another)
-        outcomes = {f"{session.config.rootpath}/{name}": outcome for name, outcome in self.outcomes.items()}
-        self.path.write_text(json.dumps([outcomes, self.unfinished or (str(stopped) if stopped else None)]))
 
 
 class Suite:
@@ -124,7 +97,14 @@ class Suite:
         if self.stopped is not None:
             return 130, {}, "stopped"
         self.running = subprocess.Popen(
-            [sys.executable, "-B", __file__, "--pytest", notes, f"--basetemp={self.home}/pytest", *arguments],
+            [
+                sys.executable,
+                "-B",
+                ROOT / "tools" / "noted_pytest.py",
+                notes,
+                f"--basetemp={self.home}/pytest",
+                *arguments,
+            ],
             cwd=ROOT,
             env=self.environment,
             start_new_session=True,
@@ -254,8 +234,6 @@ def run(suite, circle, options):
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    if sys.argv[1] == "--pytest":  # (the process that Suite.pytest starts)
-        return pytest.main(sys.argv[3:], plugins=[Notes(pathlib.Path(sys.argv[2]))])
     with Suite() as suite:
         try:
             return run(suite, sys.argv[1], sys.argv[2:])
