@@ -53,7 +53,10 @@ def paths(circle):
     if circle == "rest":
         return list(map(str, circles.files("rest"))), True
     if circle.startswith("third:"):
-        return list(map(str, circles.third(int(circle.removeprefix("third:"))))), True
+        number = circle.removeprefix("third:")
+        if not number.isdecimal():
+            raise CannotBegin(f"third:NUMBER needs a whole number, not {number!r}")
+        return list(map(str, circles.third(int(number)))), True
     return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ
 
 
