@@ -122,7 +122,7 @@ def test_the_reference_has_every_function_view_and_setting(reference):
 
 def test_the_tests_that_the_reliability_document_names_exist():
     text = (ROOT / "docs" / "reliability.md").read_text()
-    there = "".join(path.read_text() for path in (ROOT / "tests" / "faults").glob("test_*.py"))
+    there = "".join(path.read_text() for path in (ROOT / "tests").glob("**/faults/test_*.py"))
     rows = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 10 and all(re.fullmatch(r"`\w+`", row) for row in rows)
     for name in re.findall(r"`(\w{25,})`", text) + [row.strip("`") for row in rows]:
