@@ -1,5 +1,6 @@
 """The `pg_mop.*` settings: defaults, ranges, and errors for bad values and unknown names."""
 
+import ctypes
 import functools
 import glob
 import os
@@ -293,7 +294,7 @@ def load(db, check_names=True):
 
 
 def given(db, check_names=True):
-    """{name: text} of the session's settings. `check_names`: look for unknown names, which takes up to 50 ms.
+    """{name: text} of the session's settings. `check_names`: look for unknown names.
 
     '' stands for a setting that was emptied or reset: it counts as unset, but hides the value of the role or the
     database. Raises MopError for an unknown `pg_mop.*` name.
@@ -338,21 +339,11 @@ def parsed(texts):
 def _names_that_are_set(db):
     """The names after `pg_mop.` that are set in this session.
 
-    No view lists settings that no loaded library has defined. Their names are in this process's heap, so search the heap;
-    `current_setting` then separates settings from other text. If the heap cannot be read, only ALTER ROLE/DATABASE ...
-    SET are checked.
+    No view lists settings that no loaded library has defined. The copy that PostgreSQL makes for parallel workers has
+    their names; `current_setting` then separates settings from other text. Where the server has no such function
+    (PostgreSQL before 9.5), only ALTER ROLE/DATABASE ... SET are checked.
     """
-    names = set()
-    try:
-        with open("/proc/self/maps") as maps:
-            heap = [line.split()[0] for line in maps if line.rstrip().endswith("[heap]")]
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            for area in heap:
-                start, end = (int(x, 16) for x in area.split("-"))
-                memory.seek(start)
-                names |= _names_in(memory.read(end - start))
-    except OSError:
-        pass
+    names = _names_in(_changed_settings())
     rows = db.execute(
         "SELECT split_part(entry, '=', 1) AS name FROM pg_db_role_setting, unnest(setconfig) AS entry "
         "WHERE entry LIKE 'pg\\_mop.%' AND setdatabase IN (0, (SELECT oid FROM pg_database "
@@ -365,14 +356,25 @@ def _names_that_are_set(db):
     return {name for name in names if db.setting(f"pg_mop.{name}")}
 
 
-def _names_in(heap):
-    """All texts after `pg_mop.` in some bytes that have the form of a setting's name."""
-    names = set()
-    for spelling in (b"pg_mop.", b"PG_MOP."):  # the usual spellings: a plain search is fast
-        position = heap.find(spelling)
-        while position >= 0:
-            position += len(spelling)
-            if match := re.match(rb"[A-Za-z_][A-Za-z0-9_]{0,62}\0", heap[position : position + 64]):
-                names.add(match[0][:-1].decode().lower())
-            position = heap.find(spelling, position)
-    return names
+def _changed_settings():
+    """All settings of this session that differ from their defaults, as SerializeGUCState writes them for parallel workers."""
+    server = ctypes.CDLL(None)
+    if not hasattr(server, "SerializeGUCState"):
+        return b""
+    server.EstimateGUCStateSpace.restype = ctypes.c_size_t
+    server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
+    server.SerializeGUCState.restype = None
+    # (an error for lack of room would jump over Python's frames)
+    room = 2 * server.EstimateGUCStateSpace() + 1024
+    copy = ctypes.create_string_buffer(room)
+    server.SerializeGUCState(room, copy)
+    return copy.raw
+
+
+def _names_in(text):
+    """All texts after `pg_mop.`, in any case, that have the form of a setting's name.
+
+    >>> sorted(_names_in(b"work_mem\\0004MB\\0pg_mop.sed\\0001\\0PG_MOP.Seed\\0002\\0"))
+    ['sed', 'seed']
+    """
+    return {match.decode().lower() for match in re.findall(rb"(?i)pg_mop\.([a-z_][a-z0-9_]{0,62})\0", text)}
