@@ -29,9 +29,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support import circles  # noqa: E402
 from support.shared_memory import remove_shared_memory, segment_of, shared_memory  # noqa: E402
 
-# three at a time on two cores: most tests wait for half of their time
-# (a worker that died is not replaced: with loadfile, pytest-xdist 3.8 would wait for the new one for ever)
-SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
 LEAST_FREE_MB = 2500  # the servers of three workers, with their write-ahead logs
 MOST_AGAIN = 25  # with more failures, something is broken that no second try mends
 PREFIX = "pg_mop_suite_"
@@ -44,20 +41,20 @@ class CannotBegin(Exception):
 
 
 def paths(circle):
-    """The paths of a circle for pytest, and whether they need servers."""
+    """The paths of a circle for pytest, whether they need servers, and whether they run side by side."""
     if circle == "all":
-        return [str(circles.TESTS)], True
+        return [str(circles.TESTS)], True, True
     if circle in ("check", "test"):
         rooms = circles.CIRCLES["check"] + (circles.CIRCLES["test"] if circle == "test" else [])
-        return [str(circles.TESTS / room) for room in rooms], circle == "test"
+        return [str(circles.TESTS / room) for room in rooms], circle == "test", True
     if circle == "rest":
-        return list(map(str, circles.files("rest"))), True
+        return list(map(str, circles.files("rest"))), True, True
     if circle.startswith("third:"):
         number = circle.removeprefix("third:")
         if not number.isdecimal():
             raise CannotBegin(f"third:NUMBER needs a whole number, not {number!r}")
-        return list(map(str, circles.third(int(number)))), True
-    return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ
+        return list(map(str, circles.third(int(number)))), True, True
+    return [circle], "PG_MOP_SUITE_HAS_NO_SERVER" not in os.environ, False
 
 
 class Suite:
@@ -201,15 +198,14 @@ def note_unsteady(names):
 
 
 def run(suite, circle, options):
-    where, servers = paths(circle)
+    where, servers, several = paths(circle)
     if not where:
         print(f"{circle}: no test files")
         return 0
     check_the_machine(suite, servers)
     if any("thorough" in word for word in [*where, *options]) or circle == "all":
         suite.environment["PG_MOP_THOROUGH"] = "1"
-    several = circle in ("check", "test", "all", "rest") or circle.startswith("third:")
-    status, outcomes, unfinished = suite.pytest(*(SIDE_BY_SIDE if several else []), *options, *where)
+    status, outcomes, unfinished = suite.pytest(*(circles.SIDE_BY_SIDE if several else []), *options, *where)
     if suite.stopped is not None:
         return 130
     if unfinished:

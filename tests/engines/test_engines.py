@@ -1,20 +1,13 @@
-"""What every engine keeps to: the same calls, and the same results, wherever the segments are."""
+"""What every engine keeps to, with segments on this server and on others (all engines: thorough/engines/test_engines.py)."""
 
 import pytest
 
-from support.engines import CitusNodes, EngineConformance, GreenplumCluster, OneServer, SeveralServers, prepare
+from support.engines import EngineConformance, SeveralServers, prepared
 
 
-@pytest.fixture(
-    scope="module",
-    params=[OneServer, SeveralServers, CitusNodes, GreenplumCluster],
-    ids=["postgresql", "postgres_fdw", "citus", "greenplum"],
-)
+@pytest.fixture(scope="module", params=[SeveralServers], ids=["postgres_fdw"])
 def engine(server, request):
-    made = request.param(server)
-    prepare(made)
-    yield made
-    made.close()
+    yield from prepared(request.param(server))
 
 
 class TestEngines(EngineConformance):

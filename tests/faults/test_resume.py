@@ -24,7 +24,6 @@ from support.workload import (
     weights,
 )
 
-SLOW = "batch_size=1, epochs=20"
 START = """SELECT madlib.mop_start_trainer(
     '{"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 0}')"""
 
@@ -39,7 +38,7 @@ def data(db):
         f'ALTER DATABASE "{db.database}" SET pg_mop.seed = 5'
     )
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8"), (1, ADAM.format(0.02), "batch_size=8")])
     fit(db, "flowers_packed", "undisturbed", "mst", 3)
     return "flowers_packed"
 
@@ -143,7 +142,7 @@ def test_a_run_whose_output_was_rolled_back_is_not_trained_again(db, data):
 
 
 def test_averaging_goes_on(db, data):
-    sql = "SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=1, epochs=10', 4)"
+    sql = "SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=8', 4)"
     db.run(sql.format("whole"), [ADAM.format(0.01)])
     client = db.another()
     part = sql.format("part").replace("%s", "$$" + ADAM.format(0.01) + "$$")
@@ -274,9 +273,9 @@ def places(watcher, output):
 
 
 def test_sessions_are_added_and_removed_while_a_run_goes_on(db, data):
-    selection(db, "mst6", "arch", [(1, ADAM.format(k / 100), "batch_size=1, epochs=10") for k in range(1, 7)])
+    selection(db, "mst6", "arch", [(1, ADAM.format(k / 100), "batch_size=8") for k in range(1, 7)])
     client = db.another()
-    client.run("SET pg_mop.lock_timeout = '300s'")
+    client.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     with holding(db.another()) as let_some_begin:  # (the run does not end before it has been seen to have 4 sessions)
         running = Calling(client, call("elastic", "three_packed", "mst6", 6))
         assert eventually(lambda: places(db, "elastic") == 3, 120)
@@ -378,7 +377,7 @@ def test_names_are_looked_up_as_by_the_call_that_began_the_run(db, data):
 def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data, retries):
     client = db.another()
     client.run(f"SET pg_mop.unit_retries = {retries}; DROP TABLE IF EXISTS given_up, given_up_info, given_up_summary")
-    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=50")])
+    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=20")])
     running = Calling(client, call("given_up", mst="mst1", iterations=1))
     killed = set()
     while running.thread.is_alive():

@@ -8,7 +8,7 @@ import pytest
 
 from support.client import Calling, Client
 from support.cluster import eventually
-from support.forged import own_run
+from support.forged import RUN, own_run
 from support.trainers import of_backend, trainers
 from support.workload import ADAM, dense, fit, load, make_data, selection
 
@@ -264,24 +264,10 @@ def test_a_function_of_another_role_ends_no_idle_session(db, roles):
 def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, roles, trap):
     mallory, victor = roles
     victor.run("SET ROLE victor")
-    run = json.dumps(
-        {
-            "function": "f",
-            "source_table": "s",
-            "model_output_table": "m",
-            "seed": 1,
-            "scheduler": "r",
-            "num_iterations": 1,
-            "metrics_iterations": [1],
-            "configurations": 1,
-            "segments": 1,
-            "parameters": {},
-        }
-    )
     answer = trap(
         victor,
         "call",
-        f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
+        f"madlib.mop_open_run(jsonb_set('{json.dumps(RUN)}', '{{coordinator}}', to_jsonb(backend))::json,"
         " '[]') FROM madlib.mop_tokens",
     )
     assert answer == "it works"

@@ -7,7 +7,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
-from support.forged import own_run
+from support.forged import RUN, own_run
 from support.workload import ADAM, dense, holding, load, make_data, selection
 
 
@@ -151,18 +151,6 @@ def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
 
 def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
     """Its number is what people are told to cancel."""
-    run = {
-        "function": "f",
-        "source_table": "s",
-        "model_output_table": "m",
-        "seed": 1,
-        "scheduler": "r",
-        "num_iterations": 1,
-        "metrics_iterations": [1],
-        "configurations": 1,
-        "segments": 1,
-        "parameters": {},
-    }
     other = db.another("nina")
     postgres = db.value("SELECT backend FROM madlib.mop_tokens")
     said = other.value("SELECT backend FROM madlib.mop_tokens")
@@ -177,11 +165,11 @@ def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
         nina.value("SELECT token FROM madlib.mop_tokens"),
     ):
         for call, values in (
-            ("mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": forged, "coordinator_pid": 1})]),
+            ("mop_open_run(%s, '[]')", [json.dumps({**RUN, "coordinator": forged, "coordinator_pid": 1})]),
             ("mop_reopen_run(%s, %s)", [nina.run_id, forged]),
         ):
             assert "there is no such session of the role" in str(nina.error(f"SELECT madlib.{call}", values)), forged
-    opened = nina.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": said})])
+    opened = nina.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps({**RUN, "coordinator": said})])
     assert db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [opened]) == int(pid)
     assert nina.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [opened]) == "running"
     other.close()

@@ -180,7 +180,10 @@ def test_rows_that_a_trainer_cannot_keep_together_are_in_no_chain(db, data):
     assert set(transactions(db, run_id)) == {1}
 
 
-def begun(db, output, table, iterations=400):
+LONG = {"one": 400, "few": 100}  # iterations of a call that trains for a while
+
+
+def begun(db, output, table, iterations):
     """A call in another session that trains for a while, once it is under way: (its session, the call)."""
     caller = db.another()
     caller.run("SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1; SET pg_mop.reuse = off")
@@ -198,7 +201,7 @@ def ended(db, output, table, by):
 
     (A run that does not wait for the test may end before.)"""
     for once in tries():
-        caller, calling = begun(db, output, table)
+        caller, calling = begun(db, output, table, LONG[table])
         db.run(f"SELECT {by}(%s)", [caller.connection.info.backend_pid])
         error = calling.end()
         caller.close()

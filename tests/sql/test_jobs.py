@@ -363,10 +363,10 @@ def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
         db.run("SET pg_mop.lock_timeout = '300s'")
         make_data(db, segments=2)
         load(db, "arch", dense())
-        selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
+        selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
         units = "SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"
         with holding(db.another()) as let_some_begin:
-            number = submit(db, FIT.format("slow_models", "slow", 30))
+            number = submit(db, FIT.format("slow_models", "slow", 10))
             assert eventually(lambda: db.value(units) or let_some_begin(), 90)
             cluster.process.send_signal(signal.SIGINT)
             cluster.process.wait(120)

@@ -248,11 +248,11 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
     db.run(
-        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
-        "epochs=20'])",
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY["
+        "'batch_size=8'])",
         [ADAM.format(0.01), ADAM.format(0.02)],
     )
-    other.run("SET pg_mop.lock_timeout = '300s'")
+    other.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     with holding(db.another()):
         call = Calling(
             other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)"
@@ -287,12 +287,12 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, goes_on, goes_on_info, goes_on_summary")
     db.run(
-        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=1, "
-        "epochs=20'])",
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY["
+        "'batch_size=8'])",
         [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)],
     )
     sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
-    other.run("SET pg_mop.lock_timeout = '300s'")
+    other.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     with holding(db.another()) as let_some_begin:
         call = Calling(other, sql)
         run_id = its_run(db, "goes_on")
@@ -469,25 +469,22 @@ def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, d
     ruled = space[:-1] + f", 'stop': [{stop}]}}"
     db.run("SET pg_mop.kernel = plain; SELECT madlib.mop_drop_checkpoints()")
 
-    def found(output, space, reuse, seed):
+    def found(output, space, reuse):
         db.run(
             f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials; "
-            f"SET pg_mop.reuse = {reuse}; SET pg_mop.sharing = {reuse}; SET pg_mop.seed = {seed}"
+            f"SET pg_mop.reuse = {reuse}; SET pg_mop.sharing = {reuse}; SET pg_mop.seed = 2"
         )
         db.run(
-            "SELECT madlib.mop_search('alone_packed', %s, 'arch', %s, %s, %s, metric => 'loss', random_state => %s)",
-            [output, space, procedure, parameters, seed],
+            "SELECT madlib.mop_search('alone_packed', %s, 'arch', %s, %s, %s, metric => 'loss', random_state => 2)",
+            [output, space, procedure, parameters],
         )
         # (of iterations that trials share, one has the metrics that another has asked for)
         return db.run(f"SELECT mst_key, status, iterations, reason, metric_final FROM {output}_trials ORDER BY 1")
 
-    stopped = 0
-    for seed in (2, 4, 5):
-        alone = found("undisturbed", ruled, "off", seed)
-        found("earlier", space, "on", seed)
-        assert found("later", ruled, "on", seed) == alone
-        stopped += sum("target" in (row["reason"] or "") or "patience" in (row["reason"] or "") for row in alone)
-    assert stopped, "some stop by their own rule"
+    alone = found("undisturbed", ruled, "off")
+    found("earlier", space, "on")
+    assert found("later", ruled, "on") == alone
+    assert any("target" in (row["reason"] or "") or "patience" in (row["reason"] or "") for row in alone)
     db.run("RESET pg_mop.reuse; RESET pg_mop.sharing; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
@@ -581,13 +578,13 @@ def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
     other = db.another()
     other.run(
         f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'; "
-        "SET pg_mop.lock_timeout = '300s'"
+        "SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0"
     )
     with holding(db.another()) as let_some_begin:
         call = Calling(
             other,
             "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
-            f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)",
+            f"$s${ADAM.format(0.01)}$s$, 'batch_size=8', 3)",
         )
         run_id = its_run(db, "single")
         error = db.error("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
@@ -607,12 +604,12 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     db.run("DROP TABLE IF EXISTS gone_arch, mst, mst_summary, held, held_info, held_summary")
     db.run("CREATE TABLE gone_arch AS SELECT * FROM arch")
     db.run(
-        "SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
-        "epochs=100'])",
+        "SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY["
+        "'batch_size=8'])",
         [ADAM.format(0.01)],
     )
     other = db.another()
-    other.run("SET pg_mop.lock_timeout = '300s'")
+    other.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     with holding(db.another()):
         call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
         run_id = its_run(db, "held")

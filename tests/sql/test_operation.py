@@ -4,17 +4,15 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
-from support.workload import ADAM, dense, fit, holding, load, make_data, selection
+from support.workload import ADAM, dense, fit, holding, load, make_data, selection, under_way
 
 
 @pytest.fixture(scope="module")
 def data(db):
     make_data(db, segments=2)
-    # units that last
     db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'")
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
-    selection(db, "long_mst", "arch", [(1, ADAM.format(0.05), "batch_size=1, epochs=50")])
     db.run(
         "DROP ROLE IF EXISTS analyst; CREATE ROLE analyst LOGIN PASSWORD 'secret'; GRANT mop_user TO analyst; "
         "CREATE SCHEMA analyst AUTHORIZATION analyst; GRANT SELECT ON ALL TABLES IN SCHEMA public TO analyst"
@@ -36,19 +34,16 @@ def analyst(db, data):
     client.close()
 
 
-def units_running(db):
-    return db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'") > 0
-
-
 # --- sessions that go -------------------------------------------------------------------------------
 
 
 def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
+    """Neither the sessions that wait for a unit, nor those that have none, are ended."""
     db.run("ALTER ROLE analyst SET idle_session_timeout = '1s'")
-    selection(db, "longest_mst", "arch", [(1, ADAM.format(0.05), "batch_size=1, epochs=200")])
-    db.run("GRANT SELECT ON longest_mst, longest_mst_summary TO analyst")
     try:
-        analyst.run(call("m", "longest_mst", 1))
+        with under_way(db, analyst, call("m", iterations=2)) as running:
+            db.run("SELECT pg_sleep(2)")
+        assert running.end() is None
         assert analyst.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
         assert analyst.value("SELECT extract(epoch FROM max(finished_at - started_at)) FROM madlib.mop_units") > 1.5
     finally:
@@ -64,7 +59,7 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     analyst.run("SET pg_mop.lock_timeout = '300s'")
     run_before = analyst.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
     with holding(db.another()):  # so that the run does not end before
-        running = Calling(analyst, call("m", "long_mst"))
+        running = Calling(analyst, call("m"))
         begun = "SELECT count(*) FROM madlib.mop_runs WHERE status = 'running' AND run_id > coalesce(%s, 0)"
         assert eventually(lambda: db.value(begun, [run_before]))
         other.run(f"BEGIN; CREATE TABLE analyst.{table} AS SELECT 1 AS mine")
@@ -73,7 +68,9 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     if commits == "after":
         assert eventually(
             lambda: (
-                db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'long_mst'")
+                db.value(
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'fit_multiple'"
+                )
                 == 1
             ),
             120,
@@ -96,11 +93,10 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
 
 
 def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
-    running = Calling(analyst, call("m", "long_mst", 2))
-    assert eventually(lambda: units_running(db))
-    killed = db.value(
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog'"
-    )
+    with under_way(db, analyst, call("m", iterations=2)) as running:
+        killed = db.value(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog'"
+        )
     assert killed == 1 and running.end() is None
     assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
 
@@ -108,10 +104,9 @@ def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
 def test_a_run_whose_session_was_killed_is_not_shown_as_running(db, analyst):
     killed = db.another("analyst")
     killed.run("SET search_path = analyst, public")
-    running = Calling(killed, call("m", "long_mst", 50))
-    assert eventually(lambda: units_running(db))
-    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
-    db.run("SELECT pg_terminate_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
+    with under_way(db, killed, call("m", iterations=50)) as running:
+        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+        db.run("SELECT pg_terminate_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
     assert running.end() is not None
     for watcher in (db, analyst):
         assert eventually(
@@ -159,12 +154,12 @@ def server_object(db, data):
 
 def trains_over_tcp(db, analyst):
     """A call of the analyst trains with two worker sessions, which connect by TCP."""
-    running = Calling(analyst, call("m", "long_mst", 3))
     sessions = (
         "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
         "AND application_name LIKE 'pg_mop run%'"
     )
-    found = eventually(lambda: db.value(sessions) == 2)
+    with under_way(db, analyst, call("m")) as running:
+        found = eventually(lambda: db.value(sessions) == 2)
     return running.end(300) is None and found
 
 
@@ -204,9 +199,8 @@ def test_a_security_definer_function_cannot_borrow_the_callers_session(db, data)
 def test_two_calls_into_one_table_do_not_both_train(db, analyst):
     other = db.another("analyst")
     other.run("SET search_path = analyst, public")
-    running = Calling(other, call("m", "long_mst", 3))
-    assert eventually(lambda: units_running(db))
-    assert "another session is training into" in str(analyst.error(call("m")))
+    with under_way(db, other, call("m")) as running:
+        assert "another session is training into" in str(analyst.error(call("m")))
     assert running.end(300) is None
     other.close()
 

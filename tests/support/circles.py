@@ -4,12 +4,15 @@ import os
 import pathlib
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-# what `make check` runs, what `make test` runs besides, and what only `make test-all` and a third of each CI run
+# the directories of `make check`, those that `make test` adds, and those that only `make test-all` and CI's third run
 CIRCLES = {
     "check": ["unit"],
     "test": ["client", "engines", "equivalence", "faults", "living", "security", "sql", "training", "upgrade"],
     "rest": ["thorough"],
 }
+# pytest's options for a circle: three files at a time on two cores, because most tests wait for half of their time
+# (a worker that died is not replaced: with loadfile, pytest-xdist 3.8 would wait for the new one for ever)
+SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]
 
 
 def files(circle: str) -> list[pathlib.Path]:

@@ -178,7 +178,7 @@ class GreenplumCluster(OneServer):
     lacks = ("predictions by worker sessions", "custom functions")
 
     def __init__(self, server):
-        greenplum.needed("tests/engines/test_engines.py of Greenplum")
+        greenplum.needed("tests/thorough/engines/test_engines.py of Greenplum")
         self.made = greenplum.Database("engine")
         self.db, self.workers = self.made.db, {}
 
@@ -195,14 +195,16 @@ class GreenplumCluster(OneServer):
         self.made.close()
 
 
-def prepare(made):
-    """Settings, packed rows and an architecture for EngineConformance."""
+def prepared(made):
+    """The fixture of EngineConformance: an engine with settings, packed rows and an architecture."""
     if made.servers:
         made.db.run(f"SET pg_mop.servers = '{made.servers}'")
     made.db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(made.db, rows=101, segments=3, buffer_size=9, seed=SEED, then=made.distribute)
     made.db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(made.db, "arch", dense())
+    yield made
+    made.close()
 
 
 def nothing_is_left(engine):

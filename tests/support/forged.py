@@ -2,22 +2,24 @@
 
 import json
 
+# what mop_open_run takes, without the session's token
+RUN = {
+    "function": "f",
+    "source_table": "s",
+    "model_output_table": "m",
+    "seed": 1,
+    "scheduler": "r",
+    "num_iterations": 1,
+    "metrics_iterations": [1],
+    "configurations": 1,
+    "segments": 1,
+    "parameters": {},
+}
+
 
 def own_run(client, compile_params="", architecture="", fit_params=None, state=None):
     """The number of a new run of one configuration; `state`: bytes that are its model state at version 1."""
-    run = {
-        "function": "f",
-        "source_table": "s",
-        "model_output_table": "m",
-        "seed": 1,
-        "scheduler": "r",
-        "num_iterations": 1,
-        "metrics_iterations": [1],
-        "configurations": 1,
-        "segments": 1,
-        "parameters": {},
-        "coordinator": client.value("SELECT backend FROM madlib.mop_tokens"),
-    }
+    run = {**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tokens")}
     configuration = {
         "mst_key": 1,
         "model_id": 1,

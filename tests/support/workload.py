@@ -189,10 +189,24 @@ def is_under_way(db, more_than=0):
     )
 
 
+@contextlib.contextmanager
+def under_way(db, client, call, finished=0):
+    """Within the context, the session `client` executes `call`, and units of its run have begun, none of which ends. Before,
+    at least `finished` units have ended. The `with` statement gets the Calling."""
+    client.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
+    running = "SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"
+    with holding(db.another()) as let_some_begin:
+        calling = Calling(client, call)
+        assert eventually(
+            lambda: calling.error or (db.value(running) and is_under_way(db, finished - 1)) or let_some_begin(), 120
+        )
+        yield calling
+
+
 def ended_early(db, client, call, more_than, by="pg_cancel_backend"):
     """The error of a call in the session `client` that is cancelled (or terminated, `by`) when its run has finished more than
     `more_than` units. No machine is too fast, and no test too late: meanwhile each unit waits until it is let begin."""
-    client.run("SET pg_mop.lock_timeout = '300s'")
+    client.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     with holding(db.another()) as let_some_begin:
         calling = Calling(client, call)
         assert eventually(lambda: is_under_way(db, more_than) or let_some_begin(), 120), calling.error

@@ -1,4 +1,4 @@
-"""What the interfaces promise, as classes of tests: one for procedures, schedulers, columns, features, samplers and kernels."""
+"""Classes of tests for the implementations of an interface: procedures, schedulers, columns, features, samplers, kernels."""
 
 from support.conformance.columns import ColumnConformance, FeatureConformance
 from support.conformance.kernels import KernelConformance

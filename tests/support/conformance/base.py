@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Conformance:
-    """What an interface promises, as tests with the parameter `kind`.
+    """The tests of an interface, with an implementation as the parameter `kind`.
 
     `cases`: {implementation: what its tests need}, `registered`: implementations that must be among them. A file of tests
     has a subclass, whose name begins with Test. A new implementation is an entry of `cases`, or a subclass:

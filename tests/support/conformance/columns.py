@@ -1,4 +1,4 @@
-"""What every column type (columns/base.py) and every kind of feature (columns/features/base.py) promises."""
+"""Tests of every column type (columns/base.py) and of every kind of feature (columns/features/base.py)."""
 
 import json
 import math

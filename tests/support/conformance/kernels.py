@@ -1,4 +1,4 @@
-"""What every kernel of TensorFlow promises (mop_udf/kernels): the results of Keras, for every optimizer and every schedule."""
+"""Tests of every kernel of TensorFlow (mop_udf/kernels): it gives the results of Keras for each optimizer and schedule."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What every search procedure promises (search/base.py)."""
+"""Tests of every search procedure (search/base.py)."""
 
 import json
 import math
@@ -126,7 +126,7 @@ class Study:
 
 
 class ProcedureConformance(Conformance):
-    """What search/base.py promises, of procedures that search any space.
+    """The rules of search/base.py, for procedures that search any space.
 
     `orderless`: which trials these propose, and how far, is decided by the results, in whatever order they come; `changing`:
     these propose changed configurations, which are not of the space; `seeds`, `orders`, `cuts`: how much is tried."""

@@ -1,4 +1,4 @@
-"""What every sampler of configurations promises (search/sampler.py), and functions whose minima samplers are to find."""
+"""Tests of every sampler of configurations (search/sampler.py), and functions whose minimum a sampler must find."""
 
 import functools
 import math

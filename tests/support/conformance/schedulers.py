@@ -1,4 +1,4 @@
-"""What every scheduler promises (schedule/base.py), on simulated runs: no server, no clock."""
+"""Tests of every scheduler (schedule/base.py), on simulated runs: no server, no clock."""
 
 import functools
 import itertools

@@ -14,7 +14,7 @@ import pytest
 
 from pg_mop.backend import settings
 from support.cluster import eventually
-from support.engines import EngineConformance, OneServer, prepare
+from support.engines import EngineConformance, OneServer, prepared
 from support.trainers import trainers
 from support.workload import ADAM, OTHERS, assert_invariants, layer, load, make_data, selection, sequential
 
@@ -76,15 +76,13 @@ def memory_mb():
 @pytest.fixture(scope="module", params=OTHERS)
 def engine(server, request, record_testsuite_property):
     made = OneServerOn(server, request.param)
-    prepare(made)
-    yield made
+    yield from prepared(made)
     if made.apart:
         record_testsuite_property(
             f"{made.backend}: repeated training on the GPU",
             f"{sum(value == 0 for value in made.apart)} of {len(made.apart)} results equal in every bit; "
             f"largest relative difference {max(made.apart):.1g}",
         )
-    made.close()
 
 
 @pytest.fixture

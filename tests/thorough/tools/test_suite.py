@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from support import circles
 from support.cluster import ROOT, eventually
 
 
@@ -31,7 +32,6 @@ def begun(tmp_path):
         process.wait()
 
 
-SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile", "--max-worker-restart=0"]  # (as tools/suite.py runs a circle)
 ONCE = """
 def test_fails_once():
     there = (folder / "there").exists()
@@ -89,7 +89,9 @@ def test_fails_and_skips():
 
 def test_a_worker_of_pytest_that_dies_leaves_nothing(begun, tmp_path):
     (tmp_path / "test_other.py").write_text("def test_passes():\n    pass\n" * 5)
-    suite = begun(DAEMON + "\ndef test_dies():\n    os._exit(3)\n", *SIDE_BY_SIDE, str(tmp_path / "test_other.py"))
+    suite = begun(
+        DAEMON + "\ndef test_dies():\n    os._exit(3)\n", *circles.SIDE_BY_SIDE, str(tmp_path / "test_other.py")
+    )
     text = suite.communicate(timeout=300)[0]
     assert suite.returncode == 1 and "has not come to its end: the worker gw" in text
     nothing_is_left(tmp_path)

@@ -1,0 +1,15 @@
+"""The payloads of the attacks work where nobody guards: what security/test_attacks.py refuses is dangerous."""
+
+import subprocess
+import sys
+
+from support import payloads
+
+
+def test_every_payload_works_where_nobody_guards(tmp_path):
+    done = subprocess.run(
+        [sys.executable, payloads.__file__, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    names = {name for group, _ in payloads.GROUPS.values() for name in group}
+    assert names <= set(done.stdout.splitlines()), done.stdout
