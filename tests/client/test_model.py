@@ -27,6 +27,8 @@ matplotlib.use("Agg")
 
 ROWS = 400
 
+NETS = "linear, small"  # (larger ones take longer, and show no more)
+
 
 @pytest.fixture(scope="module")
 def s(db):
@@ -55,13 +57,17 @@ def people():
 def model(s, people):
     """A model of classes that are booleans."""
     s.load(people, "clients", key="id")
-    return s.train("clients", "leaving", "leaves", id="id", exclude="income", max_trials=3, time_limit="60 s")
+    return s.train(
+        "clients", "leaving", "leaves", id="id", exclude="income", max_trials=3, time_limit="60 s", layers=NETS
+    )
 
 
 @pytest.fixture(scope="module")
 def income(s, people, model):
     """A model of numbers."""
-    return s.train("clients", "income_of", "income", id="id", exclude="leaves", max_trials=3, time_limit="60 s")
+    return s.train(
+        "clients", "income_of", "income", id="id", exclude="leaves", max_trials=3, time_limit="60 s", layers=NETS
+    )
 
 
 def test_a_trained_model_has_the_report_and_its_row(s, model):
@@ -248,7 +254,7 @@ def test_what_is_no_model_or_no_source_is_told(s, model, people):
 # --- training is watched --------------------------------------------------------------------------------
 def test_training_shows_its_steps_and_what_the_server_has_said(db, s, people, model, capsys):
     s.load(people.assign(same=1), "members", key="id")
-    given = {"id": "id", "exclude": "income", "max_trials": 3, "baselines": False}
+    given = {"id": "id", "exclude": "income", "max_trials": 1, "baselines": False, "layers": "linear"}
     with Selection(db.uri(), seed=1) as watched:
         capsys.readouterr()
         trained = watched.train("members", "staying", "leaves", time_limit="60 s", **given)

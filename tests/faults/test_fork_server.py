@@ -270,25 +270,6 @@ def test_a_run_goes_on_while_the_fork_server_is_killed_again_and_again(own, db, 
     client.close()
 
 
-def test_a_fork_server_that_hangs_is_done_without_and_replaced(own, db, alone):
-    first = db.another()
-    run(first, "hanging")
-    (hung,) = fork_servers(own)
-    os.kill(hung, signal.SIGSTOP)
-    second = db.another()
-    predict = "SELECT madlib.madlib_keras_predict('hanging', 'flowers', 'id', 'x', 'predicted', 'prob', FALSE, 1)"
-    second.run("SET statement_timeout = '2s'")
-    with pytest.raises(psycopg2.errors.QueryCanceled):  # a cancel is heard while it waits
-        second.run(predict)
-    second.run("RESET statement_timeout")
-    second.run(predict)
-    assert not fork_servers(own), "it has been killed"
-    third = db.another()
-    run(third, "unhung")
-    assert len(fork_servers(own)) == 1
-    first.close(), second.close(), third.close()
-
-
 def test_trainers_are_started_by_themselves_where_nobody_can_trust_the_folder(own, db, alone):
     client = db.another()
     folder(own).chmod(0o755)

@@ -180,7 +180,7 @@ def test_rows_that_a_trainer_cannot_keep_together_are_in_no_chain(db, data):
     assert set(transactions(db, run_id)) == {1}
 
 
-LONG = {"one": 400, "few": 100}  # iterations of a call that trains for a while
+LONG = {"one": 150, "few": 40}  # iterations of a call that trains for a while
 
 
 def begun(db, output, table, iterations):
@@ -245,7 +245,7 @@ def test_a_coordinator_that_dies_loses_at_most_its_chains(db, data):
 
 @pytest.mark.parametrize("fault", ["trainer", "session"])
 def test_a_trainer_or_a_session_that_is_killed_in_a_chain_loses_no_unit(db, data, fault):
-    caller, calling = begun(db, "survived", "few", 60)
+    caller, calling = begun(db, "survived", "few", 30)
     run_id = last_run(db)
     sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_mop run ' || %s::text LIMIT 1"
     if fault == "trainer":

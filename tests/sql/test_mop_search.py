@@ -248,8 +248,7 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
     db.run(
-        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY["
-        "'batch_size=8'])",
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=8'])",
         [ADAM.format(0.01), ADAM.format(0.02)],
     )
     other.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
@@ -287,8 +286,7 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, goes_on, goes_on_info, goes_on_summary")
     db.run(
-        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY["
-        "'batch_size=8'])",
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=8'])",
         [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)],
     )
     sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
@@ -604,8 +602,7 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     db.run("DROP TABLE IF EXISTS gone_arch, mst, mst_summary, held, held_info, held_summary")
     db.run("CREATE TABLE gone_arch AS SELECT * FROM arch")
     db.run(
-        "SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY["
-        "'batch_size=8'])",
+        "SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=8'])",
         [ADAM.format(0.01)],
     )
     other = db.another()

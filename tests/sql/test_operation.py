@@ -45,7 +45,6 @@ def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
             db.run("SELECT pg_sleep(2)")
         assert running.end() is None
         assert analyst.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
-        assert analyst.value("SELECT extract(epoch FROM max(finished_at - started_at)) FROM madlib.mop_units") > 1.5
     finally:
         db.run("ALTER ROLE analyst RESET idle_session_timeout")
 

@@ -32,8 +32,8 @@ def relations(db, pattern):
 def leaving(people):
     """The model leaving, and the report of its training."""
     return people.value(
-        "SELECT mop_train('people', 'leaving', target => 'leaves', exclude => 'income', max_trials => 4, "
-        "time_limit => '60 s')"
+        "SELECT mop_train('people', 'leaving', target => 'leaves', exclude => 'income', max_trials => 3, "
+        "time_limit => '60 s', layers => 'linear, small')"
     )
 
 
@@ -113,7 +113,10 @@ def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people
 
 def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
     other = people.another()
-    call = "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 2, time_limit => '60 s', baselines => FALSE)"
+    call = (
+        "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 1, time_limit => '60 s', "
+        "baselines => FALSE, layers => 'linear')"
+    )
     calling = Calling(other, f"SET search_path = public, madlib; {call}")
     assert eventually(lambda: relations(people, "twice\\_packed") or calling.error)
     assert 'another session is training model "twice" now' in str(people.error(call))
@@ -208,8 +211,8 @@ def test_a_cancel_ends_the_steps_and_drops_their_tables(people):
 
 def test_what_a_rolled_back_call_has_left_does_not_hinder_the_next(people):
     call = (
-        "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 2, time_limit => '60 s', "
-        "baselines => false)"
+        "SELECT mop_train('people', 'again', target => 'leaves', max_trials => 1, time_limit => '60 s', "
+        "baselines => false, layers => 'linear')"
     )
     people.run("BEGIN")
     people.run(call)
@@ -259,7 +262,7 @@ def test_a_named_weight_is_taken_in_place_of_the_models_own(people):
 def test_warm_retraining_goes_on_from_the_version_in_use(people, leaving):
     people.run("CREATE TABLE more_people AS SELECT * FROM people; ALTER TABLE more_people ADD PRIMARY KEY (id)")
     before = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
-    report = people.value("SELECT mop_retrain('leaving', 'more_people', '60 s', automatic => false, warm => true)")
+    report = people.value("SELECT mop_retrain('leaving', 'more_people', '10 s', automatic => false, warm => true)")
     after = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
     assert after["version"] > before["version"] and f"net version {before['version']}" in report
     assert json.loads(after["t"])["inputs"] == json.loads(before["t"])["inputs"]
@@ -310,7 +313,7 @@ def test_balanced_weights_make_rare_classes_count(people):
 def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
     report = people.value(
         "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 2, "
-        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 5)"
+        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear')"
     )
     statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
     assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
