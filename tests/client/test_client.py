@@ -193,7 +193,7 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            s.fit_multiple(example["train"], "interrupted", "long", 80)  # (long enough on a fast machine)
+            s.fit_multiple(example["train"], "interrupted", "long", 40)  # (long enough on a fast machine)
     finally:
         signal.signal(signal.SIGINT, before)
     thread.join()

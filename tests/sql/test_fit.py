@@ -166,11 +166,16 @@ def test_bad_input_has_clear_errors_and_leaves_nothing(db, data, call, fragment)
 # --- bring your own model ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own(db, data):
+@pytest.fixture(scope="module")
+def trained(db, data):
+    """The model table `one`, and the architecture table `own` with its weights."""
     train(db)
     load(db, "own", dense())
     db.run("UPDATE own SET model_weights = (SELECT model_weights FROM one)")
+
+
+@pytest.fixture
+def own(db, trained):
     db.run("DROP TABLE IF EXISTS mine, theirs")
 
 

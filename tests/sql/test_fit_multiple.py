@@ -363,7 +363,7 @@ def test_the_views_show_a_running_call_to_another_session(db, data):
     import threading
 
     load(db, "arch4", dense(), dense(16))
-    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=1, epochs=20") for rate in (0.05, 0.04, 0.03)])
+    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.04, 0.03)])
     watcher = db.another()
     before = watcher.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
     db.run("SET pg_mop.lock_timeout = '300s'")

@@ -191,10 +191,13 @@ def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
 
 def test_people_stop_trials_and_add_some(db, data):
     other = db.another()
-    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '300s'")
+    other.run(
+        "DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '300s'; "
+        "SET pg_mop.chain_seconds = 0"
+    )
     with holding(db.another()) as let_some_begin:
         call = Calling(
-            other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', 'iterations=4')"
+            other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${GRID}$s$, 'grid', 'iterations=4')"
         )
         run_id = its_run(db, "hands")
         assert eventually(
@@ -228,7 +231,7 @@ def test_the_same_call_goes_on_with_a_search_in_which_a_trial_has_failed(db, dat
     other.run(
         "DROP TABLE IF EXISTS onward, onward_info, onward_summary, onward_trials; SET pg_mop.lock_timeout = '300s'"
     )
-    query = f"SELECT madlib.mop_search('flowers_packed', 'onward', 'arch', $s${SLOW}$s$, 'grid', 'iterations=2')"
+    query = f"SELECT madlib.mop_search('flowers_packed', 'onward', 'arch', $s${GRID}$s$, 'grid', 'iterations=2')"
     with holding(db.another()):
         call = Calling(other, query)
         run_id = its_run(db, "onward")
