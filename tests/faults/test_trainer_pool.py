@@ -212,7 +212,7 @@ def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
         "CREATE TABLE houses AS SELECT i AS id, (i % 7)::float AS a, (i % 7) * 2.0 AS price FROM generate_series(1, 200) i; "
         "GRANT SELECT ON houses TO ana; INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)"
     )
-    train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 2, baselines => FALSE)"
+    train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 1, baselines => FALSE, layers => 'linear')"
     try:
         ana = db.another("ana")
         ana.run("SET pg_mop.threads = 1; SET pg_mop.sessions = 1")
@@ -474,7 +474,7 @@ def test_a_trainer_at_work_is_killed_with_its_session(db):
     client = db.another()
     client.run("SET pg_mop.kernel = 'plain'; DROP TABLE IF EXISTS slowly, slowly_info, slowly_summary")
     call = Calling(
-        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)"
+        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 1, FALSE)"
     )
     unit = in_work(db, call)
     (pid,) = [pid for pid in trainers() if of_backend(pid) == unit["backend_pid"]]
@@ -491,7 +491,7 @@ def test_a_run_goes_on_when_the_pool_is_killed(own, db):
     client = db.another()
     client.run("SET pg_mop.kernel = 'plain'; DROP TABLE IF EXISTS slowly, slowly_info, slowly_summary")
     call = Calling(
-        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)"
+        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 1, FALSE)"
     )
     in_work(db, call)
     before = {row["pid"] for row in leased(db)}

@@ -262,7 +262,7 @@ def test_a_named_weight_is_taken_in_place_of_the_models_own(people):
 def test_warm_retraining_goes_on_from_the_version_in_use(people, leaving):
     people.run("CREATE TABLE more_people AS SELECT * FROM people; ALTER TABLE more_people ADD PRIMARY KEY (id)")
     before = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
-    report = people.value("SELECT mop_retrain('leaving', 'more_people', '10 s', automatic => false, warm => true)")
+    report = people.value("SELECT mop_retrain('leaving', 'more_people', '30 s', automatic => false, warm => true)")
     after = people.run("SELECT version, transform::text AS t, model_arch::text AS a FROM leaving WHERE in_use")[0]
     assert after["version"] > before["version"] and f"net version {before['version']}" in report
     assert json.loads(after["t"])["inputs"] == json.loads(before["t"])["inputs"]
@@ -312,8 +312,8 @@ def test_balanced_weights_make_rare_classes_count(people):
 
 def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people):
     report = people.value(
-        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 2, "
-        "time_limit => '40 s', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear')"
+        "SELECT mop_train('people', 'folded', target => 'leaves', exclude => 'income', max_trials => 1, "
+        "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 5, layers => 'linear')"
     )
     statements = [line.strip() for line in report.split("The steps by hand:\n")[1].splitlines()]
     assert [s.split("(")[0].split(".")[-1] for s in statements if "mop" in s.split("(")[0]] == [
@@ -346,7 +346,7 @@ def test_folds_of_the_training_part_choose_in_place_of_a_validation_part(people)
 def test_folds_with_groups_never_part_a_group(people):
     people.run("CREATE TABLE visits AS SELECT *, 'town ' || id % 23 AS town FROM people")
     report = people.value(
-        "SELECT mop_train('visits', 'grouped', target => 'leaves', id => 'id', exclude => 'income, town', max_trials => 2, "
+        "SELECT mop_train('visits', 'grouped', target => 'leaves', id => 'id', exclude => 'income, town', max_trials => 1, "
         "time_limit => '2 min', baselines => FALSE, keep => TRUE, folds => 3, split => 'group', by => 'town', "
         "layers => 'linear')"
     )

@@ -11,7 +11,6 @@ import keras
 import pytest
 
 from support import against_keras
-from support.workload import needs_jax
 
 EVERY_KERNEL = ("sample and class weights", "moving averages put in place")  # the others: the one that is used most
 LOOP = [name for name, case in against_keras.CASES.items() if "loop" in case.kernels]
@@ -21,13 +20,6 @@ LOOP = [name for name, case in against_keras.CASES.items() if "loop" in case.ker
 def test_training_and_evaluation_are_keras(case):
     kernels = against_keras.KERNELS["tensorflow"] if case in EVERY_KERNEL else ("loop",)
     against_keras.assert_alike(against_keras.compared(case, kernels))
-
-
-@needs_jax
-def test_training_and_evaluation_on_jax_are_keras():
-    """All cases, and PyTorch: tests/thorough/kernels/test_against_keras.py."""
-    for found in against_keras.in_another_process("jax", "sample and class weights").values():
-        against_keras.assert_alike(found)
 
 
 @pytest.mark.parametrize("function", ["compile", "fit"])
