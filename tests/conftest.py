@@ -14,7 +14,6 @@ from support.served import page  # noqa: E402
 
 __all__ = ["browser", "page", "screen"]  # fixtures
 LINES_OF_AN_ERROR = 12  # in the summary
-OID = 100_000  # of each test file's database
 
 
 # where CI is set, pytest prints every difference whole: thousands of lines of rows hide which tests have failed
@@ -64,9 +63,7 @@ def db(server, template, request):
     name = "t_" + request.module.__name__.replace(".", "_")[-50:].lower()
     maker = connect(server, "postgres")
     maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-    # (with the OID of the last file's database, the trainers of that file serve this one, too)
-    same = f"OID = {OID}" if maker.server_version >= 150000 else ""
-    maker.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE {template} {same}')
+    maker.cursor().execute(f'CREATE DATABASE "{name}" TEMPLATE {template}')
     client = Client(server, name)
     yield client
     client.close()

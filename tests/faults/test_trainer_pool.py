@@ -474,7 +474,7 @@ def test_a_trainer_at_work_is_killed_with_its_session(db):
     client = db.another()
     client.run("SET pg_mop.kernel = 'plain'; DROP TABLE IF EXISTS slowly, slowly_info, slowly_summary")
     call = Calling(
-        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 1, FALSE)"
+        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)"
     )
     unit = in_work(db, call)
     (pid,) = [pid for pid in trainers() if of_backend(pid) == unit["backend_pid"]]
@@ -491,7 +491,7 @@ def test_a_run_goes_on_when_the_pool_is_killed(own, db):
     client = db.another()
     client.run("SET pg_mop.kernel = 'plain'; DROP TABLE IF EXISTS slowly, slowly_info, slowly_summary")
     call = Calling(
-        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 1, FALSE)"
+        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)"
     )
     in_work(db, call)
     before = {row["pid"] for row in leased(db)}

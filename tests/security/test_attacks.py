@@ -1,4 +1,4 @@
-"""A role without superuser rights runs no code, reads no file and writes none: every attack first proves that it works.
+"""A role without superuser rights runs no code, reads no file and writes none.
 
 The payloads of payloads.py are proven by its unguarded loaders (thorough/security/test_payloads.py), the others here: pickles
 by unpickling them, SQL by a function that concatenates it, shadows by a query that is not guarded.

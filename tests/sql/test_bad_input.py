@@ -237,13 +237,47 @@ def test_a_bad_setting_is_an_error(db, data, setting, value, fragment):
     client.close()
 
 
-@pytest.mark.parametrize("name", ["segmants", "quite_another_name", "Seeds"])
+@pytest.mark.parametrize(
+    "name", ["pg_mop.segmants", "pg_mop.quite_another_name", "pg_mop.Seeds", '"Pg_Mop"."Sed"', '"PG_MOP".sed']
+)
 def test_an_unknown_setting_is_an_error_until_it_is_reset(db, data, name):
     client = db.another()
-    client.run(f"SET pg_mop.{name} = 'x'")
+    client.run(f"SET {name} = 'x'")
     assert "unrecognized setting" in str(client.error(call(output="'never'")))
-    client.run(f"RESET pg_mop.{name}")
+    client.run(f"RESET {name}")
+    client.run(f"BEGIN; SET LOCAL {name} = 'x'")
+    assert "unrecognized setting" in str(client.error(call(output="'never'")))
+    client.run("ROLLBACK")
     assert "NULL/empty output" in str(client.error(call(output="NULL")))
+    client.close()
+
+
+@pytest.mark.parametrize("of", ["ROLE postgres", "DATABASE {}"])
+def test_an_unknown_setting_of_a_role_or_a_database_is_an_error(db, data, of):
+    of = of.format(f'"{db.database}"')
+    db.run(f"ALTER {of} SET pg_mop.sed = 1")
+    try:
+        client = db.another()
+        assert 'unrecognized setting "pg_mop.sed"' in str(client.error(call(output="'never'")))
+        client.run("SET pg_mop.sed = ''")
+        assert "NULL/empty output" in str(client.error(call(output="NULL")))
+        client.close()
+    finally:
+        db.run(f"ALTER {of} RESET pg_mop.sed")
+
+
+def test_the_names_of_settings_are_found_in_the_servers_array(db):
+    """By the function for Greenplum 6, on a PostgreSQL that has what it calls."""
+    if db.connection.server_version >= 160000:
+        pytest.skip("not run: PostgreSQL 16 and later have no array of settings")
+    client = db.another()
+    client.run("SELECT madlib.training_preprocessor_dl(); SET pg_mop.sed = 1; SET work_mem = '5MB'")
+    client.run(
+        "CREATE FUNCTION pg_temp.names() RETURNS bytea LANGUAGE plpython3u AS "
+        "$$import ctypes\nfrom pg_mop.backend import settings\nreturn settings._names_of_all(ctypes.PyDLL(None))$$"
+    )
+    names = bytes(client.value("SELECT pg_temp.names()")).split(b"\0")
+    assert b"pg_mop.sed" in names and b"work_mem" in names and len(names) > 300
     client.close()
 
 

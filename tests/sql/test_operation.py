@@ -42,7 +42,12 @@ def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
     db.run("ALTER ROLE analyst SET idle_session_timeout = '1s'")
     try:
         with under_way(db, analyst, call("m", iterations=2)) as running:
-            db.run("SELECT pg_sleep(2)")
+            assert eventually(
+                lambda: db.value(
+                    "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND application_name ~ 'pg_mop' "
+                    "AND state = 'idle' AND state_change < clock_timestamp() - interval '2 s'"
+                )
+            )
         assert running.end() is None
         assert analyst.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
     finally:

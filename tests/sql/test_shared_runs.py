@@ -15,9 +15,9 @@ SETTINGS = (
     "SET pg_mop.lock_timeout = '300s'"
 )
 ITERATIONS = 6
-FIT = "batch_size=10"
+SLOW = "batch_size=2, epochs=3"
 SPACE = json.dumps({
-    "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "batch_size": [10],
+    "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "batch_size": [2], "epochs": [3],
     "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.001, 0.1, "log"]}],
 })  # fmt: skip
 
@@ -26,11 +26,11 @@ SPACE = json.dumps({
 def data(db):
     make_data(db, rows=150, segments=2)
     load(db, "arch", dense())
-    fits = [(1, ADAM.format(rate), FIT) for rate in (0.01, 0.02, 0.03, 0.04)]
+    fits = [(1, ADAM.format(rate), SLOW) for rate in (0.01, 0.02, 0.03, 0.04)]
     selection(db, "two", "arch", fits[:2])
     selection(db, "three", "arch", fits[:3])
     selection(db, "rest", "arch", fits[3:])
-    selection(db, "bad", "arch", [fits[0], (1, NAN, FIT)])
+    selection(db, "bad", "arch", [fits[0], (1, NAN, SLOW)])
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_runs_that_share_nothing_do_not_wait(db, clients, which, setting):
 
 
 def test_a_rule_that_ends_a_configuration_early_waits_for_nothing(db, clients):
-    fits = FIT + ", stop={'patience': 1, 'min_delta': 10}"
+    fits = SLOW + ", stop={'patience': 1, 'min_delta': 10}"
     selection(db, "ruled", "arch", [(1, ADAM.format(0.01), fits)])
     first = Calling(clients[0], call("a", "two", 400))
     run_of(db, "a")

@@ -6,6 +6,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
+from support.workload import under_way
 
 ROWS = 600
 
@@ -117,9 +118,9 @@ def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
         "SELECT mop_train('people', 'twice', target => 'leaves', max_trials => 1, time_limit => '60 s', "
         "baselines => FALSE, layers => 'linear')"
     )
-    calling = Calling(other, f"SET search_path = public, madlib; {call}")
-    assert eventually(lambda: relations(people, "twice\\_packed") or calling.error)
-    assert 'another session is training model "twice" now' in str(people.error(call))
+    other.run("SET search_path = public, madlib")
+    with under_way(people, other, call) as calling:
+        assert 'another session is training model "twice" now' in str(people.error(call))
     assert calling.end() is None
     assert people.value("SELECT count(*) FROM twice") == 1
     other.close()

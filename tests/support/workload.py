@@ -190,16 +190,15 @@ def is_under_way(db, more_than=0):
 
 
 @contextlib.contextmanager
-def under_way(db, client, call, finished=0):
-    """Within the context, the session `client` executes `call`, and units of its run have begun, none of which ends. Before,
-    at least `finished` units have ended. The `with` statement gets the Calling."""
+def under_way(db, client, call):
+    """Within the context, the session `client` executes `call`, and units of its run have begun, none of which ends. The
+    `with` statement gets the Calling."""
     client.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     running = "SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"
     with holding(db.another()) as let_some_begin:
         calling = Calling(client, call)
-        assert eventually(
-            lambda: calling.error or (db.value(running) and is_under_way(db, finished - 1)) or let_some_begin(), 120
-        )
+        begun = eventually(lambda: not calling.thread.is_alive() or db.value(running) or let_some_begin(), 120)
+        assert begun and calling.thread.is_alive(), calling.error
         yield calling
 
 

@@ -339,36 +339,36 @@ def parsed(texts):
 def _names_that_are_set(db):
     """The names after `pg_mop.` that are set in this session.
 
-    No view lists settings that no loaded library has defined. The copy that PostgreSQL makes for parallel workers has
-    their names; `current_setting` then separates settings from other text. Where the server has no such function
-    (PostgreSQL before 9.5), only ALTER ROLE/DATABASE ... SET are checked.
+    No view lists settings that no loaded library has defined, but the server's memory has their names. `current_setting`
+    separates settings from other text, and from names that were reset.
     """
-    names = _names_in(_changed_settings())
-    rows = db.execute(
-        "SELECT split_part(entry, '=', 1) AS name FROM pg_db_role_setting, unnest(setconfig) AS entry "
-        "WHERE entry LIKE 'pg\\_mop.%' AND setdatabase IN (0, (SELECT oid FROM pg_database "
-        "WHERE datname = current_database())) AND setrole IN (0, (SELECT oid FROM pg_roles "
-        "WHERE rolname = session_user))"
-    )
-    names |= {row["name"].split(".", 1)[1] for row in rows}
-    if not names:
-        return set()
-    return {name for name in names if db.setting(f"pg_mop.{name}")}
+    return {name for name in _names_in(_settings_in_memory()) if db.setting(f"pg_mop.{name}")}
 
 
-def _changed_settings():
-    """All settings of this session that differ from their defaults, as SerializeGUCState writes them for parallel workers."""
-    server = ctypes.CDLL(None)
-    if not hasattr(server, "SerializeGUCState"):
-        return b""
-    server.EstimateGUCStateSpace.restype = ctypes.c_size_t
-    server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
-    server.SerializeGUCState.restype = None
-    # (an error for lack of room would jump over Python's frames)
-    room = 2 * server.EstimateGUCStateSpace() + 1024
-    copy = ctypes.create_string_buffer(room)
-    server.SerializeGUCState(room, copy)
-    return copy.raw
+def _settings_in_memory():
+    """Bytes with the names of all settings of this session that differ from their defaults, each before a zero byte.
+
+    PostgreSQL writes them for parallel workers. PostgreSQL 9.4, the base of Greenplum 6, has only the array of all settings.
+    """
+    server = ctypes.PyDLL(None)  # (PyDLL keeps Python's lock, which an error of the server would need)
+    if hasattr(server, "SerializeGUCState"):
+        server.EstimateGUCStateSpace.restype = ctypes.c_size_t
+        server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
+        server.SerializeGUCState.restype = None
+        room = (
+            2 * server.EstimateGUCStateSpace() + 1024
+        )  # (too little room would be an error, which leaves Python's frames)
+        copy = ctypes.create_string_buffer(room)
+        server.SerializeGUCState(room, copy)
+        return copy.raw
+    return _names_of_all(server)
+
+
+def _names_of_all(server):
+    """The names of a server's settings, each before a zero byte: its first C member is the name."""
+    server.get_guc_variables.restype = ctypes.POINTER(ctypes.POINTER(ctypes.c_char_p))
+    variables = server.get_guc_variables()
+    return b"".join(variables[i][0] + b"\0" for i in range(server.GetNumConfigOptions()))
 
 
 def _names_in(text):

@@ -84,7 +84,7 @@ class Engine(ABC):
     >>> engine.rows_sql(None, engine.segments(None)[1], "mop_sub_epoch")
     'SELECT mop_sub_epoch(...) AS report FROM t WHERE __dist_key__ = 1'
 
-    tests/engines/test_engines.py has the tests that every engine passes.
+    tests/support/engines.py has the tests that every engine passes.
     """
 
     several_servers = False  # segments may be on other servers

@@ -1,6 +1,6 @@
 """Greenplum: the extension is made there, its catalog's functions do what they do on PostgreSQL, and rows are packed.
 
-(That it trains as others do is tests/engines/test_engines.py.)
+(tests/thorough/engines/test_engines.py shows that it trains as the other engines do.)
 """
 
 import json

@@ -7,7 +7,7 @@ from support.workload import last_run, layer, load, make_data, selection, sequen
 
 
 def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db):
-    """Five models of 2.2 MB; the disk is measured after every hundred hops, within the open call."""
+    """Five models of 2.2 MB; the disk is measured again and again, within the open call."""
     load(
         db,
         "broad_arch",

@@ -1,4 +1,4 @@
-"""A fork server that does not answer: a call waits for a minute (the rest: faults/test_fork_server.py)."""
+"""A fork server that does not answer: a call goes on without it after a minute (the rest: faults/test_fork_server.py)."""
 
 import os
 import signal

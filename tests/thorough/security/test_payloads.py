@@ -1,4 +1,4 @@
-"""The payloads of the attacks work where nobody guards: what security/test_attacks.py refuses is dangerous."""
+"""Each payload that security/test_attacks.py expects to be refused does harm where nothing refuses it."""
 
 import subprocess
 import sys
