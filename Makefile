@@ -35,7 +35,7 @@ help:
 	@echo 'make demo-space the same with a space of models: an evolution that inherits weights, and its family tree'
 	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     the tests without a server: under two minutes'
-	@echo 'make test      the tests of all that a change may break: up to 20 minutes;  make test TESTS=tests/sql  one part of them'
+	@echo 'make test      the tests of all that a change may break: about half an hour;  make test TESTS=tests/sql  one part of them'
 	@echo 'make test-all  these, and the thorough ones: before an issue is called resolved'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make test-torch  the tests of Keras on PyTorch, likewise'
