@@ -1,4 +1,4 @@
-"""What every engine keeps to, with segments on this server and on others (all engines: thorough/engines/test_engines.py)."""
+"""The tests of every engine, for segments on this server and on others (other engines: thorough/engines/test_engines.py)."""
 
 import pytest
 

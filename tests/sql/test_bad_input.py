@@ -267,7 +267,7 @@ def test_an_unknown_setting_of_a_role_or_a_database_is_an_error(db, data, of):
 
 
 def test_the_names_of_settings_are_found_in_the_servers_array(db):
-    """By the function for Greenplum 6, on a PostgreSQL that has what it calls."""
+    """Greenplum 6 needs this function. PostgreSQL before 16 has the same array, so that it can be tested here."""
     if db.connection.server_version >= 160000:
         pytest.skip("not run: PostgreSQL 16 and later have no array of settings")
     client = db.another()

@@ -2,7 +2,7 @@
 
 import json
 
-# what mop_open_run takes, without the session's token
+# the argument of mop_open_run; a caller adds the token of its session as "coordinator"
 RUN = {
     "function": "f",
     "source_table": "s",

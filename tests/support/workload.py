@@ -191,8 +191,8 @@ def is_under_way(db, more_than=0):
 
 @contextlib.contextmanager
 def under_way(db, client, call):
-    """Within the context, the session `client` executes `call`, and units of its run have begun, none of which ends. The
-    `with` statement gets the Calling."""
+    """The session `client` executes `call`. Within the context, units of its run have begun, and none of them ends. The `with`
+    statement gets the Calling."""
     client.run("SET pg_mop.lock_timeout = '300s'; SET pg_mop.chain_seconds = 0")
     running = "SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"
     with holding(db.another()) as let_some_begin:

@@ -346,18 +346,18 @@ def _names_that_are_set(db):
 
 
 def _settings_in_memory():
-    """Bytes with the names of all settings of this session that differ from their defaults, each before a zero byte.
+    """Bytes with the names of at least those settings that differ from their defaults, each name before a zero byte.
 
-    PostgreSQL writes them for parallel workers. PostgreSQL 9.4, the base of Greenplum 6, has only the array of all settings.
+    PostgreSQL writes these settings for parallel workers. PostgreSQL 9.4, the base of Greenplum 6, cannot: there, the names of
+    all settings are read from the server's array.
     """
     server = ctypes.PyDLL(None)  # (PyDLL keeps Python's lock, which an error of the server would need)
     if hasattr(server, "SerializeGUCState"):
         server.EstimateGUCStateSpace.restype = ctypes.c_size_t
         server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
         server.SerializeGUCState.restype = None
-        room = (
-            2 * server.EstimateGUCStateSpace() + 1024
-        )  # (too little room would be an error, which leaves Python's frames)
+        # (with too little room the server would raise an error, which jumps over Python's frames)
+        room = 2 * server.EstimateGUCStateSpace() + 1024
         copy = ctypes.create_string_buffer(room)
         server.SerializeGUCState(room, copy)
         return copy.raw
@@ -365,7 +365,7 @@ def _settings_in_memory():
 
 
 def _names_of_all(server):
-    """The names of a server's settings, each before a zero byte: its first C member is the name."""
+    """The names of all settings, each before a zero byte. The name is the first C member of a setting."""
     server.get_guc_variables.restype = ctypes.POINTER(ctypes.POINTER(ctypes.c_char_p))
     variables = server.get_guc_variables()
     return b"".join(variables[i][0] + b"\0" for i in range(server.GetNumConfigOptions()))

@@ -1,4 +1,4 @@
-"""What every engine keeps to, with segments on one server, on nodes of Citus and on a Greenplum's segments."""
+"""The tests of every engine, for segments on one server, on nodes of Citus and on the segments of a Greenplum."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The disk that the states of a run take (the rest of what resumed runs keep: faults/test_resume.py)."""
+"""The disk space that the states of a run take."""
 
 import time
 
@@ -45,7 +45,7 @@ def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db
     while running.thread.is_alive():
         row = db.run("SELECT state_bytes, run_id FROM madlib.mop_runs WHERE model_output_table = 'broad'")
         if row:
-            # (who looks holds tables, which are dropped only after the next unit then: what stays counts)
+            # (a look locks tables, which are then dropped after the next unit: the second look counts)
             time.sleep(0.1)
             most = max(
                 most,
@@ -68,6 +68,6 @@ def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db
     assert most < 3 * live, f"{most / 1e6:.1f} MB for {live / 1e6:.1f} MB of live states"
     grown = db.value(catalog) - before
     print(f"most {most / 1e6:.1f} MB for {live / 1e6:.1f} MB of live states; the catalog grew by {grown / 1e6:.2f} MB")
-    # the log's rows stay; what each unit leaves dead cannot be vacuumed before the call ends
+    # the log keeps its rows; VACUUM cannot remove dead rows of a unit before the call ends
     assert grown < 3000 * 1000, f"the catalog grew by {grown} bytes in 1,000 units"
     client.close()
