@@ -24,7 +24,9 @@ BEGIN
 END
 $do$;
 
--- tables
+-- types and tables
+
+CREATE DOMAIN @extschema@.mop_source AS text;
 
 ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text, ADD COLUMN fold integer, ADD COLUMN fold_of integer,
     ADD COLUMN held_out integer[], ADD COLUMN member json;

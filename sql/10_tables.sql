@@ -18,6 +18,9 @@ BEGIN
 END
 $$;
 
+-- A table, a view or a query. A function that also takes rows takes these only by the argument's name (62_named_models.sql).
+CREATE DOMAIN @extschema@.mop_source AS text;
+
 -- The secret of capability tokens (12_tokens.sql). Only the extension's owner reads it: row security hides it even from
 -- roles that may read all tables (11_row_security.sql). It is not dumped, since every database has its own.
 CREATE TABLE @extschema@.mop_secret (secret bytea NOT NULL);

@@ -74,7 +74,9 @@ def test_the_numbers_are_those_of_the_reports(guests):
         assert label == r["label"]
         assert own == pytest.approx([r["precision"], r["recall"], r["f1"], r["support"]], rel=1e-4)
     for line in found["roc"]["picture"]["lines"]:
-        found_rows = guests.run("SELECT kept, probabilities FROM mop_predict('drinks', 'guests', 'drink')")
+        found_rows = guests.run(
+            "SELECT kept, probabilities FROM mop_predict('drinks', source => 'guests', keep => 'drink')"
+        )
         truth = np.array([r["kept"]["drink"] == line["name"] for r in found_rows])
         whole = scores.roc_curve(truth, np.array([r["probabilities"][line["name"]] for r in found_rows]))
         assert line["points"][0] == [0, 0] and line["points"][-1] == [1, 1] and len(line["points"]) > 50
@@ -103,7 +105,9 @@ def test_a_model_of_numbers_has_its_predictions_by_truth(guests):
     bands = guests.run("SELECT * FROM mop_regression_report('spending', 'guests', 1)")
     assert [list(r) for r in rows(found["predicted"])] == [pytest.approx(list(r.values()), rel=1e-4) for r in bands]
     dots = found["predicted"]["picture"]["dots"]
-    answers = guests.run("SELECT kept, prediction FROM mop_predict('spending', 'guests', 'spent', 1)")
+    answers = guests.run(
+        "SELECT kept, prediction FROM mop_predict('spending', source => 'guests', keep => 'spent', version => 1)"
+    )
     assert sorted(dots) == [
         pytest.approx(pair, rel=1e-4) for pair in sorted([a["kept"]["spent"], float(a["prediction"])] for a in answers)
     ]

@@ -66,7 +66,7 @@ def test_the_statements_by_hand_repeat_the_steps(people, leaving):
         people.run(statement.strip().replace("leaving", "by_hand"))
     best = people.value("SELECT best_mst_key FROM by_hand_search_summary")
     assert people.value("SELECT mop_deploy('by_hand', 'by_hand_search', %s)", [best]) == 1
-    assert people.value("SELECT count(*) FROM mop_predict('by_hand', 'people')") == ROWS
+    assert people.value("SELECT count(*) FROM mop_predict('by_hand', source => 'people')") == ROWS
 
 
 def test_a_name_that_exists_is_refused_with_the_call_that_retrains(people, leaving):
@@ -238,7 +238,7 @@ def test_weights_are_counted_and_no_feature(people):
     assert not people.run("SELECT * FROM mop_feature_info('heavy') WHERE column_name = 'w'")
     # the classes are about even, and nothing left tells them apart: with the weights, most answers are the heavy class
     answers = people.run(
-        "SELECT prediction, count(*) AS n FROM mop_predict('heavy', 'weighed') GROUP BY 1 ORDER BY 2 DESC"
+        "SELECT prediction, count(*) AS n FROM mop_predict('heavy', source => 'weighed') GROUP BY 1 ORDER BY 2 DESC"
     )
     assert answers[0]["prediction"] == "yes" and answers[0]["n"] > 0.9 * ROWS
     for change, fragment in (("w = -1", "below 0"), ("w = NULL", "is NULL in"), ("w = 0", "0 in all rows")):
@@ -299,7 +299,7 @@ def test_balanced_weights_make_rare_classes_count(people):
             "time_limit => '3 min', baselines => false, layers => 'linear')"
         )
     said = {
-        name: people.value(f"SELECT count(*) FROM mop_predict('{name}', 'rare') WHERE prediction = 'true'")
+        name: people.value(f"SELECT count(*) FROM mop_predict('{name}', source => 'rare') WHERE prediction = 'true'")
         for name in ("plain_rare", "balanced_rare")
     }
     assert said["balanced_rare"] > said["plain_rare"]

@@ -342,7 +342,7 @@ SELECT {schema}.mop_share('churn', current_user);
 -- for rows of FROM
 SELECT c.id, p.* FROM customers c, {schema}.mop_predict('churn', c) AS p ORDER BY c.id LIMIT 3;
 -- for a table, a view or a query
-SELECT * FROM {schema}.mop_predict('churn', 'SELECT * FROM customers WHERE age > 50', keep => 'id') LIMIT 3;
+SELECT * FROM {schema}.mop_predict('churn', source => 'SELECT * FROM customers WHERE age > 50', keep => 'id') LIMIT 3;
 """,
         "model",
     ),
