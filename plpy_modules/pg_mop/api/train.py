@@ -21,6 +21,7 @@ from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal,
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.run import same_rows
 from pg_mop.run.steps import Steps
 
 MARK = "a step of mop_train"
@@ -234,6 +235,7 @@ class Training:
             explained_training.explain(self, prefix, n, version)
         with Steps(db, f"mop_train {self.name}") as steps:
             self.begin(steps, prefix, n)
+            same_rows.check(db, steps, self.source)
             try:
                 self.split_rows(steps, prefix, n)
                 self.pack_parts(steps, n)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from pg_mop.backend.quoting import quote_identifier
+from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 # Every session that a call opens has these settings: the settings of its role or database must not change the meaning
 # and the results of our SQL.
@@ -33,14 +33,19 @@ def first_sql(target: Any) -> str:
     """The SQL, ending in a semicolon, that a new session runs first.
 
     It sets the role: the login may have set another. It also sets a setting that SESSION_OPTIONS cannot:
-    another server may not know transaction_timeout.
+    another server may not know transaction_timeout. And it sets the settings of the caller's application: policies and views
+    that read them then show the session the rows that the caller sees.
     """
+    carried = "".join(
+        f"SELECT pg_catalog.set_config({quote_literal(name)}, {quote_literal(value)}, false); "
+        for name, value in target.settings
+    )
     if target.server is None:
-        return f"SET ROLE {quote_identifier(target.role)}; "
+        return f"SET ROLE {quote_identifier(target.role)}; {carried}"
     return (
         "SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s "
         "WHERE s.name OPERATOR(pg_catalog.=) 'transaction_timeout'; "
-        f"SET ROLE {quote_identifier(target.role)}; "
+        f"SET ROLE {quote_identifier(target.role)}; {carried}"
     )
 
 
