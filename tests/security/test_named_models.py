@@ -198,16 +198,32 @@ def test_a_stored_source_of_another_role_is_not_run(honest, forger):
     forger.run("UPDATE forged SET details = %s, in_use = true", [json.dumps({"arguments": arguments})])
     honest.run("TRUNCATE trap")
     error = honest.error("SELECT madlib.mop_retrain('forged', time_limit => '2 s')")
-    assert 'model "forged" may be written by forger' in str(error)
+    assert "needs a source" in str(error)
     assert (
         error.diag.message_hint.startswith("SELECT") and "source => 'SELECT *, public.snap()" in error.diag.message_hint
     )
-    assert honest.run("SELECT * FROM trap") == []
-    # nor is one that another role may have put into the caller's own model
+    # nor is one in the caller's own model that another role may write to, or might have written to
     honest.run("CREATE TABLE own_beans AS SELECT * FROM forged; GRANT UPDATE (details) ON own_beans TO forger")
-    error = str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
-    assert 'model "own_beans" may be written by forger' in error
+    assert "needs a source" in str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
+    honest.run("REVOKE ALL ON own_beans FROM forger")
+    assert "needs a source" in str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
     assert honest.run("SELECT * FROM trap") == []
+
+
+def test_a_signature_is_of_one_role_one_text_and_one_model(honest, forger):
+    signature = forger.value("SELECT madlib.mop_sign('a text')")
+    signer = "SELECT madlib.mop_signer(%s, %s)::regrole::text"
+    assert honest.value(signer, ["a text", signature]) == "forger"
+    owner = honest.value("SELECT current_user::regrole::oid::text")
+    for text, forged in (
+        ("another text", signature),
+        ("a text", f"{owner} {signature.split()[1]}"),
+        ("a text", "9" * 10 + " " + "0" * 64),
+        ("a text", "no signature"),
+        ("a text", None),
+        (None, signature),
+    ):
+        assert honest.value(signer, [text, forged]) is None
 
 
 def _first(transform):

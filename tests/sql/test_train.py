@@ -128,7 +128,7 @@ def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
 
 def test_retraining_needs_a_version_in_use_before_it_begins(people, leaving):
     people.run("CREATE TABLE idle AS SELECT * FROM leaving; UPDATE idle SET in_use = FALSE")
-    assert 'no version of model "idle" is in use' in str(people.error("SELECT mop_retrain('idle')"))
+    assert 'no version of model "idle" is in use' in str(people.error("SELECT mop_retrain('idle', source => 'people')"))
     assert not relations(people, "idle\\_%")
     people.run("DROP TABLE idle")
 

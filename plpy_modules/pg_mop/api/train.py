@@ -14,7 +14,7 @@ from pg_mop.api.named_models import Version, add_version, check_writable, step_p
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.api.table_nets import layer_names
-from pg_mop.backend import object_table, settings, weights
+from pg_mop.backend import settings, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
@@ -79,7 +79,7 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     """
     table = table_of(db, name)
     row = db.one(
-        f"SELECT details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
+        f"SELECT version, details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
     )
     if row is None:
         raise MopError(
@@ -91,7 +91,7 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
         arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
     check_writable(db, table)
     if source is None:
-        _check_writers(db, table, name, arguments["source"])
+        _check_signed(db, table, row["version"], name, arguments["source"])
     else:
         arguments["source"] = source
     if time_limit is not None:
@@ -101,19 +101,25 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     return Training(db, arguments, present if warm else None).run(session, version, not automatic)
 
 
-def _check_writers(db: Database, table: Any, name: str, source: str) -> None:
-    """Raises MopError where another role may have written the source into the model's row: it would run as the caller."""
-    rows = db.execute(
-        f"SELECT coalesce(quote_ident(role), 'PUBLIC') AS role FROM ({object_table.WRITERS} UNION ALL SELECT rolname FROM "
-        "pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = $1 AND NOT rolsuper) w "
-        "WHERE role IS DISTINCT FROM current_user",
+# SQL: what is signed of the arguments in a version's details: they count for this model alone ($1: its table)
+_SIGNED = "$1::oid || ' ' || ({}->'arguments')::text"
+
+
+def _check_signed(db: Database, table: Any, version: int, name: str, source: str) -> None:
+    """Raises MopError unless the caller, or a superuser, had mop_train write the source: it would run as the caller.
+
+    Who may write to the table now does not matter: another role may have written to it before.
+    """
+    signed = _SIGNED.format("details")
+    if not db.value(
+        f"SELECT EXISTS (SELECT 1 FROM pg_roles WHERE (rolname = current_user OR rolsuper) AND oid = (SELECT "
+        f"{db.extension}.mop_signer({signed}, details->>'signature') FROM {table} WHERE version = {version}))",
         ["oid"],
         [table.oid],
-    )
-    if rows:
+    ):
         raise MopError(
-            f'model "{name}" may be written by {rows[0]["role"]}: mop_retrain needs a source',
-            detail="The source that it stores would be read with your rights. Give that source if you trust it.",
+            f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
+            detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
             hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(source)});",
             sqlstate="42501",
         )
@@ -516,9 +522,10 @@ class Training:
     def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         table = table_of(self.db, self.name)
         self.db.execute(
-            f"UPDATE {table} SET metrics = $1::jsonb, details = $2::jsonb WHERE version = {number}",
-            ["text", "text"],
-            [finite_json(metrics), finite_json(details)],
+            f"UPDATE {table} SET metrics = $2::jsonb, details = $3::jsonb || jsonb_build_object('signature', "
+            f"{self.db.extension}.mop_sign({_SIGNED.format('$3::jsonb')})) WHERE version = {number}",
+            ["oid", "text", "text"],
+            [table.oid, finite_json(metrics), finite_json(details)],
         )
 
     def _report(
