@@ -69,7 +69,7 @@ def test_the_call_that_was_explained_trains_afterwards(db):
     warm = plan(db, "SELECT madlib.mop_retrain('leavers', warm => TRUE)")
     assert len({net["model_id"] for net in warm["nets"]}) == 1 and everything(db) == before
     db.run(
-        "DROP TABLE leavers; DROP VIEW leavers_train, leavers_valid, leavers_test; SELECT madlib.mop_drop_checkpoints()"
+        "DROP TABLE leavers; SELECT madlib.mop_drop_checkpoints()"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from typing import Any
 
@@ -19,12 +20,13 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
+from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import columns_named, is_query, rows_of
 from pg_mop.run import same_rows
 from pg_mop.run.steps import Steps
 
-MARK = "a step of mop_train"
+REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 VALID = 0.2  # the default share of the validation part (sql/64_train.sql)
 RESERVED = 0.05  # of the time limit, for measuring the winner
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
@@ -101,22 +103,12 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     return Training(db, arguments, present if warm else None).run(session, version, not automatic)
 
 
-# SQL: what is signed of the arguments in a version's details: they count for this model alone ($1: its table)
-_SIGNED = "$1::oid || ' ' || ({}->'arguments')::text"
-
-
 def _check_signed(db: Database, table: Any, version: int, name: str, source: str) -> None:
     """Raises MopError unless the caller, or a superuser, had mop_train write the source: it would run as the caller.
 
     Who may write to the table now does not matter: another role may have written to it before.
     """
-    signed = _SIGNED.format("details")
-    if not db.value(
-        f"SELECT EXISTS (SELECT 1 FROM pg_roles WHERE (rolname = current_user OR rolsuper) AND oid = (SELECT "
-        f"{db.extension}.mop_signer({signed}, details->>'signature') FROM {table} WHERE version = {version}))",
-        ["oid"],
-        [table.oid],
-    ):
+    if not db.value(f"SELECT {is_callers(db)} FROM {table} WHERE version = {version}", ["oid"], [table.oid]):
         raise MopError(
             f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
             detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
@@ -271,6 +263,7 @@ class Training:
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
             "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            "parts": self.queries,
             **({"folds": self._means(n, best)} if self.arguments["folds"] is not None else {}),
             "statements": self.statements,
             "net": chosen["net"],
@@ -282,22 +275,30 @@ class Training:
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
         self._complete(number, metrics, details)
-        if self.arguments.get("keep"):  # (no later call may take them for leftovers)
-            self.db.execute(f"COMMENT ON TABLE {self._found(n['packed'], '_summary')} IS NULL")
-        else:
-            self._drop_tables(n)
+        self._end_steps()
         return self._report(number, model, found, details, chosen, switched)
 
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
         self._reserve(prefix)
         self._drop_left(steps, n)
-        self._check_free(n)
+        for _, name in self._relations(n):
+            self.db.output_table(name)
 
-    def _say(self, steps: Steps, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
-        """Run a statement that the report will show."""
+    def _say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+        """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
+
+        They are marked in the same transaction: the next call drops what a killed one has left.
+        """
         self.statements.append(sql)
-        return steps.run(sql, quiet)
+        steps.run(sql + (self._marking(made) if made else ""), quiet)
+        self.made += [("TABLE", name) for name in made or []]
+
+    def _marking(self, made: list[str]) -> str:
+        """SQL: the comment of those tables that exist."""
+        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self._ref(name))})" for name in made)
+        tag = f"$mop_{secrets.token_hex(4)}$"
+        return f" DO {tag}{_MARKING.format(tables=tables, remark=quote_literal(REMARK))}{tag};"
 
     def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
@@ -306,9 +307,12 @@ class Training:
             method = "random"
         valid = a["valid"] if a["folds"] is None else 0
         given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
-        found = self._say(steps, self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
-        self.parts = {part: rows for part, _, rows in found}
-        self.made += [("VIEW", view) for _, view, _ in found]
+        self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
+        values = [self.source, prefix, *given.values(), REMARK]
+        found = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
+        self.parts = {part: rows for part, rows, _ in found}
+        self.queries = {part: query for part, _, query in found}
+        self.made += [("VIEW", n[part]) for part in self.parts]
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
         if a["folds"] is not None and "valid" in self.parts:
@@ -333,31 +337,32 @@ class Training:
                 least = min(least, self._groups(n["train"]))
             if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
                 self._say(steps, f"SET pg_mop.segments = {a['folds']};")
-        self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
-        self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
-        steps.run(f"COMMENT ON TABLE {self._ref(n['packed'], '_summary')} IS {quote_literal(MARK)}")
+        self._pack(steps, n["train"], n["packed"], given)
         if "valid" in self.parts:
-            self._say(steps, self._call("mop_pack", [n["valid"], n["checked"]], {"fitted_on": n["packed"]}))
-            self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
+            self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
+
+    def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
+        self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
+        self.made.append(("TABLE", output))  # (its comment is mop_pack's own)
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
             given = {"layers": self.arguments["layers"]}
-            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), True)
+            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), [n["nets"]], True)
         else:
             self._say(
                 steps,
                 f"SELECT {written(self.db.schema)}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
                 f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
+                [n["nets"]],
                 True,
             )
-        self.made.append(("TABLE", n["nets"]))
         if (
             self.present is not None
             and (parts := weights.existing(self.db, str(table_of(self.db, self.name)), weights.READING)) is not None
         ):
-            self._say(steps, f"CREATE TABLE {self._ref(n['nets'], weights.SUFFIX)} AS TABLE {parts};", True)
-            self.made.append(("TABLE", self.db.suffixed(n["nets"], weights.SUFFIX)))
+            copy = self.db.suffixed(n["nets"], weights.SUFFIX)
+            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
@@ -392,10 +397,7 @@ class Training:
             "folds": self.arguments["folds"],
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
-        self._say(steps, call, quiet=True)
-        self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in OF_SEARCH]
-        if self.db.find_table(self.db.suffixed(n["search"], weights.SUFFIX)) is not None:
-            self.made.append(("TABLE", self.db.suffixed(n["search"], weights.SUFFIX)))
+        self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
         """The means and deviations over the folds of the chosen trial."""
@@ -451,38 +453,32 @@ class Training:
         ]
 
     def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
-        """Drop what a call has left whose transaction was rolled back: its summary has our mark."""
-        comment = steps.run(
-            f"SELECT obj_description(to_regclass({quote_literal(self._ref(n['packed'], '_summary'))}), 'pg_class')"
-        )[0][0]
-        if comment == MARK:
-            for kind, name in reversed(self._relations(n)):
-                steps.run(f"DROP {kind} IF EXISTS {self._ref(name)}", quiet=True)
-
-    def _check_free(self, n: dict[str, str]) -> None:
-        """Raises MopError where a relation of a step exists."""
-        left = [self.db.find_table(name) for kind, name in self._relations(n) if kind == "VIEW"]
-        views = [str(view) for view in left if view is not None and view.kind == "v"]
-        if len(views) > 1:
-            raise MopError(
-                f"{len(views)} views of an earlier model have the names that mop_train needs",
-                detail="They are " + ", ".join(views) + ".",
-                hint=f"DROP VIEW {', '.join(views)};",
-                sqlstate="42P07",
-            )
-        for _, name in self._relations(n):
-            self.db.output_table(name)
+        """Drop what a call has left that was killed, or whose transaction was rolled back: our comment tells it."""
+        left = []
+        for kind, name in self._relations(n):
+            told = self.db.suffixed(name, "_summary") if name in (n["packed"], n["checked"]) else name
+            relation = f"pg_catalog.to_regclass({quote_literal(self._ref(told))})"
+            if steps.run(f"SELECT pg_catalog.obj_description({relation}, 'pg_class')")[0][0] == REMARK:
+                left.append((kind, name))
+        for kind, name in reversed(left):
+            steps.run(f"DROP {kind} IF EXISTS {self._ref(name)}", quiet=True)
 
     def _drop(self, steps: Steps) -> None:
         """Drop what the steps have made, after a failure."""
         for kind, name in reversed(self.made):
             steps.drop(kind, self._ref(name))
 
-    def _drop_tables(self, n: dict[str, str]) -> None:
-        """Drop the tables of the steps in the caller's transaction; the views stay, for reports."""
+    def _end_steps(self) -> None:
+        """Drop what the steps have made, in the caller's transaction; with `keep`, say what it is."""
         for kind, name in reversed(self.made):
-            if kind == "TABLE":
-                self.db.execute(f"DROP TABLE {self._found(name)}")
+            table = self.db.find_table(name)
+            if table is None:
+                continue
+            if not self.arguments.get("keep"):
+                self.db.execute(f"DROP {kind} {table}")
+            elif self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
+                said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
+                self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
 
     # --- the result ---
 
@@ -523,7 +519,7 @@ class Training:
         table = table_of(self.db, self.name)
         self.db.execute(
             f"UPDATE {table} SET metrics = $2::jsonb, details = $3::jsonb || jsonb_build_object('signature', "
-            f"{self.db.extension}.mop_sign({_SIGNED.format('$3::jsonb')})) WHERE version = {number}",
+            f"{self.db.extension}.mop_sign({signed('$3::jsonb')})) WHERE version = {number}",
             ["oid", "text", "text"],
             [table.oid, finite_json(metrics), finite_json(details)],
         )
@@ -566,6 +562,18 @@ class Training:
             *(f"  {statement}" for statement in self.statements),
         ]
         return "\n".join(lines)
+
+
+_MARKING = """
+DECLARE
+    made regclass;
+BEGIN
+    FOREACH made IN ARRAY ARRAY[{tables}] LOOP
+        IF made IS NOT NULL THEN
+            EXECUTE pg_catalog.format('COMMENT ON TABLE %s IS %L', made, {remark});
+        END IF;
+    END LOOP;
+END"""
 
 
 def _line(means: dict[str, Any]) -> str:
