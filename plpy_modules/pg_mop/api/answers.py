@@ -22,7 +22,7 @@ def mop_predict_row(db, session, model, row, version):
         )
     found = NamedModel.find(db, model, version)
     try:
-        rows = session.query(found.row_query, ("jsonb",), (row,))
+        rows = session.query(found.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:
         problem = found.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
         if problem is None:

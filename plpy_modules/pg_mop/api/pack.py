@@ -31,7 +31,8 @@ from pg_mop.columns import (
 )
 from pg_mop.columns.base import first_dimensions
 from pg_mop.columns.features import choice
-from pg_mop.columns.features.base import ON_NULL, as_trained, family
+from pg_mop.columns.features.base import ON_NULL
+from pg_mop.columns.features.conversion import as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
 from pg_mop.packing.groups import Groups

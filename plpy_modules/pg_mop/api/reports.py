@@ -16,8 +16,8 @@ from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import Column, Image, OneHot, Series, Words
 from pg_mop.columns.features import Feature
-from pg_mop.columns.features.base import TIMES, family, number_sql
 from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.conversion import TIMES, family, number_sql
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features

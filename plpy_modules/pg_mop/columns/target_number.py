@@ -10,7 +10,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, written
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
-from pg_mop.columns.features.base import number_sql
+from pg_mop.columns.features.conversion import number_sql
 from pg_mop.columns.features.number import MOST
 
 if TYPE_CHECKING:

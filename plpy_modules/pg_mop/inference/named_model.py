@@ -21,7 +21,7 @@ from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
-from pg_mop.columns.features.base import as_trained, family
+from pg_mop.columns.features.conversion import as_trained, family, json_type
 from pg_mop.columns.features_column import Features
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
@@ -64,25 +64,6 @@ IS_SAFE = (
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 KEPT = 8  # models that a session keeps
-# the types that the values of a JSON row are read as; no type of a user's, whose functions would run as the caller
-ROW_TYPES = {
-    "boolean": "boolean",
-    "date": "date",
-    "timestamp without time zone": "timestamp without time zone",
-    "timestamp with time zone": "timestamp with time zone",
-    "time without time zone": "time without time zone",
-    "time with time zone": "time with time zone",
-    "interval": "interval",
-    "smallint": "numeric",
-    "integer": "numeric",
-    "bigint": "numeric",
-    "numeric": "numeric",
-    "real": "double precision",
-    "double precision": "double precision",
-    "bytea": "bytea",
-    "json": "jsonb",
-    "jsonb": "jsonb",
-}
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
@@ -184,20 +165,20 @@ class NamedModel(RowInputs, Model):
     def row_query(self) -> str:
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
         types = self.types()
-        columns = ", ".join(f"{quote_identifier(name)} {_row_type(sql_type)}" for name, sql_type in types.items())
+        columns = ", ".join(f"{quote_identifier(name)} {json_type(sql_type)}" for name, sql_type in types.items())
         values = ", ".join(
-            f"{as_trained('t.' + quote_identifier(name), _row_type(sql_type), sql_type)} AS {quote_identifier(name)}"
+            f"{as_trained('t.' + quote_identifier(name), json_type(sql_type), sql_type)} AS {quote_identifier(name)}"
             for name, sql_type in types.items()
         )
         wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
-        return f"SELECT {wires} FROM (SELECT {values} FROM jsonb_to_record($1) AS t({columns})) q"
+        return f"SELECT {wires} FROM (SELECT {values} FROM json_to_record($1) AS t({columns})) q"
 
     def bad_value(self, db: Database, row: str) -> MopError | None:
         """The error for the first value of a JSON row that does not have the type of its column."""
         for name, sql_type in self.types().items():
             try:
                 db.one(
-                    f"SELECT x FROM jsonb_to_record($1::jsonb) AS t({quote_identifier(name)} {_row_type(sql_type)}), "
+                    f"SELECT x FROM json_to_record($1::json) AS t({quote_identifier(name)} {json_type(sql_type)}), "
                     f"LATERAL (SELECT t.{quote_identifier(name)}::text) AS q(x)",
                     ["text"],
                     [row],
@@ -311,7 +292,7 @@ class RowReader:
         """
         inner = [
             (
-                f"NULL::{_row_type(wanted)}"
+                f"NULL::{json_type(wanted)}"
                 if name in self.missing
                 else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted)
             )
@@ -436,7 +417,3 @@ def _unsafe(what: str, table: Table) -> MopError:
         hint=f"CREATE TABLE my_model AS SELECT * FROM {table}; copies it, if you trust its owner.",
         sqlstate="42501",
     )
-
-
-def _row_type(sql_type: str) -> str:
-    return "double precision[]" if sql_type.endswith("[]") else ROW_TYPES.get(sql_type, "text")
