@@ -131,3 +131,23 @@ def test_numbers_at_the_edge_have_one_answer_in_both_forms(typed):
         for value in ("NaN", "Infinity", "-1e300", "1e-300"):
             row, table = changed(typed, column, f"'{value}'::{sql_type}")
             assert row == table, (column, value)
+
+
+def test_predicted_numbers_are_doubles_to_the_last_digit(typed):
+    typed.run(
+        "CREATE TABLE late AS SELECT i AS id, (i * 37 % 101)::float8 AS x, 1700000000000000 + 1000 * (i * 37 % 101) AS y "
+        "FROM generate_series(1, 200) i"
+    )
+    typed.run("SELECT mop_pack('late', 'late_packed', target => 'y', id => 'id', kind => 'regression')")
+    typed.run("SELECT mop_architecture('late_nets', 'late_packed', 'linear')")
+    typed.run(
+        "SELECT madlib_keras_fit('late_packed', 'late_fitted', 'late_nets', 1, $$loss='mse', optimizer='Adam(lr=0.1)'$$, "
+        "'batch_size=16, epochs=1', 4)"
+    )
+    typed.run("SELECT mop_deploy('late_model', 'late_fitted')")
+    row = typed.run("SELECT p.prediction FROM (SELECT * FROM late WHERE id = 3) t, mop_predict('late_model', t) AS p")
+    assert typed.value("SELECT mop_predict_into('late_model', 'late', 'late_answers', keep => 'id, y')") == 200
+    assert float(row[0]["prediction"]) == typed.value("SELECT prediction FROM late_answers WHERE id = 3")
+    real = typed.value("SELECT sqrt(avg((prediction - y) ^ 2)) FROM late_answers")
+    told = typed.value("SELECT value FROM mop_evaluate('late_model', 'late') WHERE metric = 'rmse'")
+    assert told == pytest.approx(real) and typed.value("SELECT count(DISTINCT prediction) > 90 FROM late_answers")

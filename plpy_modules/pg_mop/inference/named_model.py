@@ -254,7 +254,7 @@ def _reading(what: str) -> AbstractContextManager[None]:
 def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
-        return [(f"{v:.9g}" if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
+        return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
     labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
     # (a template for the JSON of all rows: json.dumps of each row would take most of the time)
     names = (json.dumps(label).replace("%", "%%") for label in labels)
@@ -265,6 +265,11 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
         (labels[place], probability, template % tuple(row)) if known else (None, None, None)
         for row, place, probability, known in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)
     ]
+
+
+def _number_text(value: float) -> str:
+    """The shortest text of exactly this double."""
+    return repr(value).removesuffix(".0")
 
 
 class RowReader:
