@@ -126,6 +126,42 @@ def test_an_equal_value_of_another_type_has_the_same_answer(typed):
         assert changed(typed, "address", address) == [plain, plain], address
 
 
+def test_a_moment_of_another_type_is_converted_by_the_zone_of_the_model(typed):
+    plain = answers(typed, "SELECT * FROM typed WHERE id = 5")[0]
+    other = typed.another()
+    other.run("SET search_path = public, madlib; SET TimeZone = 'Asia/Tokyo'")
+    for name in ("at", "at_c", "zoned", "zoned_c"):
+        assert changed(other, name, f"t.{name} AT TIME ZONE 'UTC'") == [plain, plain], name
+    for name in ("day", "day_c"):
+        for sql in (f"t.{name}::timestamp", f"t.{name}::timestamp AT TIME ZONE 'UTC'"):
+            assert changed(other, name, sql) == [plain, plain], sql
+        row, table = changed(other, name, "'5874897-12-31'::date")
+        assert row == table
+    other.close()
+
+
+def test_a_zone_that_is_told_is_stored_and_converts(typed):
+    moments = "SELECT id, at AT TIME ZONE 'UTC' AS t, y FROM typed"
+    local = "SELECT id, at AT TIME ZONE 'UTC' AT TIME ZONE 'Asia/Tokyo' AS t, y FROM typed"
+    packed = []
+    for source, transform in ((moments, '{"t": {"zone": "Asia/Tokyo"}}'), (local, "{}"), (moments, "{}")):
+        typed.run("SELECT mop_pack(%s, 'zoned', target => 'y', id => 'id', transform => %s)", [source, transform])
+        packed.append(typed.value("SELECT string_agg(md5(features), '' ORDER BY buffer_id) FROM zoned"))
+        if "zone" in transform:
+            assert typed.value("SELECT feature FROM mop_feature_info('zoned')").endswith("in Asia/Tokyo")
+            for name, rows in (("checked", moments), ("checked_local", local)):
+                typed.run(f"SELECT mop_pack(%s, '{name}', fitted_on => 'zoned')", [rows])
+            assert typed.value("SELECT a.features = b.features FROM checked a, checked_local b")
+        typed.run("DROP TABLE zoned, zoned_summary")
+    assert packed[0] == packed[1] != packed[2]
+    for transform, fragment in (
+        ('{"t": {"zone": "Mars"}}', 'no time zone "Mars"'),
+        ('{"id": {"zone": "UTC"}}', "no zone"),
+    ):
+        error = typed.error("SELECT mop_pack(%s, 'no', target => 'y', transform => %s)", [moments, transform])
+        assert fragment in str(error)
+
+
 def test_numbers_at_the_edge_have_one_answer_in_both_forms(typed):
     for column, sql_type in (("whole", "float8"), ("whole_c", "float8"), ("exact", "float8"), ("single", "numeric")):
         for value in ("NaN", "Infinity", "-1e300", "1e-300"):

@@ -412,7 +412,7 @@ def _casts(db: Database, rows: Table, columns: Transform) -> dict[str, str]:
         for feature in getattr(column, "features", ()):
             if not feature.parameters.get("path"):
                 name = quote_identifier(feature.column)
-                value = as_trained(name, existing[feature.column], feature.sql_type)
+                value = as_trained(name, existing[feature.column], feature.sql_type, feature.zone)
                 if value != name:
                     casts[feature.column] = value
     return casts

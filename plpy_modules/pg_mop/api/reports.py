@@ -17,7 +17,7 @@ from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import Column, Image, OneHot, Series, Words
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
-from pg_mop.columns.features.conversion import TIMES, family, number_sql
+from pg_mop.columns.features.conversion import TIMES, UTC, as_trained, family, number_sql
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features
@@ -131,7 +131,7 @@ def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | Non
         if actual != trained:
             sql_type, as_type = "numeric", f"{value}::text::numeric"
     elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
-        sql_type = trained
+        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
     elif trained == "citext" and family(actual) == "text":
         sql_type, as_type = "text", f"lower({value}::text)"
     if sql_type is None:

@@ -21,7 +21,7 @@ from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
-from pg_mop.columns.features.conversion import as_trained, family, json_type
+from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type
 from pg_mop.columns.features_column import Features
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
@@ -166,12 +166,18 @@ class NamedModel(RowInputs, Model):
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
         types = self.types()
         columns = ", ".join(f"{quote_identifier(name)} {json_type(sql_type)}" for name, sql_type in types.items())
-        values = ", ".join(
-            f"{as_trained('t.' + quote_identifier(name), json_type(sql_type), sql_type)} AS {quote_identifier(name)}"
-            for name, sql_type in types.items()
-        )
+        values = ", ".join(f"{self._from_json(name)} AS {quote_identifier(name)}" for name in types)
         wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
         return f"SELECT {wires} FROM (SELECT {values} FROM json_to_record($1) AS t({columns})) q"
+
+    @functools.cached_property
+    def _trained(self) -> tuple[dict[str, str], dict[str, str]]:
+        return self.types(), self.zones()
+
+    def _from_json(self, name: str) -> str:
+        """SQL: the value of a column of a JSON row `t` as one of the type of training."""
+        types, zones = self._trained
+        return as_trained(f"t.{quote_identifier(name)}", json_type(types[name]), types[name], zones.get(name, UTC))
 
     def bad_value(self, db: Database, row: str) -> MopError | None:
         """The error for the first value of a JSON row that does not have the type of its column."""
@@ -179,7 +185,7 @@ class NamedModel(RowInputs, Model):
             try:
                 db.one(
                     f"SELECT x FROM json_to_record($1::json) AS t({quote_identifier(name)} {json_type(sql_type)}), "
-                    f"LATERAL (SELECT t.{quote_identifier(name)}::text) AS q(x)",
+                    f"LATERAL (SELECT ({self._from_json(name)})::text) AS q(x)",
                     ["text"],
                     [row],
                 )
@@ -279,7 +285,8 @@ class RowReader:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model, self.is_query = db, model, is_query(source)
         self.origin, self.columns, self.exact_types = origin_of(db, source)
-        self.types = model.types()
+        self.types, zones = model.types(), model.zones()
+        self.zones = {name: zones.get(name, UTC) for name in self.types}
         self.missing = [name for name in self.types if name not in self.columns]
         for name, wanted in self.types.items():
             if name in self.columns and family(self.columns[name]) != family(wanted):
@@ -299,7 +306,7 @@ class RowReader:
             (
                 f"NULL::{json_type(wanted)}"
                 if name in self.missing
-                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted)
+                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted, self.zones[name])
             )
             + f" AS {quote_identifier(name)}"
             for name, wanted in self.types.items()

@@ -12,6 +12,7 @@ from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.backend.trusted import is_of_trusted_role, locked_of_any_role
 from pg_mop.columns import Column
+from pg_mop.columns.features.conversion import family
 from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
 
@@ -52,6 +53,11 @@ class RowInputs:
                 default = "text" if column.type_name == "words" else "real[]"
                 found[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
         return found
+
+    def zones(self) -> dict[str, str]:
+        """{column: the time zone of its moments}, of the columns that have moments."""
+        features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
+        return {feature.column: feature.zone for feature in features if family(feature.sql_type) == "moment"}
 
     def wires_sql(self, names: Sequence[str] = ()) -> list[str]:
         """SQL: the wires of all inputs, of a row whose columns have their own names."""

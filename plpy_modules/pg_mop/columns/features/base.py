@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal, written
+from pg_mop.columns.features.conversion import UTC, family
 
 if TYPE_CHECKING:
     import numpy
@@ -28,6 +29,11 @@ class Source:
     sql_type: str
     path: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def zone(self) -> str:
+        """The time zone in which moments are taken."""
+        return str(self.options.get("zone", UTC))
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Feature(ABC):
         common: dict[str, Any] = {"column": source.column, "sql_type": source.sql_type}
         if source.path:
             common["path"] = list(source.path)
+        if family(source.sql_type) == "moment":
+            common["zone"] = source.zone
         return cls(source.name, {**common, **parameters, "rows": statistics.rows, "nulls": statistics.nulls})
 
     # --- SQL ---
@@ -99,6 +107,11 @@ class Feature(ABC):
     def sql_type(self) -> str:
         return self.parameters["sql_type"]
 
+    @property
+    def zone(self) -> str:
+        """The time zone in which moments are taken."""
+        return str(self.parameters.get("zone", UTC))
+
     @classmethod
     @abstractmethod
     def wire_of(cls, source: Source) -> str:
@@ -106,7 +119,8 @@ class Feature(ABC):
 
     def wire_sql(self) -> str:
         """SQL: the same for the fitted feature."""
-        return self.wire_of(Source(self.name, self.column, self.sql_type, tuple(self.parameters.get("path") or ())))
+        path = tuple(self.parameters.get("path") or ())
+        return self.wire_of(Source(self.name, self.column, self.sql_type, path, {"zone": self.zone}))
 
     # --- elements ---
 

@@ -48,7 +48,7 @@ class Category(Feature):
 
     @classmethod
     def wire_of(cls, source: Source) -> str:
-        return category_sql(raw_sql(source.column, source.path), source.sql_type)
+        return category_sql(raw_sql(source.column, source.path), source.sql_type, source.zone)
 
     @property
     def classes(self) -> list[str]:

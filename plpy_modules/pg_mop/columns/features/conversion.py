@@ -2,7 +2,8 @@
 
 Rows of a table have the types of the table; a single row comes as JSON, which has numbers and texts alone. Both must become
 the same value. So the rules depend on the value as it is written: 0.1 of type real is the double 0.1, and 1.50 equals 1.5.
-No setting of the session changes the result, as far as PINNED (backend/caller.py) has those of the texts.
+No setting of the session changes the result: PINNED (backend/caller.py) has those of the texts, and a transform stores the
+time zone in which moments without one are taken.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ INEXACT = ("real", "double precision")
 # the types that the values of a JSON row are read as; no type of a user's, whose functions would run as the caller
 JSON_TYPES = {
     **dict.fromkeys((*NUMBERS, "numeric"), "numeric"),
-    **{name: name for name in ("boolean", "bytea", "json", *MOMENTS, *TIMES)},
+    **{name: name for name in ("boolean", "bytea", "json", *TIMES)},
     "jsonb": "json",  # (a field that no jsonb can have matters only where it is read)
 }
 HUGE = "1e300"  # numbers beyond are infinite
+UTC = "UTC"
+LAST = "'294276-12-01'::date"  # later dates are beyond the range of timestamps
 
 
 def family(sql_type: str) -> str:
@@ -54,14 +57,13 @@ def number_sql(raw: str, sql_type: str, is_field: bool = False) -> str:
     return f"{raw}::double precision"
 
 
-def category_sql(raw: str, sql_type: str) -> str:
+def category_sql(raw: str, sql_type: str, zone: str = UTC) -> str:
     """SQL: a value of the type of training as the text of a category; equal values have equal texts.
 
-    Blanks at the end do not count, capitals of citext do not, and neither do zeros at the end of numbers. A moment with a
-    time zone is that of UTC.
+    Blanks at the end do not count, capitals of citext do not, and neither do zeros at the end of numbers.
     """
     if sql_type == "timestamp with time zone":
-        return f"({raw} AT TIME ZONE 'UTC')::text"
+        return f"{local_sql(raw, zone)}::text"
     text = f"{raw}::text"
     if sql_type == "numeric" or sql_type in WHOLE:
         point = f"pg_catalog.strpos({text}, '.'::text) > 0"
@@ -81,16 +83,21 @@ def category_sql(raw: str, sql_type: str) -> str:
     return f"pg_catalog.lower({text})" if sql_type == "citext" else text
 
 
-def as_trained(value: str, actual: str, trained: str) -> str:
-    """SQL: a column's value, of its present type, as a value of the type of training. Both are of one family.
+def local_sql(raw: str, zone: str) -> str:
+    """SQL: a moment with a time zone as the time that clocks of `zone` show; a time of such a clock as the moment."""
+    return f"({raw} AT TIME ZONE {quote_literal(zone)}::text)"
 
-    Where training had whole numbers, the value is numeric, since it may have a fraction now.
+
+def as_trained(value: str, actual: str, trained: str, zone: str) -> str:
+    """SQL: a column's value, of its present type or as JSON has it, as a value of the type of training.
+
+    Both types are of one family. Where training had whole numbers, the value is numeric, since it may have a fraction now.
     """
     if trained == actual:
         return value
     kind = family(trained)
     if kind == "moment":
-        return f"{value}::{trained}"
+        return _moment_as_trained(value, actual, trained, zone)
     if kind == "number":
         return _number_as_trained(value, actual, trained)
     if kind == "array" and trained == "real[]":
@@ -105,6 +112,25 @@ def json_type(trained: str) -> str:
     if trained.endswith("[]"):
         return "real[]" if trained == "real[]" else "double precision[]"
     return JSON_TYPES.get(trained, "text")
+
+
+def _moment_as_trained(value: str, actual: str, trained: str, zone: str) -> str:
+    if actual == trained:
+        return value
+    day, plain, zoned = MOMENTS
+    if actual == "text":
+        cases = [_moment_as_trained(f"{value}::{own}", own, trained, zone) for own in MOMENTS]
+        is_day, has_zone = f"{value} !~ ':'::text", f"{value} ~ ':.*([-+]|Z)'::text"
+        return f"(CASE WHEN {is_day} THEN {cases[0]} WHEN {has_zone} THEN {cases[2]} ELSE {cases[1]} END)"
+    if actual == zoned:
+        return f"{local_sql(value, zone)}::{trained}"
+    if trained == day:
+        return f"{value}::date"
+    if actual == day:
+        value = (
+            f"(CASE WHEN {value} <= {LAST} THEN {value}::{plain} WHEN {value} IS NOT NULL THEN 'infinity'::{plain} END)"
+        )
+    return value if trained == plain else local_sql(value, zone)
 
 
 def _number_as_trained(value: str, actual: str, trained: str) -> str:
