@@ -28,7 +28,6 @@ from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
 WHOLE = {"smallint", "integer", "bigint"}  # types whose equal values have one text
-MOST_POINTS = 200  # of a curve
 REPEATS = 5
 
 
@@ -206,12 +205,9 @@ def mop_regression_report(db, session, model, source, version):
 
 @with_trainer
 def mop_roc_curve(db, session, model, source, label, version):
-    """[(threshold, false positive rate, true positive rate)], thinned to MOST_POINTS."""
+    """[(threshold, false positive rate, true positive rate)]; the area below them is the AUC."""
     m = _classes(db, session, model, source, version)
-    points = scores.roc_curve(*_positive(m, label))
-    step = max(1, math.ceil(len(points) / MOST_POINTS))
-    kept = points[::step]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+    return scores.roc_curve(*_positive(m, label))
 
 
 @with_trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -211,9 +212,7 @@ class OneHot(Column):
         classes = list(self.classes)
         while len(classes) > 1 and classes[-1] is None:  # they fill up the width
             classes.pop()
-        null = "NULL"
-        while null in classes:
-            null = f"[{null}]"
+        null = free_name("NULL", classes)
         config: dict[str, Any] = {"vocabulary": classes, "mask_token": None, "num_oov_indices": 0, "invert": True}
         if classes[0] is None:
             config.update(vocabulary=classes[1:], mask_token=null)
@@ -229,6 +228,17 @@ class OneHot(Column):
 
     def class_type(self) -> str:
         return "text" if self.class_kind is None else self.class_kind.sql
+
+
+def free_name(name: str, taken: Collection[str | None]) -> str:
+    """`name`, in brackets as long as a class has this name.
+
+    >>> free_name("NULL", ["a", "NULL"])
+    '[NULL]'
+    """
+    while name in taken:
+        name = f"[{name}]"
+    return name
 
 
 def _check_kind(source: SourceColumn) -> None:

@@ -23,6 +23,7 @@ from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type
 from pg_mop.columns.features_column import Features
+from pg_mop.columns.one_hot import free_name
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
 from pg_mop.inference.row_inputs import RowInputs
@@ -230,8 +231,12 @@ class NamedModel(RowInputs, Model):
         return decoded
 
     def labels(self, width: int) -> list[str]:
-        """The class of each unit."""
-        return ["NULL" if label is None else label for label in self.output.labels(width)]
+        """The name of each unit: its class, or its place where more units than classes were asked for. All differ."""
+        labels = self.output.labels(width)
+        return [
+            free_name("NULL" if k == 0 else f"(unit {k})", labels) if label is None else label
+            for k, label in enumerate(labels)
+        ]
 
     def to_keras(self) -> dict[str, Any]:
         """What the trainer needs to build the model that takes raw columns (mop_udf/raw_model.py); JSON-able."""
