@@ -855,3 +855,56 @@ def test_the_default_nets_have_pieces_where_rows_are_enough(shop):
         shop.run(f"SELECT mop_architecture('nets_{rows}', 'of_{rows}')")
         found.append([r["name"] for r in shop.run(f"SELECT name FROM nets_{rows} ORDER BY model_id")])
     assert found == [["linear", "small", "medium", "residual"], ["linear", "small", "medium", "residual", "pieces"]]
+
+
+def test_validation_rows_of_a_class_without_training_rows_are_left_out_and_told(shop):
+    shop.run(
+        "CREATE TABLE rare AS SELECT id, price, CASE WHEN id IN (5, 17) THEN 'fraud' ELSE label END AS y FROM orders; "
+        "SELECT mop_pack('SELECT * FROM rare WHERE id > 100', 'rare_packed', target => 'y', id => 'id')"
+    )
+    del shop.connection.notices[:]
+    shop.run("SELECT mop_pack('SELECT * FROM rare WHERE id <= 100', 'rare_checked', fitted_on => 'rare_packed')")
+    told = "".join(shop.connection.notices)
+    assert '2 rows are left out: training rows have no such class of "y"' in told and "They have fraud." in told
+    assert shop.value("SELECT sum(y_shape[1]) FROM rare_checked") == 98
+    error = shop.error("SELECT mop_pack('SELECT * FROM rare WHERE id IN (5, 17)', 'no', fitted_on => 'rare_packed')")
+    assert "has no class fraud" in str(error)
+
+
+def test_a_label_of_an_enum_that_is_renamed_is_told_and_drifts(shop):
+    shop.run("SELECT mop_pack('orders', 'by_size', target => 'size', id => 'id', exclude => 'note, vec, payload')")
+    shop.run("SELECT mop_architecture('size_nets', 'by_size', 'linear')")
+    shop.run(
+        "SELECT madlib_keras_fit('by_size', 'size_fitted', 'size_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32, epochs=1', 1)"
+    )
+    shop.run("SELECT mop_deploy('size_model', 'size_fitted')")
+    drift = "SELECT column_name, verdict FROM mop_drift('{}', 'orders')"
+    before = {r["column_name"]: r["verdict"] for r in shop.run(drift.format("size_model"))}
+    assert before["size"] == "stable" and set(before.values()) == {"stable"}
+    other = shop.another()
+    other.run("ALTER TYPE size RENAME VALUE 'm' TO 'middle'; SET search_path = public, madlib")
+    try:
+        for model in ("order_model", "size_model", "by_size"):  # (as a column, and as the target)
+            assert {r["column_name"]: r["verdict"] for r in other.run(drift.format(model))}["size"] == "drifted"
+        del other.connection.notices[:]
+        other.run("SELECT p.* FROM orders t, mop_predict('order_model', t) AS p WHERE t.id < 9")
+        told = "".join(other.connection.notices)
+        assert told.count('column "size" has values that training rows did not have') == 1 and "middle" in told
+        del other.connection.notices[:]
+        other.run("SELECT * FROM mop_predict('order_model', 'orders')")
+        assert "Its type has no label m any more" in "".join(other.connection.notices)
+        error = other.error("SELECT mop_pack('orders', 'no', fitted_on => 'size_model')")
+        assert "has no label m, which is a class of the model" in str(error) and "RENAME" in error.diag.message_hint
+    finally:
+        other.run("ALTER TYPE size RENAME VALUE 'middle' TO 'm'")
+        other.close()
+
+
+def test_the_target_drifts_where_it_is_a_number(shop):
+    shop.run("SELECT mop_pack('SELECT id, price, discount FROM orders', 'priced', target => 'price', id => 'id')")
+    for more, verdict in ((0, "stable"), (70, "drifted")):
+        found = shop.run(f"SELECT * FROM mop_drift('priced', 'SELECT discount, price + {more} AS price FROM orders')")
+        assert {r["column_name"]: r["verdict"] for r in found} == {"discount": "stable", "price": verdict}
+    found = shop.run("SELECT column_name FROM mop_drift('priced', 'SELECT discount FROM orders')")
+    assert [r["column_name"] for r in found] == ["discount"]

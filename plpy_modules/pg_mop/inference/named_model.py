@@ -21,6 +21,7 @@ from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
+from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.one_hot import free_name
@@ -76,6 +77,7 @@ class NamedModel(RowInputs, Model):
     version: int
     key: tuple[str, str]
     code: CustomCode | None  # that its architecture needs
+    told: set[str]  # columns of whose unseen values the session has been told
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -108,7 +110,7 @@ class NamedModel(RowInputs, Model):
         )
         assert row is not None
         self.kind, self.target = row["kind"], row["target"]
-        self.regression = self.kind == "regression"
+        self.regression, self.told = self.kind == "regression", set()
         what = f'version {version} of model "{name}"'
         self.source = weights.find(db, table, f"version = {version}", row["reference"], what, lock=False)
         with _reading(what):
@@ -361,11 +363,33 @@ class RowReader:
 
     def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
         """Tell the caller once which categories training rows did not have."""
-        for name, values in unseen.items():
-            self.db.notice(
-                f'column "{name}" has values that training rows did not have',
-                detail=f"For instance {', '.join(values)}. They are predicted as rare values.",
-            )
+        lost = {name: found for name in unseen if (found := self._lost_labels(name))}
+        tell_unseen(self.db, unseen, lost)
+
+    def _lost_labels(self, name: str) -> list[str]:
+        """The values of a category of an enum that are no labels of it any more: they have been renamed."""
+        features = (f for column in self.model.inputs if isinstance(column, Features) for f in column.features)
+        feature = next((f for f in features if f.name == name and isinstance(f, Category)), None)
+        if feature is None or feature.column not in self.exact_types:
+            return []
+        labels = self.db.execute(
+            "SELECT enumlabel::text AS v FROM pg_enum WHERE enumtypid = to_regtype($1)",
+            ["text"],
+            [self.exact_types[feature.column]],
+        )
+        return sorted(set(feature.parameters["values"]).difference(row["v"] for row in labels)) if labels else []
+
+
+def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list[str]]) -> None:
+    """Tell the caller of values that training rows did not have; `lost`: {column: labels of its enum that are gone}."""
+    for name, values in unseen.items():
+        gone = lost.get(name)
+        db.notice(
+            f'column "{name}" has values that training rows did not have',
+            detail=f"For instance {', '.join(values)}. They are predicted as rare values."
+            + (f" Its type has no label {', '.join(gone[:5])} any more: renamed?" if gone else ""),
+            hint=f"SELECT {db.extension}.mop_retrain(...); learns the labels of today." if gone else None,
+        )
 
 
 def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str], dict[str, str]]:

@@ -24,6 +24,7 @@ class RowInputs:
     """The columns that rows are read with. `inputs`: Columns; `wanted`: who wants their types, for errors."""
 
     inputs: Sequence[Column]
+    output: Column | None
 
     @property
     def wanted(self) -> str:
@@ -75,12 +76,13 @@ class RowInputs:
 class PackedInputs(RowInputs):
     """The columns of a packed table: other rows can be compared with those that it was packed from.
 
-    `all_inputs`: also those whose values cannot be compared, such as images.
+    `all_inputs`: also those whose values cannot be compared, such as images; `output`: the target, if there is one.
     """
 
-    def __init__(self, name: str, all_inputs: Sequence[Column]) -> None:
+    def __init__(self, name: str, all_inputs: Sequence[Column], outputs: Sequence[Column]) -> None:
         """`name`: as the caller calls the table."""
         self.name, self.all_inputs = name, all_inputs
+        self.output = outputs[0] if len(outputs) == 1 else None
         self.inputs = [column for column in all_inputs if isinstance(column, Features)]
 
     @classmethod
@@ -129,7 +131,7 @@ class PackedInputs(RowInputs):
         if [training.packed.oid, training.summary.oid] != [packed.oid, summary.oid]:
             raise _renamed(name)
         with understood(f'the summary of "{name}" cannot be read'):
-            return cls(name, training.transform.inputs)
+            return cls(name, training.transform.inputs, training.transform.outputs)
 
     def reading(self) -> AbstractContextManager[None]:
         return understood(f'the summary of "{self.name}" cannot be read')
