@@ -47,7 +47,7 @@ $$;
 -- The versions of all named models that the role may read.
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
-CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" jsonb, version double precision DEFAULT NULL)
+CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" json, version double precision DEFAULT NULL)
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api import answers
@@ -64,8 +64,10 @@ $$;
 
 -- Users predict for one row of FROM with this; the row may have any columns.
 CREATE FUNCTION @extschema@.mop_predict(model text, "row" anyelement, version double precision DEFAULT NULL)
-RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE sql STABLE AS $$
-    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_jsonb($2), $3)
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
+SET extra_float_digits = 3 SET IntervalStyle = 'postgres' -- of the texts in the JSON
+LANGUAGE sql STABLE AS $$
+    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_json($2), $3)
 $$;
 
 -- Users predict for all rows of a table, view or query with this; kept columns come back as JSON.

@@ -104,3 +104,21 @@ def test_one_that_was_rolled_back_is_resumed(db, data):
     db.run("ROLLBACK")
     db.run("SELECT madlib.mop_resume(%s)", [last_run(db)])
     assert db.value("SELECT count(*) FROM later") == 2
+
+
+def test_a_class_null_and_a_class_of_that_name_have_keys_of_their_own(db, data):
+    db.run(
+        "CREATE TABLE named AS SELECT id, x, CASE y WHEN 'a' THEN NULL WHEN 'b' THEN 'NULL' ELSE 'c' END AS y FROM flowers"
+    )
+    db.run("SELECT madlib.training_preprocessor_dl('named', 'named_packed', 'y', 'x', 30, 1, ARRAY[4])")
+    as_madlib(db, "named_packed", "named_theirs")
+    load(db, "named_arch", dense(classes=4))
+    db.run(
+        "SELECT madlib.madlib_keras_fit('named_theirs', 'named_one', 'named_arch', 1, %s, 'batch_size=8', 1)",
+        [ADAM.format(0.05)],
+    )
+    assert db.value("SELECT madlib.mop_deploy('named_model', 'named_one')") == 1
+    (row,) = db.run("SELECT p.* FROM (SELECT x FROM named LIMIT 1) t, madlib.mop_predict('named_model', t) p")
+    assert set(row["probabilities"]) == {"[NULL]", "NULL", "c", "(unit 3)"}
+    assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+    assert row["probabilities"][row["prediction"]] == row["probability"]

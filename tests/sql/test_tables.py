@@ -487,6 +487,61 @@ def test_groups_by_any_type_stay_together_under_any_setting(shop, by):
     other.close()
 
 
+@pytest.mark.parametrize("rows, wanted", [(10, (6, 2, 2)), (11, (7, 2, 2)), (23, (13, 5, 5))])
+def test_small_tables_have_the_shares_that_are_asked_for(shop, rows, wanted):
+    for seed in range(3):
+        found = shop.run(
+            f"SELECT * FROM mop_split('SELECT * FROM orders LIMIT {rows}', 'toy', id => 'id', seed => {seed})"
+        )
+        assert tuple(r["row_count"] for r in found) == wanted
+        shop.run("DROP VIEW toy_train, toy_valid, toy_test")
+
+
+# {rows of id 1 to 400: their time}: the rows of each part, and of none
+TIMES = {
+    "date '2024-01-01' + least(id / 34, 6) * 31": (135, 68, 197, 0),  # (the last month has half of the rows)
+    "date '2024-01-01' + CASE WHEN id <= 320 THEN 0 WHEN id <= 360 THEN 31 ELSE 60 END": (320, 40, 40, 0),
+    "CASE WHEN id <= 200 THEN date '2024-01-01' + id WHEN id % 2 = 0 THEN 'infinity' END": (120, 40, 40, 200),
+    "CASE WHEN id <= 300 THEN id::float8 WHEN id % 2 = 0 THEN '-infinity' ELSE 'NaN' END": (180, 60, 60, 100),
+    "timestamptz '2024-01-01 00:00+00' + id * interval '1 hour'": (240, 80, 80, 0),
+}
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_parts_by_time_are_whole_values_and_each_has_one(shop, time):
+    shop.run(f"DROP TABLE IF EXISTS timed CASCADE; CREATE TABLE timed AS SELECT id, {time} AS m FROM orders")
+    del shop.connection.notices[:]
+    found = shop.run("SELECT * FROM mop_split('timed', 'timed', method => 'time', by => 'm', id => 'id')")
+    *parts, none = TIMES[time]
+    assert [r["row_count"] for r in found] == parts
+    assert (f"{none} rows are in no part" in "".join(shop.connection.notices)) == bool(none)
+    later = "SELECT (SELECT max(m) FROM timed_{}) < (SELECT min(m) FROM timed_{})"
+    assert shop.value(later.format("train", "valid")) and shop.value(later.format("valid", "test"))
+    shop.run("DROP TABLE timed CASCADE")
+
+
+def test_a_time_that_cannot_make_the_parts_is_an_error_that_says_why(shop):
+    call = "SELECT * FROM mop_split('SELECT id, {} AS m FROM orders', 'no', method => 'time', by => 'm', id => 'id')"
+    error = shop.error(call.format("placed::text"))
+    assert "its order is not that of time" in str(error) and "::date" in error.diag.message_hint
+    two = call.format("date ''2024-01-01'' + id % 2")
+    error = shop.error(two)
+    assert "2 different values, too few for 3 parts" in str(error) and "valid => 0" in error.diag.message_hint
+    assert len(shop.run(two.replace("id => 'id'", "id => 'id', valid => 0"))) == 2
+
+
+@pytest.mark.parametrize("method, kind", [("group", "text"), ("column", "boolean")])
+def test_rows_without_a_group_or_a_part_are_told(shop, method, kind):
+    made = f"(CASE WHEN id % 4 > 0 THEN (id % 8 > 3)::{kind} END) AS g"
+    made = made.replace("(id % 8 > 3)", "(id % 7)") if method == "group" else made
+    shop.run(f"CREATE TABLE lacking AS SELECT id, {made} FROM orders")
+    del shop.connection.notices[:]
+    found = shop.run(f"SELECT * FROM mop_split('lacking', 'lacking', method => '{method}', by => 'g', id => 'id')")
+    assert sum(r["row_count"] for r in found) == ROWS * 3 / 4
+    assert f"{ROWS // 4} rows are in no part" in "".join(shop.connection.notices)
+    shop.run("DROP TABLE lacking CASCADE")
+
+
 def test_parts_do_not_overlap_where_ids_repeat(shop):
     shop.run("CREATE TABLE doubled AS SELECT i % 40 AS id, i AS n, i % 2 AS y FROM generate_series(1, 400) i")
     for attempt in range(3):
@@ -815,3 +870,56 @@ def test_the_default_nets_have_pieces_where_rows_are_enough(shop):
         shop.run(f"SELECT mop_architecture('nets_{rows}', 'of_{rows}')")
         found.append([r["name"] for r in shop.run(f"SELECT name FROM nets_{rows} ORDER BY model_id")])
     assert found == [["linear", "small", "medium", "residual"], ["linear", "small", "medium", "residual", "pieces"]]
+
+
+def test_validation_rows_of_a_class_without_training_rows_are_left_out_and_told(shop):
+    shop.run(
+        "CREATE TABLE rare AS SELECT id, price, CASE WHEN id IN (5, 17) THEN 'fraud' ELSE label END AS y FROM orders; "
+        "SELECT mop_pack('SELECT * FROM rare WHERE id > 100', 'rare_packed', target => 'y', id => 'id')"
+    )
+    del shop.connection.notices[:]
+    shop.run("SELECT mop_pack('SELECT * FROM rare WHERE id <= 100', 'rare_checked', fitted_on => 'rare_packed')")
+    told = "".join(shop.connection.notices)
+    assert '2 rows are left out: training rows have no such class of "y"' in told and "They have fraud." in told
+    assert shop.value("SELECT sum(y_shape[1]) FROM rare_checked") == 98
+    error = shop.error("SELECT mop_pack('SELECT * FROM rare WHERE id IN (5, 17)', 'no', fitted_on => 'rare_packed')")
+    assert "has no class fraud" in str(error)
+
+
+def test_a_label_of_an_enum_that_is_renamed_is_told_and_drifts(shop):
+    shop.run("SELECT mop_pack('orders', 'by_size', target => 'size', id => 'id', exclude => 'note, vec, payload')")
+    shop.run("SELECT mop_architecture('size_nets', 'by_size', 'linear')")
+    shop.run(
+        "SELECT madlib_keras_fit('by_size', 'size_fitted', 'size_nets', 1, $$loss='categorical_crossentropy', "
+        "optimizer='Adam(lr=0.01)', metrics=['accuracy']$$, 'batch_size=32, epochs=1', 1)"
+    )
+    shop.run("SELECT mop_deploy('size_model', 'size_fitted')")
+    drift = "SELECT column_name, verdict FROM mop_drift('{}', 'orders')"
+    before = {r["column_name"]: r["verdict"] for r in shop.run(drift.format("size_model"))}
+    assert before["size"] == "stable" and set(before.values()) == {"stable"}
+    other = shop.another()
+    other.run("ALTER TYPE size RENAME VALUE 'm' TO 'middle'; SET search_path = public, madlib")
+    try:
+        for model in ("order_model", "size_model", "by_size"):  # (as a column, and as the target)
+            assert {r["column_name"]: r["verdict"] for r in other.run(drift.format(model))}["size"] == "drifted"
+        del other.connection.notices[:]
+        other.run("SELECT p.* FROM orders t, mop_predict('order_model', t) AS p WHERE t.id < 9")
+        told = "".join(other.connection.notices)
+        assert told.count('column "size" has values that training rows did not have') == 1 and "middle" in told
+        del other.connection.notices[:]
+        other.run("SELECT * FROM mop_predict('order_model', 'orders')")
+        assert "Its type has no label m any more" in "".join(other.connection.notices)
+        error = other.error("SELECT mop_pack('orders', 'no', fitted_on => 'size_model')")
+        assert "has no label m, which is a class of the model" in str(error) and "RENAME" in error.diag.message_hint
+    finally:
+        other.run("ALTER TYPE size RENAME VALUE 'middle' TO 'm'")
+        other.close()
+
+
+def test_the_target_drifts_where_it_is_a_number(shop):
+    shop.run("SELECT mop_pack('SELECT id, price, discount FROM orders', 'priced', target => 'price', id => 'id')")
+    for more, verdict in ((0, "stable"), (70, "drifted")):
+        found = shop.run(f"SELECT * FROM mop_drift('priced', 'SELECT discount, price + {more} AS price FROM orders')")
+        assert {r["column_name"]: r["verdict"] for r in found} == {"discount": "stable", "price": verdict}
+    found = shop.run("SELECT column_name FROM mop_drift('priced', 'SELECT discount FROM orders')")
+    assert [r["column_name"] for r in found] == ["discount"]

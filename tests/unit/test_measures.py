@@ -36,8 +36,19 @@ def test_roc_curve(rows):
     truth, p = rows
     found = np.array(scores.roc_curve(truth == 1, p[:, 1]))
     false, true, thresholds = metrics.roc_curve(truth == 1, p[:, 1], drop_intermediate=False)
-    assert found[:, 1] == pytest.approx(false) and found[:, 2] == pytest.approx(true)
-    assert found[1:, 0] == pytest.approx(thresholds[1:])
+    theirs = {(round(x, 9), round(y, 9)): t for x, y, t in zip(false, true, thresholds)}
+    ours = [(round(x, 9), round(y, 9)) for _, x, y in found]
+    assert set(ours) <= set(theirs) and [theirs[point] for point in ours[1:]] == pytest.approx(found[1:, 0].tolist())
+    assert metrics.auc(found[:, 1], found[:, 2]) == pytest.approx(scores.auc(truth == 1, p[:, 1]))
+
+
+def test_macro_averages_are_over_the_classes_that_occur_in_the_truth_or_in_the_predictions():
+    truth, predicted = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 0])
+    found = scores.classification(truth, np.eye(4)[predicted])
+    for name in ("precision", "recall", "f1"):
+        wanted = getattr(metrics, f"{name}_score")(truth, predicted, average="macro", zero_division=0)
+        assert found[name] == pytest.approx(wanted)
+    assert found["balanced_accuracy"] == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
 def test_regression():

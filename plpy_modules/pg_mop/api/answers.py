@@ -9,7 +9,7 @@ from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers
+from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
 
 
 @with_trainer(keeps=True)
@@ -21,7 +21,7 @@ def mop_predict_row(db, session, model, row, version):
         raise _no_row(db, model, None)
     found = NamedModel.find(db, model, version)
     try:
-        rows = session.query(found.row_query, ("jsonb",), (row,))
+        rows = session.query(found.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:
         problem = found.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
         if problem is None:
@@ -29,7 +29,12 @@ def mop_predict_row(db, session, model, row, version):
         raise problem from None
     with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
         found.lent_to(db, trainer)
-        return answers(found, found.outputs_of(trainer, found.encode(rows)))
+        unseen: dict[str, list[str]] = {}
+        made = answers(found, found.outputs_of(trainer, found.encode(rows, unseen)))
+    # (a query asks for each row: the session is told once for each column)
+    tell_unseen(db, {name: values for name, values in unseen.items() if name not in found.told}, {})
+    found.told.update(unseen)
+    return made
 
 
 def _no_row(db: Any, model: str, text: str | None) -> MopError:

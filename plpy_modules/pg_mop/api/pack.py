@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,13 @@ from pg_mop.columns import (
 )
 from pg_mop.columns.base import first_dimensions
 from pg_mop.columns.features import choice
-from pg_mop.columns.features.base import ON_NULL, as_trained, family
+from pg_mop.columns.features.base import ON_NULL
+from pg_mop.columns.features.conversion import as_trained, family
 from pg_mop.inference.named_model import NamedModel, is_named
 from pg_mop.packing import summary, table
 from pg_mop.packing.groups import Groups
 from pg_mop.packing.placement import ServerPlacement
-from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_with_values
+from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_where, rows_with_values
 from pg_mop.packing.rows import steady_scans
 from pg_mop.packing.shards import placement_of
 from pg_mop.packing.source_columns import SourceNames
@@ -46,6 +47,7 @@ KINDS = ("classification", "regression")
 FEW_VALUES = 10  # an integer target with so many values has classes
 MAX_COUNTED = 40_000  # values of a target that are counted
 FEW_ROWS = 20
+SHOWN = 5  # classes in a message
 
 
 @with_trainer
@@ -106,7 +108,10 @@ def mop_pack(
                 )
             db.check_readable(found, grouped)
             needed = [*(name for c in columns.columns for name in c.sources), *grouped]
-            with rows_with_values(db, found, casts, needed) as rows:
+            learnt = nullcontext(found) if training is None or model else rows_of_classes(db, found, columns)
+            if training is None or model:
+                count_classes(db, found, columns)
+            with learnt as found, rows_with_values(db, found, casts, needed) as rows:
                 placement = placement_of(db, rows, config)
                 groups = None
                 if grouped:
@@ -116,6 +121,35 @@ def mop_pack(
                 into = Target(source, output, packed, summary_table, placement, buffer_size, groups)
                 shuffled = seed if training is None or model else None
                 write(db, session, rows, columns, into, shuffled, None if training is None else str(training.packed))
+
+
+@contextmanager
+def rows_of_classes(db: Database, rows: Table, columns: Transform) -> Iterator[Table]:
+    """The rows whose targets are classes of the training rows; a WARNING tells of others. Of none, all rows."""
+    strange: list[tuple[OneHot, list[str]]] = []
+    for column in columns.outputs:
+        if isinstance(column, OneHot) and (found := column.strangers(db, rows)):
+            strange.append((column, [label for label, _ in found]))
+            total = sum(number for _, number in found)
+            shown = ", ".join(label for label, _ in found[:SHOWN])
+            db.warning(
+                f'{total} row{"s are" if total > 1 else " is"} left out: training rows have no such class of "{column.name}"',
+                detail=f"{'They have' if total > 1 else 'It has'} {shown}{', ...' if len(found) > SHOWN else ''}.",
+                hint="Rare classes need rows in the training part: mop_split(method => 'stratified'), or folds.",
+            )
+    condition = " AND ".join(f"NOT {column.is_one_sql(db, labels)}" for column, labels in strange)
+    if not strange or db.one(f"SELECT 1 AS x FROM {rows} t WHERE {condition} LIMIT 1") is None:
+        yield rows
+        return
+    with rows_where(db, rows, condition) as left:
+        yield left
+
+
+def count_classes(db: Database, rows: Table, columns: Transform) -> None:
+    """Note in the columns of classes how many rows each class has."""
+    for column in columns.outputs:
+        if isinstance(column, OneHot):
+            column.parameters["counts"] = column.counts(db, rows)
 
 
 @dataclass
@@ -411,7 +445,7 @@ def _casts(db: Database, rows: Table, columns: Transform) -> dict[str, str]:
         for feature in getattr(column, "features", ()):
             if not feature.parameters.get("path"):
                 name = quote_identifier(feature.column)
-                value = as_trained(name, existing[feature.column], feature.sql_type)
+                value = as_trained(name, existing[feature.column], feature.sql_type, feature.zone)
                 if value != name:
                     casts[feature.column] = value
     return casts

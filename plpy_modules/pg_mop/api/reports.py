@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS
-from pg_mop.columns import Column, Image, OneHot, Series, Words
+from pg_mop.columns import Column, Image, OneHot, Series, TargetNumber, Words
 from pg_mop.columns.features import Feature
-from pg_mop.columns.features.base import TIMES, family, number_sql
 from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.conversion import TIMES, UTC, as_trained, family, number_sql
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features
@@ -28,7 +29,6 @@ from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
 WHOLE = {"smallint", "integer", "bigint"}  # types whose equal values have one text
-MOST_POINTS = 200  # of a curve
 REPEATS = 5
 
 
@@ -109,15 +109,17 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
             hint=f"Evaluate the model table on a packed table: SELECT {reader.db.extension}.madlib_keras_evaluate(...);",
             sqlstate="42804",
         )
-    name = quote_identifier(model.target)
+    name, actual = quote_identifier(model.target), reader.columns[model.target]
     if model.regression:
-        actual = reader.columns[model.target]
         return number_sql(name, actual) if actual in NUMBERS else f"{name}::double precision"
-    if not isinstance(model.output, OneHot):
-        return f"{name}::text"
-    trained = str(model.output.sql_type)
+    return _label_sql(name, actual, model.output) if isinstance(model.output, OneHot) else f"{name}::text"
+
+
+def _label_sql(name: str, actual: str, output: OneHot) -> str:
+    """SQL: the class of a row. `name`: the column, quoted; `actual`: its type."""
+    trained = str(output.sql_type)
     trained = "citext" if trained.rpartition(".")[2] == "citext" else trained
-    return class_sql(name, reader.columns[model.target], trained, model.output.classes)
+    return class_sql(name, actual, trained, output.classes)
 
 
 def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
@@ -131,7 +133,7 @@ def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | Non
         if actual != trained:
             sql_type, as_type = "numeric", f"{value}::text::numeric"
     elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
-        sql_type = trained
+        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
     elif trained == "citext" and family(actual) == "text":
         sql_type, as_type = "text", f"lower({value}::text)"
     if sql_type is None:
@@ -206,12 +208,9 @@ def mop_regression_report(db, session, model, source, version):
 
 @with_trainer
 def mop_roc_curve(db, session, model, source, label, version):
-    """[(threshold, false positive rate, true positive rate)], thinned to MOST_POINTS."""
+    """[(threshold, false positive rate, true positive rate)]; the area below them is the AUC."""
     m = _classes(db, session, model, source, version)
-    points = scores.roc_curve(*_positive(m, label))
-    step = max(1, math.ceil(len(points) / MOST_POINTS))
-    kept = points[::step]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+    return scores.roc_curve(*_positive(m, label))
 
 
 @with_trainer
@@ -363,8 +362,11 @@ def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str
     nulls: dict[str, int] = {}
     count = 0
     features = {f.name: f for column in found.inputs if isinstance(column, Features) for f in column.features}
-    for rows in reader.chunks():
+    target = _target_to_compare(reader, found.output)
+    targets: list[Any] = []
+    for rows in reader.chunks([] if target is None else [target]):
         count += len(rows)
+        targets += [row["e0"] for row in rows if row["e0"] is not None] if target is not None else []
         for column, values in found.values(rows):
             if not isinstance(column, Features):
                 continue
@@ -394,6 +396,35 @@ def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str
             index = scores.stability([p["share"], 1 - p["share"]], [now, 1 - now])
         else:
             continue
-        verdict = "stable" if index < 0.1 else "changed" if index < 0.25 else "drifted"
-        result.append((name, index, p["nulls"] / max(1, p["rows"]), nulls[name] / count, verdict))
+        result.append((name, index, p["nulls"] / max(1, p["rows"]), nulls[name] / count, _verdict(index)))
+    if targets and found.output is not None:
+        index = _drift_of_target(found.output, targets)
+        result.append((found.output.name, index, 0.0, 1 - len(targets) / count, _verdict(index)))
     return sorted(result, key=lambda row: -row[1])
+
+
+def _verdict(index: float) -> str:
+    return "stable" if index < 0.1 else "changed" if index < 0.25 else "drifted"
+
+
+def _target_to_compare(reader: RowReader, output: Column | None) -> str | None:
+    """SQL: the target of a row, where the rows have it and its distribution in training is known."""
+    actual = None if output is None else reader.columns.get(output.name)
+    if output is None or actual is None:
+        return None
+    name = quote_identifier(output.name)
+    if isinstance(output, OneHot) and "counts" in output.parameters and not actual.endswith("[]"):
+        return _label_sql(name, actual, output)
+    if isinstance(output, TargetNumber) and "edges" in output.parameters and actual in NUMBERS:
+        return number_sql(name, actual)
+    return None
+
+
+def _drift_of_target(output: Column, targets: list[Any]) -> float:
+    """The stability index of known targets; classes that are new are one class."""
+    if isinstance(output, TargetNumber):
+        return scores.stability(output.parameters["shares"], shares(output.parameters["edges"], targets))
+    then, now = output.parameters["counts"], Counter(targets)
+    known = [now.pop(label, 0) for label in output.classes or []]
+    numbers = [*known, sum(now.values())]
+    return scores.stability([n / max(1, sum(then)) for n in [*then, 0]], [n / len(targets) for n in numbers])

@@ -6,11 +6,13 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.backend.sql_types import column_kind, plain_types, stable_text
+from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types, stable_text
+from pg_mop.columns.features.conversion import MOMENTS
 from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of
 
 METHODS = ("random", "stratified", "group", "time", "column")
 TRAIN, VALID, TEST = "train", "valid", "test"
+SHARE = 0.2  # of the validation part and of the test part, where the caller does not say it
 UNIT = 1 << 30  # a hash becomes one of so many positions
 # types whose hashes depend on no setting
 HASHED = (
@@ -62,15 +64,10 @@ def _split(
     A query keeps the names of its tables, not the tables themselves: it reads the table that has the name at that time.
     """
     db.check_engine("mop_split")
-    valid, test = (0.2 if share is None else share for share in (valid, test))
     method = (method or "random").strip().lower()
     if method not in METHODS:
         raise MopError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-    for name, share in (("valid", valid), ("test", test)):
-        if not 0 <= share < 1:
-            raise MopError(f"{name} must be a share from 0 to 1, not {share:g}", hint=f"For instance: {name} => 0.2.")
-    if method != "column" and not 0 < valid + test < 1:
-        raise MopError(f"valid and test together must be between 0 and 1, not {valid + test:g}")
+    valid, test = read_shares(valid, test, method)
     seed = seed or 0
     with rows_of(db, source) as rows:
         if method != "random" and by is None:
@@ -105,6 +102,17 @@ def _split(
     return made
 
 
+def read_shares(valid: float | None, test: float | None, method: str) -> tuple[float, float]:
+    """The shares of the validation and test parts that a caller gives. Raises MopError."""
+    valid, test = (SHARE if share is None else share for share in (valid, test))
+    for name, share in (("valid", valid), ("test", test)):
+        if not 0 <= share < 1:  # (or NaN)
+            raise MopError(f"{name} must be a share from 0 to 1, not {share:g}", hint=f"For instance: {name} => 0.2.")
+    if method != "column" and not 0 < valid + test < 1:
+        raise MopError(f"valid and test together must be between 0 and 1, not {valid + test:g}")
+    return valid, test
+
+
 _VALUES = (
     "The column of the parts has 'train', 'valid' or 'test', or true for rows to train on and false for test rows."
 )
@@ -115,57 +123,110 @@ def _conditions(
 ) -> tuple[dict[str, str], str]:
     """({part: SQL condition on a row t}, SQL of a further column of t that conditions use)."""
     name = column and f"t.{quote_identifier(column)}"
+    types = plain_types(db, rows)
     if method == "column":
-        if plain_types(db, rows)[column] == "boolean":
+        if types[column] == "boolean":
+            _tell_left_out(db, rows, f"{name} IS NULL", f'column "{column}" is NULL there', _VALUES)
             return {TRAIN: f"{name}", TEST: f"NOT {name}"}, ""
-        counts = {
-            row["v"]: row["n"]
-            for row in db.execute(
-                f"SELECT v, count(*) AS n FROM (SELECT CASE WHEN {name}::text IN ('{TRAIN}', '{VALID}', '{TEST}') THEN "
-                f"{name}::text END AS v FROM {rows} t) t GROUP BY 1"
-            )
-        }
-        other, found = counts.pop(None, 0), set(counts)
+        value = f"CASE WHEN {name}::text IN ('{TRAIN}', '{VALID}', '{TEST}') THEN {name}::text END"
+        found = {row["v"] for row in db.execute(f"SELECT DISTINCT {value} AS v FROM {rows} t")}
         if TRAIN not in found:
             raise MopError(f"column \"{column}\" has no row with the value 'train'", hint=_VALUES)
-        if other:
-            db.notice(f'{other} rows are in no part: column "{column}" has another value there', hint=_VALUES)
+        _tell_left_out(db, rows, f"({value}) IS NULL", f'column "{column}" has another value there', _VALUES)
         return {part: f"{name}::text = {quote_literal(part)}" for part in (TRAIN, VALID, TEST) if part in found}, ""
     if method == "time":
-        sql_type = column_kind(db, rows, column).sql
-        cuts = db.one(
-            "SELECT percentile_disc($1) WITHIN GROUP (ORDER BY v)::text AS valid, "
-            f"percentile_disc($2) WITHIN GROUP (ORDER BY v)::text AS test FROM (SELECT {name} AS v FROM {rows} t) t",
-            ["float8", "float8"],
-            [1 - test - valid, 1 - test],
-        )
-        first, second = (f"{quote_literal(cuts[part])}::{sql_type}" for part in (VALID, TEST))
-        parts = {TRAIN: f"({name} < {first if valid else second} OR {name} IS NULL)"}
-        if valid:
-            parts[VALID] = f"{name} >= {first}" + (f" AND {name} < {second}" if test else "")
-        if test:
-            parts[TEST] = f"{name} >= {second}"
-        return parts, ""
-    types = plain_types(db, rows)
+        usable = _with_time(db, rows, types[column], str(column), str(name))
+        cuts = _cuts(db, rows, name, usable, valid, test, f'column "{column}"')
+        return _parts(name, f"::{column_kind(db, rows, column).sql}", cuts, f" AND {usable}"), ""
     if method == "group":
+        missing = f"{name} IS NULL"
+        hint = f"SELECT *, coalesce({name}::text, 'row ' || ...) AS grp FROM ...; makes a group of each such row."
+        _tell_left_out(db, rows, missing, f'column "{column}" is NULL there', hint)
         hashed = f"hashtextextended({stable_text(types[column], name)}, {seed})"
-    else:
-        hashed = _row_hash(db, rows, types, ids, seed)
-    position, extra = f"({hashed} & {UNIT - 1})", ""
-    if method == "stratified":
-        # rows of one hash get one rank, and so one part: no order decides between them
-        extra = (
-            f", ((rank() OVER (PARTITION BY {name} ORDER BY {hashed}) - 0.5) / count(*) OVER (PARTITION BY {name}) "
-            f"* {UNIT})::bigint AS __mop_position"
+        position, usable, what = _position(hashed), f"{name} IS NOT NULL", f'column "{column}"'
+        return _parts(position, "", _cuts(db, rows, position, usable, valid, test, what), f" AND {usable}"), ""
+    hashed = _row_hash(db, rows, types, ids, seed)
+    if method == "random":
+        position = _position(hashed)
+        return _parts(position, "", _cuts(db, rows, position, "true", valid, test, "what tells the rows apart")), ""
+    # rows of one hash get one rank, and so one part: no order decides between them
+    extra = (
+        f", ((rank() OVER (PARTITION BY {name} ORDER BY {hashed}) - 0.5) / count(*) OVER (PARTITION BY {name}) "
+        f"* {UNIT})::bigint AS __mop_position"
+    )
+    cuts = {VALID: f"{UNIT - int((valid + test) * UNIT)}", TEST: f"{UNIT - int(test * UNIT)}"}
+    return _parts(f"({UNIT} - t.__mop_position)", "", {part: cuts[part] for part in _later(valid, test)}), extra
+
+
+def _position(hashed: str) -> str:
+    """SQL: a position for a hash."""
+    return f"({UNIT - 1} - ({hashed} & {UNIT - 1}))"
+
+
+def _later(valid: float, test: float) -> list[str]:
+    """The parts besides the training part, in the order of their values."""
+    return [part for part, share in ((VALID, valid), (TEST, test)) if share]
+
+
+def _parts(value: str, cast: str, cuts: dict[str, str], usable: str = "") -> dict[str, str]:
+    """The condition of each part; `cuts`: {part: the least of its values}, in the order of the values."""
+    bounds = [f"{quote_literal(cut)}{cast}" for cut in cuts.values()]
+    found = {TRAIN: f"{value} < {bounds[0]}{usable}"}
+    for i, part in enumerate(cuts):
+        below = f" AND {value} < {bounds[i + 1]}" if i + 1 < len(bounds) else ""
+        found[part] = f"{value} >= {bounds[i]}{below}{usable}"
+    return found
+
+
+def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test: float, what: str) -> dict[str, str]:
+    """{part: its least value}: parts of whole values whose shares of the rows are as near as can be to those wanted.
+
+    Each part has a value at least. Raises MopError where there are fewer values than parts; `what` has the values.
+    """
+    later = _later(valid, test)
+    found = db.one(
+        f"WITH g AS (SELECT {value} AS v, count(*) AS n FROM {rows} t WHERE {usable} GROUP BY 1), "
+        "c AS (SELECT v, row_number() OVER (ORDER BY v) AS place, sum(n) OVER (ORDER BY v DESC) AS rows, "
+        "sum(n) OVER () AS of, count(*) OVER () AS known FROM g), "
+        f"test AS (SELECT v, place, rows FROM c WHERE {'true' if test else 'false'} AND place > {len(later)} "
+        f"ORDER BY abs(rows - {test!r} * of), v DESC LIMIT 1), "
+        "valid AS (SELECT v FROM c WHERE place > 1 AND place < coalesce((SELECT place FROM test), known + 1) "
+        f"ORDER BY abs(rows - coalesce((SELECT rows FROM test), 0) - {valid!r} * of), v DESC LIMIT 1) "
+        "SELECT (SELECT v::text FROM valid) AS valid, (SELECT v::text FROM test) AS test, (SELECT count(*) FROM g) AS known"
+    )
+    assert found is not None
+    if found["known"] <= len(later):
+        raise MopError(
+            f"{what} has {found['known']} different value{'s' * (found['known'] != 1)}, "
+            f"too few for {len(later) + 1} parts",
+            detail="Rows with the same value are in the same part.",
+            hint="Call with valid => 0." if found["known"] == 2 else None,
         )
-        position = "t.__mop_position"
-    first, second = int(test * UNIT), int((test + valid) * UNIT)
-    parts = {TRAIN: f"{position} >= {second}"}
-    if valid:
-        parts[VALID] = f"{position} >= {first} AND {position} < {second}"
-    if test:
-        parts[TEST] = f"{position} < {first}"
-    return parts, extra
+    return {part: found[part] for part in later}
+
+
+def _with_time(db: Database, rows: Table, sql_type: str, column: str, name: str) -> str:
+    """SQL: whether a row has a time. Raises MopError for a type whose order is not that of time."""
+    if sql_type in NUMBERS:
+        limit = f" AND abs({name}) < 'Infinity'" if sql_type in ("real", "double precision", "numeric") else ""
+        usable = f"{name} IS NOT NULL{limit}"
+    elif sql_type in MOMENTS:
+        usable = f"{name} IS NOT NULL AND isfinite({name})"
+    else:
+        raise MopError(
+            f'column "{column}" has type {sql_type}: its order is not that of time',
+            hint=f"Cast it in a query: SELECT *, {quote_identifier(column)}::date AS day FROM ...",
+            sqlstate="42804",
+        )
+    why = f'column "{column}" is NULL there, or no finite time'
+    _tell_left_out(db, rows, f"({usable}) IS NOT TRUE", why, "They are neither earlier nor later than others.")
+    return usable
+
+
+def _tell_left_out(db: Database, rows: Table, condition: str, why: str, hint: str) -> None:
+    """Tell the caller of rows that are in no part."""
+    if count := db.value(f"SELECT count(*) FROM {rows} t WHERE {condition}"):
+        db.warning(f"{count} row{'s are' if count > 1 else ' is'} in no part: {why}", hint=hint)
 
 
 def _row_hash(db: Database, rows: Table, types: dict[str, str], ids: list[str], seed: int) -> str:

@@ -81,6 +81,7 @@ def fit(
     Raises MopError.
     """
     fitted = Fitted()
+    _check_zones(db, sources)
     candidates, arrays = _candidates(db, table, sources, fitted)
     _read_numbers(db, table, candidates)
     targets = _read_sample(db, table, candidates, target, regression)
@@ -109,6 +110,23 @@ def fit(
         own.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
     fitted.inputs = [*_feature_columns(features, names), *own]  # (the names of the features' columns are free ones)
     return fitted
+
+
+def _check_zones(db: Database, sources: Sequence[Source]) -> None:
+    """Raises MopError for a time zone that PostgreSQL does not know."""
+    for source in sources:
+        if "zone" in source.options:
+            try:
+                with db.undone():
+                    db.value("SELECT now() AT TIME ZONE $1", ["text"], [source.zone])
+            except db.plpy.SPIError as error:
+                if error.sqlstate != "22023":
+                    raise
+                raise MopError(
+                    f'transform of column "{source.name}": there is no time zone "{source.zone}"',
+                    hint="SELECT name FROM pg_timezone_names;",
+                    sqlstate="22023",
+                ) from None
 
 
 def _array(source: SourceColumn, options: dict[str, Any]) -> Column:

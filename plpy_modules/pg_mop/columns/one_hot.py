@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.database import Database, Table
@@ -88,6 +89,8 @@ class OneHot(Column):
                 hint=f"Cast it: SELECT ..., {quote_identifier(source.name)}::{trained.sql_type} FROM ...",
                 sqlstate="42804",
             )
+        if source.kind.typtype == "e":
+            _check_labels(source, trained)
         values = ", ".join("NULL" if value is None else quote_literal(value) for value in trained.classes)
         sql = f"ARRAY[{values}]::text[]::{source.kind.sql}[]"
         parameters = {"classes": trained.classes, "sql_type": source.kind.shown}
@@ -113,6 +116,40 @@ class OneHot(Column):
     def null_code(self) -> int:
         """The code of NULL labels; -1: NULL is no class."""
         return 0 if self.classes[0] is None else -1
+
+    # --- the labels of rows ---
+
+    def counts(self, db: Database, rows: Table) -> list[int]:
+        """The number of rows of each class, in the order of the classes."""
+        found = db.execute(
+            f"SELECT u.o::integer - 1 AS code, d.n FROM unnest({self.classes_sql}) WITH ORDINALITY AS u(v, o) "
+            f"JOIN {self._labels(rows)} d ON {self._equals(db, 'd.v', 'u.v')}"
+        )
+        numbers = {row["code"]: row["n"] for row in found}
+        return [numbers.get(code, 0) for code in range(len(self.classes))]
+
+    def strangers(self, db: Database, rows: Table) -> list[tuple[str, int]]:
+        """(label, rows) of the labels that are no class, most frequent first."""
+        found = db.execute(
+            f"SELECT d.v::text AS v, d.n FROM {self._labels(rows)} d WHERE NOT EXISTS (SELECT 1 FROM "
+            f"unnest({self.classes_sql}) AS u(v) WHERE {self._equals(db, 'd.v', 'u.v')}) ORDER BY d.n DESC, 1"
+        )
+        return [(row["v"], row["n"]) for row in found]
+
+    def is_one_sql(self, db: Database, labels: Sequence[str]) -> str:
+        """SQL: whether the label of a row `t` is one of `labels`."""
+        assert self.kind is not None
+        own = replace(self, class_kind=self.kind)
+        listed = ", ".join(map(quote_literal, labels))
+        equals = own._equals(db, f"t.{quote_identifier(self.name)}::{self.kind.sql}", "u.v")
+        return f"EXISTS (SELECT 1 FROM unnest(ARRAY[{listed}]::text[]::{self.kind.sql}[]) AS u(v) WHERE {equals})"
+
+    def _labels(self, rows: Table) -> str:
+        """SQL: the labels of rows except NULL as `v`, with the number of their rows as `n`."""
+        assert self.kind is not None
+        name = f"s.{quote_identifier(self.name)}"
+        label = self.kind.collated(f"{name}::{self.kind.sql}")
+        return f"(SELECT {label} AS v, count(*) AS n FROM {rows} s WHERE {name} IS NOT NULL GROUP BY 1)"
 
     # --- labels to codes, in SQL ---
 
@@ -185,6 +222,7 @@ class OneHot(Column):
             raise MopError(
                 f'the classes of column "{self.name}" are no subset of those of training',
                 detail=f"Training has no class {', '.join(values[:SHOWN])}{', ...' if len(values) > SHOWN else '.'}",
+                hint="Leave their rows out; or train anew on all classes (mop_retrain without warm).",
             )
 
     # --- predictions ---
@@ -211,9 +249,7 @@ class OneHot(Column):
         classes = list(self.classes)
         while len(classes) > 1 and classes[-1] is None:  # they fill up the width
             classes.pop()
-        null = "NULL"
-        while null in classes:
-            null = f"[{null}]"
+        null = free_name("NULL", classes)
         config: dict[str, Any] = {"vocabulary": classes, "mask_token": None, "num_oov_indices": 0, "invert": True}
         if classes[0] is None:
             config.update(vocabulary=classes[1:], mask_token=null)
@@ -231,6 +267,17 @@ class OneHot(Column):
         return "text" if self.class_kind is None else self.class_kind.sql
 
 
+def free_name(name: str, taken: Collection[str | None]) -> str:
+    """`name`, in brackets as long as a class has this name.
+
+    >>> free_name("NULL", ["a", "NULL"])
+    '[NULL]'
+    """
+    while name in taken:
+        name = f"[{name}]"
+    return name
+
+
 def _check_kind(source: SourceColumn) -> None:
     """Raises MopError where the values of the source's type cannot be compared and ordered."""
     kind = source.kind
@@ -239,6 +286,24 @@ def _check_kind(source: SourceColumn) -> None:
             f'invalid dependent_varname: column "{source.name}" has type {kind.shown}, '
             "whose values cannot be ordered as classes",
             hint=f'Cast it: SELECT ..., "{source.name}"::text FROM ...',
+        )
+
+
+def _check_labels(source: SourceColumn, trained: Column) -> None:
+    """Raises MopError where a class of training is no label of the source's enum any more."""
+    labels = source.db.execute(
+        "SELECT enumlabel::text AS v FROM pg_enum WHERE enumtypid = $1", ["oid"], [source.kind.oid]
+    )
+    lost = sorted(
+        {value for value in trained.classes or () if value is not None}.difference(row["v"] for row in labels)
+    )
+    if lost:
+        raise MopError(
+            f'type {source.kind.shown} of target "{source.name}" has no label {lost[0]}, which is a class of the model',
+            detail="The label has been renamed since, or the type is another one.",
+            hint="Train anew on the labels of today: mop_retrain without warm. Or rename the label back: "
+            f"ALTER TYPE {source.kind.sql} RENAME VALUE '...' TO {quote_literal(lost[0])};",
+            sqlstate="22P02",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,20 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, written
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
-from pg_mop.columns.features.base import number_sql
-from pg_mop.columns.features.number import MOST
+from pg_mop.columns.features.conversion import number_sql
+from pg_mop.columns.features.number import MOST, distribution
 
 if TYPE_CHECKING:
     import numpy
 
+SAMPLE = 10_000  # rows of the distribution
 INEXACT = ("numeric", "real", "double precision")  # types that have NaN
 
 
 @dataclass
 class TargetNumber(Column):
-    """Parameters: `mean`, `deviation`, `least`, `most`, `sql_type`, `shape` ([1]). Rows without a number are refused."""
+    """Parameters: `mean`, `deviation`, `least`, `most`, `sql_type`, `shape` ([1]), `edges` and `shares` (for mop_drift). Rows
+    without a number are refused."""
 
     type_name = "target_number"
 
@@ -47,7 +50,12 @@ class TargetNumber(Column):
                 hint=f"Leave them out: SELECT ... WHERE abs({quote_identifier(source.name)}) < {MOST:g}.",
                 sqlstate="22003",
             )
+        step = max(1, math.ceil(found["known"] / SAMPLE))
+        sample = source.db.execute(
+            f"SELECT v FROM (SELECT {raw} AS v, row_number() OVER () AS n FROM {source.table}) t WHERE n % {step} = 0"
+        )
         parameters = {name: found[name] for name in ("mean", "deviation", "least", "most")}
+        parameters.update(distribution([math.nan if row["v"] is None else row["v"] for row in sample]))
         return cls(source.name, {**parameters, "sql_type": kind.shown, "shape": [1], "rows": found["known"]}, kind)
 
     @classmethod

@@ -21,8 +21,10 @@ from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
-from pg_mop.columns.features.base import as_trained, family
+from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type
 from pg_mop.columns.features_column import Features
+from pg_mop.columns.one_hot import free_name
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
@@ -65,25 +67,6 @@ IS_SAFE = (
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 KEPT = 8  # models that a session keeps
-# the types that the values of a JSON row are read as; no type of a user's, whose functions would run as the caller
-ROW_TYPES = {
-    "boolean": "boolean",
-    "date": "date",
-    "timestamp without time zone": "timestamp without time zone",
-    "timestamp with time zone": "timestamp with time zone",
-    "time without time zone": "time without time zone",
-    "time with time zone": "time with time zone",
-    "interval": "interval",
-    "smallint": "numeric",
-    "integer": "numeric",
-    "bigint": "numeric",
-    "numeric": "numeric",
-    "real": "double precision",
-    "double precision": "double precision",
-    "bytea": "bytea",
-    "json": "jsonb",
-    "jsonb": "jsonb",
-}
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
@@ -95,6 +78,7 @@ class NamedModel(RowInputs, Model):
     version: int
     key: tuple[str, str]
     code: CustomCode | None  # that its architecture needs
+    told: set[str]  # columns of whose unseen values the session has been told
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -131,7 +115,7 @@ class NamedModel(RowInputs, Model):
         )
         assert row is not None
         self.kind, self.target = row["kind"], row["target"]
-        self.regression = self.kind == "regression"
+        self.regression, self.told = self.kind == "regression", set()
         what = f'version {version} of model "{name}"'
         self.source = weights.find(db, table, f"version = {version}", row["reference"], what, lock=False)
         with _reading(what):
@@ -189,21 +173,27 @@ class NamedModel(RowInputs, Model):
     def row_query(self) -> str:
         """SQL: the wires of one row, the JSON object $1. Absent columns are NULL, others do not matter."""
         types = self.types()
-        columns = ", ".join(f"{quote_identifier(name)} {_row_type(sql_type)}" for name, sql_type in types.items())
-        values = ", ".join(
-            f"{as_trained('t.' + quote_identifier(name), _row_type(sql_type), sql_type)} AS {quote_identifier(name)}"
-            for name, sql_type in types.items()
-        )
+        columns = ", ".join(f"{quote_identifier(name)} {json_type(sql_type)}" for name, sql_type in types.items())
+        values = ", ".join(f"{self._from_json(name)} AS {quote_identifier(name)}" for name in types)
         wires = ", ".join(f"{wire} AS w{i}" for i, wire in enumerate(self.wires_sql()))
-        return f"SELECT {wires} FROM (SELECT {values} FROM jsonb_to_record($1) AS t({columns})) q"
+        return f"SELECT {wires} FROM (SELECT {values} FROM json_to_record($1) AS t({columns})) q"
+
+    @functools.cached_property
+    def _trained(self) -> tuple[dict[str, str], dict[str, str]]:
+        return self.types(), self.zones()
+
+    def _from_json(self, name: str) -> str:
+        """SQL: the value of a column of a JSON row `t` as one of the type of training."""
+        types, zones = self._trained
+        return as_trained(f"t.{quote_identifier(name)}", json_type(types[name]), types[name], zones.get(name, UTC))
 
     def bad_value(self, db: Database, row: str) -> MopError | None:
         """The error for the first value of a JSON row that does not have the type of its column."""
         for name, sql_type in self.types().items():
             try:
                 db.one(
-                    f"SELECT x FROM jsonb_to_record($1::jsonb) AS t({quote_identifier(name)} {_row_type(sql_type)}), "
-                    f"LATERAL (SELECT t.{quote_identifier(name)}::text) AS q(x)",
+                    f"SELECT x FROM json_to_record($1::json) AS t({quote_identifier(name)} {json_type(sql_type)}), "
+                    f"LATERAL (SELECT ({self._from_json(name)})::text) AS q(x)",
                     ["text"],
                     [row],
                 )
@@ -248,8 +238,12 @@ class NamedModel(RowInputs, Model):
         return decoded
 
     def labels(self, width: int) -> list[str]:
-        """The class of each unit."""
-        return ["NULL" if label is None else label for label in self.output.labels(width)]
+        """The name of each unit: its class, or its place where more units than classes were asked for. All differ."""
+        labels = self.output.labels(width)
+        return [
+            free_name("NULL" if k == 0 else f"(unit {k})", labels) if label is None else label
+            for k, label in enumerate(labels)
+        ]
 
     def to_keras(self) -> dict[str, Any]:
         """What the trainer needs to build the model that takes raw columns (mop_udf/raw_model.py); JSON-able."""
@@ -278,7 +272,7 @@ def _reading(what: str) -> AbstractContextManager[None]:
 def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     """The answers of the outputs of many rows."""
     if model.regression:
-        return [(f"{v:.9g}" if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
+        return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
     labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
     # (a template for the JSON of all rows: json.dumps of each row would take most of the time)
     names = (json.dumps(label).replace("%", "%%") for label in labels)
@@ -291,6 +285,11 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     ]
 
 
+def _number_text(value: float) -> str:
+    """The shortest text of exactly this double."""
+    return repr(value).removesuffix(".0")
+
+
 class RowReader:
     """The rows of a table, view or query, as a model reads them."""
 
@@ -301,7 +300,8 @@ class RowReader:
         if isinstance(model, NamedModel) and source and not self.is_query and db.find_table(source) is None:
             part = part_query(db, model.name, model.table, source)
         self.origin, self.columns, self.exact_types = origin_of(db, source, part)
-        self.types = model.types()
+        self.types, zones = model.types(), model.zones()
+        self.zones = {name: zones.get(name, UTC) for name in self.types}
         self.missing = [name for name in self.types if name not in self.columns]
         for name, wanted in self.types.items():
             if name in self.columns and family(self.columns[name]) != family(wanted):
@@ -319,9 +319,9 @@ class RowReader:
         """
         inner = [
             (
-                f"NULL::{_row_type(wanted)}"
+                f"NULL::{json_type(wanted)}"
                 if name in self.missing
-                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted)
+                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted, self.zones[name])
             )
             + f" AS {quote_identifier(name)}"
             for name, wanted in self.types.items()
@@ -371,11 +371,33 @@ class RowReader:
 
     def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
         """Tell the caller once which categories training rows did not have."""
-        for name, values in unseen.items():
-            self.db.notice(
-                f'column "{name}" has values that training rows did not have',
-                detail=f"For instance {', '.join(values)}. They are predicted as rare values.",
-            )
+        lost = {name: found for name in unseen if (found := self._lost_labels(name))}
+        tell_unseen(self.db, unseen, lost)
+
+    def _lost_labels(self, name: str) -> list[str]:
+        """The values of a category of an enum that are no labels of it any more: they have been renamed."""
+        features = (f for column in self.model.inputs if isinstance(column, Features) for f in column.features)
+        feature = next((f for f in features if f.name == name and isinstance(f, Category)), None)
+        if feature is None or feature.column not in self.exact_types:
+            return []
+        labels = self.db.execute(
+            "SELECT enumlabel::text AS v FROM pg_enum WHERE enumtypid = to_regtype($1)",
+            ["text"],
+            [self.exact_types[feature.column]],
+        )
+        return sorted(set(feature.parameters["values"]).difference(row["v"] for row in labels)) if labels else []
+
+
+def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list[str]]) -> None:
+    """Tell the caller of values that training rows did not have; `lost`: {column: labels of its enum that are gone}."""
+    for name, values in unseen.items():
+        gone = lost.get(name)
+        db.notice(
+            f'column "{name}" has values that training rows did not have',
+            detail=f"For instance {', '.join(values)}. They are predicted as rare values."
+            + (f" Its type has no label {', '.join(gone[:5])} any more: renamed?" if gone else ""),
+            hint=f"SELECT {db.extension}.mop_retrain(...); learns the labels of today." if gone else None,
+        )
 
 
 def origin_of(db: Database, source: str | None, part: str | None = None) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -443,7 +465,3 @@ def _unsafe(what: str, table: Table) -> MopError:
         hint=f"CREATE TABLE my_model AS SELECT * FROM {table}; copies it, if you trust its owner.",
         sqlstate="42501",
     )
-
-
-def _row_type(sql_type: str) -> str:
-    return "double precision[]" if sql_type.endswith("[]") else ROW_TYPES.get(sql_type, "text")

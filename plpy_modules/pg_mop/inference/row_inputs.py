@@ -12,6 +12,7 @@ from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import quote_literal
 from pg_mop.backend.trusted import is_of_trusted_role, locked_of_any_role
 from pg_mop.columns import Column
+from pg_mop.columns.features.conversion import family
 from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
 
@@ -23,6 +24,7 @@ class RowInputs:
     """The columns that rows are read with. `inputs`: Columns; `wanted`: who wants their types, for errors."""
 
     inputs: Sequence[Column]
+    output: Column | None
 
     @property
     def wanted(self) -> str:
@@ -53,6 +55,11 @@ class RowInputs:
                 found[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
         return found
 
+    def zones(self) -> dict[str, str]:
+        """{column: the time zone of its moments}, of the columns that have moments."""
+        features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
+        return {feature.column: feature.zone for feature in features if family(feature.sql_type) == "moment"}
+
     def wires_sql(self, names: Sequence[str] = ()) -> list[str]:
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
@@ -69,12 +76,13 @@ class RowInputs:
 class PackedInputs(RowInputs):
     """The columns of a packed table: other rows can be compared with those that it was packed from.
 
-    `all_inputs`: also those whose values cannot be compared, such as images.
+    `all_inputs`: also those whose values cannot be compared, such as images; `output`: the target, if there is one.
     """
 
-    def __init__(self, name: str, all_inputs: Sequence[Column]) -> None:
+    def __init__(self, name: str, all_inputs: Sequence[Column], outputs: Sequence[Column]) -> None:
         """`name`: as the caller calls the table."""
         self.name, self.all_inputs = name, all_inputs
+        self.output = outputs[0] if len(outputs) == 1 else None
         self.inputs = [column for column in all_inputs if isinstance(column, Features)]
 
     @classmethod
@@ -123,7 +131,7 @@ class PackedInputs(RowInputs):
         if [training.packed.oid, training.summary.oid] != [packed.oid, summary.oid]:
             raise _renamed(name)
         with understood(f'the summary of "{name}" cannot be read'):
-            return cls(name, training.transform.inputs)
+            return cls(name, training.transform.inputs, training.transform.outputs)
 
     def reading(self) -> AbstractContextManager[None]:
         return understood(f'the summary of "{self.name}" cannot be read')

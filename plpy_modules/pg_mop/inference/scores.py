@@ -11,7 +11,8 @@ LEAST = 1e-15  # of a probability in a logarithm
 
 
 def classification(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-    """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes.
+    """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes: over those
+    that occur in the truth or in the predictions (of recall alone, as balanced_accuracy: in the truth).
 
     auc: of the second class for two classes, else one against the rest, averaged over the classes that occur.
     """
@@ -22,16 +23,17 @@ def classification(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, fl
         "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(truth)), truth], LEAST, 1)).mean()),
     }
     table = confusion(truth, predicted, classes)
-    rows = [row for row in class_report(table) if row["support"]]
+    report = class_report(table)
+    rows = [row for row, said in zip(report, table.sum(0)) if row["support"] or said]
     if classes == 2:
-        second = class_report(table)[1]
+        second = report[1]
         found.update({name: second[name] for name in ("precision", "recall", "f1")})
         found["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
         areas = [auc(truth == 1, probabilities[:, 1])]
     else:
         found.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
         areas = [auc(truth == k, probabilities[:, k]) for k in range(classes)]
-    found["balanced_accuracy"] = float(np.mean([row["recall"] for row in rows]))
+    found["balanced_accuracy"] = float(np.mean([row["recall"] for row in report if row["support"]]))
     known = [area for area in areas if not math.isnan(area)]
     if known:
         found["auc"] = float(np.mean(known))
@@ -109,14 +111,16 @@ def auc(positive: np.ndarray, scores: np.ndarray) -> float:
 
 
 def roc_curve(positive: np.ndarray, scores: np.ndarray) -> list[tuple[float, float, float]]:
-    """(threshold, false positive rate, true positive rate) at each different score, from the highest on."""
+    """(threshold, false positive rate, true positive rate) at different scores, from the highest on: the corners of the
+    curve, so that the area below the points is `auc`."""
     order = np.argsort(-scores, kind="stable")
     scores, hits = scores[order], positive[order]
     last = np.r_[np.nonzero(np.diff(scores))[0], len(scores) - 1]
-    true, false = np.cumsum(hits)[last], np.cumsum(~hits)[last]
+    true, false = (np.r_[0, np.cumsum(own)[last]] for own in (hits, ~hits))
+    corners = np.r_[True, (np.diff(true, 2) != 0) | (np.diff(false, 2) != 0), True]
     right, wrong = max(1, int(hits.sum())), max(1, int((~hits).sum()))
-    points = [(float("inf"), 0.0, 0.0)]
-    return points + list(zip(scores[last].tolist(), (false / wrong).tolist(), (true / right).tolist()))
+    points = (np.r_[np.inf, scores[last]], false / wrong, true / right)
+    return list(zip(*(own[corners].tolist() for own in points)))
 
 
 def calibration(positive: np.ndarray, scores: np.ndarray, bins: int = 10) -> list[tuple[float, float, int]]:

@@ -62,6 +62,13 @@ def rows_with(db: Database, table: Table, known: str | None) -> Iterator[Table]:
 
 
 @contextmanager
+def rows_where(db: Database, table: Table, condition: str) -> Iterator[Table]:
+    """The rows `t` of a table for which a condition in SQL holds."""
+    with _view(db, f"SELECT * FROM {table} t WHERE {condition}") as view:
+        yield view
+
+
+@contextmanager
 def rows_with_values(db: Database, table: Table, values: Mapping[str, str], columns: Iterable[str]) -> Iterator[Table]:
     """The rows of a table in which some columns have other values: {column: SQL}. `columns`: all that are needed."""
     if not values:

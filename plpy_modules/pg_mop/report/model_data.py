@@ -361,13 +361,18 @@ def _calibration(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], 
     }
 
 
+def _whole(value: float) -> Any:
+    """As `rounded`, but large numbers keep their units: seconds since 1970 differ in their last digits."""
+    return int(value) if math.isfinite(value) and abs(value) >= 1e6 else rounded(float(value))
+
+
 def _predicted(truth: np.ndarray, predicted: np.ndarray) -> Section:
     report = scores.regression_report(truth, predicted)
     rows = np.arange(len(truth))
     if len(rows) > MOST_DOTS:
         rows = np.random.default_rng(0).choice(rows, MOST_DOTS, replace=False)
-    dots = [[rounded(float(truth[i])), rounded(float(predicted[i]))] for i in rows]
-    means = [[rounded(band["actual"]), rounded(band["predicted"])] for band in report]
+    dots = [[_whole(truth[i]), _whole(predicted[i])] for i in rows]
+    means = [[_whole(band["actual"]), _whole(band["predicted"])] for band in report]
     names = ("least", "most", "rows", "actual", "predicted", "mae", "rmse", "bias")
     titles = ("from", "to", "rows", "mean truth", "mean prediction", "mae", "rmse", "bias")
     return {
@@ -385,7 +390,7 @@ def _predicted(truth: np.ndarray, predicted: np.ndarray) -> Section:
         "tables": [
             table(
                 dict.fromkeys(titles, True),
-                [[band[name] for name in names] for band in report],
+                [[_whole(band[name]) for name in names] for band in report],
                 "Errors in bands of the truth that have about as many rows",
             )
         ],

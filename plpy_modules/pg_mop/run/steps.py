@@ -35,6 +35,7 @@ class Steps:
         aggregate.session(db.plpy).give_back()  # a step may need the trainer of the calling session
         self.session = sessions.open_session(targets.local(db), None, name, db.check_interrupts)
         given = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
+        given["TimeZone"] = db.setting("TimeZone") or "UTC"  # (of the casts in the caller's views and queries)
         given.update({f"pg_mop.{setting}": text for setting, text in settings.given(db).items()})
         self.run(
             "SELECT "

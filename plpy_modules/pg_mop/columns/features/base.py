@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal, written
-from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.columns.features.conversion import UTC, family
 
 if TYPE_CHECKING:
     import numpy
 
 ON_NULL = ("indicator", "fill", "refuse")
-TIMES = ("time without time zone", "time with time zone", "interval")
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,11 @@ class Source:
     sql_type: str
     path: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def zone(self) -> str:
+        """The time zone in which moments are taken."""
+        return str(self.options.get("zone", UTC))
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Feature(ABC):
         common: dict[str, Any] = {"column": source.column, "sql_type": source.sql_type}
         if source.path:
             common["path"] = list(source.path)
+        if family(source.sql_type) == "moment":
+            common["zone"] = source.zone
         return cls(source.name, {**common, **parameters, "rows": statistics.rows, "nulls": statistics.nulls})
 
     # --- SQL ---
@@ -101,6 +107,11 @@ class Feature(ABC):
     def sql_type(self) -> str:
         return self.parameters["sql_type"]
 
+    @property
+    def zone(self) -> str:
+        """The time zone in which moments are taken."""
+        return str(self.parameters.get("zone", UTC))
+
     @classmethod
     @abstractmethod
     def wire_of(cls, source: Source) -> str:
@@ -108,7 +119,8 @@ class Feature(ABC):
 
     def wire_sql(self) -> str:
         """SQL: the same for the fitted feature."""
-        return self.wire_of(Source(self.name, self.column, self.sql_type, tuple(self.parameters.get("path") or ())))
+        path = tuple(self.parameters.get("path") or ())
+        return self.wire_of(Source(self.name, self.column, self.sql_type, path, {"zone": self.zone}))
 
     # --- elements ---
 
@@ -146,24 +158,6 @@ def raw_sql(column: str, path: Any = None) -> str:
     return f"({value}::jsonb #>> ARRAY[{keys}]::text[])"
 
 
-def number_sql(raw: str, sql_type: str, is_field: bool = False) -> str:
-    """SQL: a raw number as double precision; NULL for NaN, infinity where double precision ends.
-
-    A field of a JSON column that is no number is NULL.
-    """
-    if is_field:
-        number = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?\s*$"
-        raw, sql_type = f"(CASE WHEN {raw} ~ {quote_literal(number)} THEN {raw}::numeric END)", "numeric"
-    if sql_type == "numeric":
-        return (
-            f"(CASE WHEN {raw} = 'NaN' THEN NULL WHEN abs({raw}) < 1e300 THEN {raw}::double precision "
-            f"WHEN {raw} IS NOT NULL THEN sign({raw})::double precision * 'Infinity' END)"
-        )
-    if sql_type in ("real", "double precision"):
-        return f"nullif({raw}::double precision, 'NaN')"
-    return f"{raw}::double precision"
-
-
 def with_indicator(wires: numpy.ndarray, elements: numpy.ndarray, indicator: bool) -> numpy.ndarray:
     """Elements [rows, n], with one more that is 1 where the wire is NULL."""
     import numpy as np
@@ -176,27 +170,3 @@ def with_indicator(wires: numpy.ndarray, elements: numpy.ndarray, indicator: boo
 def wants_indicator(source: Source, statistics: Statistics) -> bool:
     """Whether the feature tells the net which values are NULL."""
     return bool(statistics.nulls) and source.options.get("on_null", "indicator") == "indicator"
-
-
-def family(sql_type: str) -> str:
-    """Types of one family may stand for one another once the features are fitted."""
-    if sql_type in NUMBERS:
-        return "number"
-    if sql_type in ("date", "timestamp without time zone", "timestamp with time zone"):
-        return "moment"
-    if sql_type in ("json", "jsonb"):
-        return "json"
-    if sql_type.endswith("[]"):
-        return "array"
-    return sql_type if sql_type in ("boolean", "bytea", *TIMES) else "text"
-
-
-def as_trained(value: str, actual: str, trained: str) -> str:
-    """SQL: a column's value, of its present type, as a value of the type of training. Both are of one family."""
-    if trained != actual and family(trained) == "moment":
-        return f"{value}::{trained}"
-    if actual == "numeric" and trained in NUMBERS - {"numeric"}:
-        return number_sql(value, "numeric")  # (a cast fails for numbers that double precision does not hold)
-    if trained == "numeric" and actual in ("smallint", "integer", "bigint"):
-        return f"{value}::numeric"
-    return value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql
+from pg_mop.columns.features.conversion import category_sql
 
 if TYPE_CHECKING:
     import numpy
@@ -47,11 +48,7 @@ class Category(Feature):
 
     @classmethod
     def wire_of(cls, source: Source) -> str:
-        """Blanks at the end of char(n) do not count, and capitals of citext do not."""
-        text = f"{raw_sql(source.column, source.path)}::text"
-        if source.sql_type == "citext":
-            return f"lower({text})"
-        return f"rtrim({text}, ' ')" if source.sql_type == "character" else text
+        return category_sql(raw_sql(source.column, source.path), source.sql_type, source.zone)
 
     @property
     def classes(self) -> list[str]:

@@ -12,6 +12,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import NUMBERS, STRINGS
 from pg_mop.columns.features.base import ON_NULL, Feature, Source, Statistics
 from pg_mop.columns.features.category import MAX_ONE_HOT, CodedCategory, OneHotCategory
+from pg_mop.columns.features.conversion import family
 from pg_mop.columns.features.moment import TYPES as MOMENTS
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import SCALES, Boolean, Number
@@ -29,6 +30,7 @@ OPTIONS = {
     "constant": float,
     "size": int,
     "channels": int,
+    "zone": str,
 }
 OF_KIND: dict[str, type[Feature]] = {
     "number": Number,
@@ -90,7 +92,9 @@ def _read_options(column: str, options: Any) -> dict[str, Any]:
                 f'transform of column "{column}": {name} must be one of {", ".join(allowed)}, not {value!r}',
                 hint=f"A word alone is a scale ({', '.join(SCALES)}) or a kind ({', '.join(KINDS)}).",
             )
-        if not isinstance(allowed, tuple) and (
+        if allowed is str and not (isinstance(value, str) and value.strip()):
+            raise MopError(f'transform of column "{column}": {name} must be a text, not {value!r}')
+        if allowed in (int, float) and (
             isinstance(value, bool)
             or not isinstance(value, (int, float))
             or not 0 < value < math.inf
@@ -152,6 +156,8 @@ def kind_of(source: Source, numeric_array: bool, is_enum: bool) -> str | None:
     """The kind by the type: one of KINDS, "boolean", or None for a type that has no features. "category" may yet become
     text. Raises MopError where the user's kind does not suit the type."""
     sql_type, wanted = source.sql_type, source.options.get("kind")
+    if "zone" in source.options and family(sql_type) != "moment":
+        raise MopError(f'transform: column "{source.name}" has type {sql_type}, which takes no zone', sqlstate="42804")
     by_type = (
         "number"
         if sql_type in NUMBERS

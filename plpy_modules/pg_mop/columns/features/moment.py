@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
+from pg_mop.columns.features.conversion import UTC, local_sql
 from pg_mop.columns.features.number import CLIP, distribution
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ TYPES = (
 
 @dataclass
 class Moment(Feature):
-    """The wire is seconds: since 1970 (UTC), of the day, or of an interval.
+    """The wire is seconds: since 1970 by the clocks of the zone, of the day, or of an interval.
 
     Elements: `age` (standardised), where the span of the training rows exceeds two months the time of the year as sine and
     cosine, where it exceeds two days the weekday (seven elements), and for types with a time the time of the day as sine
@@ -62,6 +63,11 @@ class Moment(Feature):
     def wire_of(cls, source: Source) -> str:
         """Infinity is NULL."""
         raw = raw_sql(source.column, source.path)
+        if source.sql_type == "timestamp with time zone" and source.zone != UTC:
+            raw = local_sql(raw, source.zone)
+        if source.sql_type == "date":  # (the range of dates is larger than that of timestamps)
+            days = f"({raw} - '1970-01-01'::date)::double precision"
+            return f"(CASE WHEN isfinite({raw}) THEN {days} * '{DAY}'::double precision END)"
         if not source.sql_type.startswith("time "):  # (a time of the day is finite)
             return f"(CASE WHEN isfinite({raw}) THEN date_part('epoch', {raw}) END)"
         return f"date_part('epoch', {raw})"  # (extract would compute with type numeric, which is slow)
@@ -99,7 +105,8 @@ class Moment(Feature):
         return {"kind": "moment", "limit": CLIP, **{name: self.parameters[name] for name in own}}
 
     def described(self) -> str:
-        return f"time: {', '.join(self.parameters['parts'])}" + ", NULL indicator" * self.parameters["indicator"]
+        zone = f", in {self.zone}" * (self.zone != UTC)
+        return f"time: {', '.join(self.parameters['parts'])}{zone}" + ", NULL indicator" * self.parameters["indicator"]
 
 
 def _has_times(sample: Any) -> bool:

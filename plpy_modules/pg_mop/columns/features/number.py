@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.columns.features.base import (
-    Feature,
-    Source,
-    Statistics,
-    number_sql,
-    raw_sql,
-    wants_indicator,
-    with_indicator,
-)
+from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
+from pg_mop.columns.features.conversion import number_sql
 
 if TYPE_CHECKING:
     import numpy
