@@ -48,7 +48,8 @@ $$;
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
 CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" json, version double precision DEFAULT NULL)
-RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE plpython3u STABLE AS $$
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
+LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$
 #python
 from pg_mop.api import answers
 return answers.mop_predict_row(plpy, *args)

@@ -100,6 +100,18 @@ def test_the_part_of_another_roles_model_is_not_read(people, leaving):
     people.run("DROP OWNED BY guest; DROP ROLE guest")
 
 
+def test_rows_of_a_class_without_training_rows_are_errors(people, leaving):
+    more = "SELECT id, age, plan, score, joined, CASE id % 2 WHEN 0 THEN 'maybe' ELSE leaves END AS leaves FROM people"
+    known = f"SELECT * FROM ({more}) q WHERE leaves <> 'maybe'"
+    accuracy = "SELECT value FROM mop_evaluate('leaving', $${}$$, 1) WHERE metric = 'accuracy'"
+    assert people.value(accuracy.format(more)) == pytest.approx(people.value(accuracy.format(known)) / 2)
+    matrix = people.run("SELECT * FROM mop_confusion_matrix('leaving', %s, 1)", [more])
+    assert sum(r["row_count"] for r in matrix if r["actual"] == "maybe") == ROWS // 2
+    assert not [r for r in matrix if r["predicted"] == "maybe" and r["row_count"]]
+    found = people.run("SELECT * FROM mop_baselines('leaving', 'people', %s, 1) WHERE metric = 'accuracy'", [more])
+    assert len(found) > 2 and all(r["value"] <= 0.5 for r in found)
+
+
 def test_the_statements_by_hand_repeat_the_steps(people, leaving):
     for statement in leaving.split("The steps by hand:\n")[1].splitlines():
         people.run(statement.strip().replace("leaving", "by_hand"))

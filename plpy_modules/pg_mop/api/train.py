@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from typing import Any
 
-from pg_mop.api import explained_training, reports
+from pg_mop.api import explained_training, reports, training_checks
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
@@ -15,23 +16,26 @@ from pg_mop.api.named_models import Version, add_version, check_writable, step_p
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.api.table_nets import layer_names
-from pg_mop.backend import settings, weights
+from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
 from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
-from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
 from pg_mop.run import same_rows
 from pg_mop.run.steps import Steps
 
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 VALID = 0.2  # the default share of the validation part (sql/64_train.sql)
 RESERVED = 0.05  # of the time limit, for measuring the winner
+FOR_BASELINES = 0.1  # of the time limit, for training these
+LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
+BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = (
     "source",
@@ -154,7 +158,8 @@ class Training:
             self._check_folds()
         self.statements: list[str] = []
         self.made: list[tuple[str, str]] = []  # (kind, name) of relations that the steps have made
-        with rows_of(db, self.source) as rows:
+        self.query: str | None = None  # the source with qualified names, where it is a query
+        with view_of_query(db, self.source) if is_query(self.source) else rows_of(db, self.source) as rows:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
             (target,) = columns_named(db, rows, "target", split_names(self.target))
@@ -166,16 +171,27 @@ class Training:
                     sqlstate="42804",
                 )
             self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
-            for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
+            unused = [
                 columns_named(db, rows, name, split_names(arguments[name]))
-            if arguments["folds"] is not None and self.split == "group":
-                self._groups(rows)
-            self.rows = db.value(f"SELECT count(*) FROM {rows}")
+                for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
+            ]
+            self.column = target
+            self.used = [name for name in db.columns(rows) if not any(name in names for names in unused)]
+            if is_query(self.source):
+                self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
+            else:
+                if arguments["folds"] is not None and self.split == "group":
+                    self._groups(rows)
+                self._count(rows)
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
                 f'table "{self.source}" is temporary: the sessions that train cannot see it',
                 hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
             )
+        self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
+
+    def _count(self, rows: Any) -> None:
+        self.rows = self.db.value(f"SELECT count(*) FROM {rows}")
         if self.rows < 10:
             raise MopError(
                 f"there are {self.rows} rows: too few to train, to choose and to measure",
@@ -227,17 +243,20 @@ class Training:
         prefix = step_prefix(db, self.name, version)
         n = {
             part: db.suffixed(prefix, f"_{part}")
-            for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
+            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
         }
         if db.explaining is not None:
             explained_training.explain(self, prefix, n, version)
+        training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
             self.begin(steps, prefix, n)
             same_rows.check(db, steps, self.source)
             try:
+                self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
                 self.pack_parts(steps, n)
                 kind = self.make_nets(steps, n)
+                self.tell_of_rows(n, kind)
                 prepared = time.monotonic() - began
                 self.search_nets(steps, n, kind, began)
             except BaseException:
@@ -258,7 +277,9 @@ class Training:
         metrics = measured.measures(model.regression)
         found = [Contender("pg_mop", metrics)]
         if self.arguments.get("baselines") is not False:
-            found += contenders(db, session, model, n["train"], n["test"])
+            left = self.seconds - (time.monotonic() - began)
+            found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
+        self._tell_giveaway(session, model, n["test"], metrics)
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
@@ -291,6 +312,9 @@ class Training:
         They are marked in the same transaction: the next call drops what a killed one has left.
         """
         self.statements.append(sql)
+        self._run(steps, sql, made, quiet)
+
+    def _run(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
         steps.run(sql + (self._marking(made) if made else ""), quiet)
         self.made += [("TABLE", name) for name in made or []]
 
@@ -300,6 +324,16 @@ class Training:
         tag = f"$mop_{secrets.token_hex(4)}$"
         return f" DO {tag}{_MARKING.format(tables=tables, remark=quote_literal(REMARK))}{tag};"
 
+    def read_query(self, steps: Steps, n: dict[str, str]) -> None:
+        """Store the rows of a query, which so runs once."""
+        if self.query is not None:
+            self._run(
+                steps,
+                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {self.source.strip().rstrip(';')}\n;",
+                [n["rows"]],
+            )
+            self._count(self._found(n["rows"]))
+
     def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
         method, by = a["split"], a["by"]
@@ -308,10 +342,16 @@ class Training:
         valid = a["valid"] if a["folds"] is None else 0
         given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
         self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
-        values = [self.source, prefix, *given.values(), REMARK]
+        source = self.source if self.query is None else n["rows"]
+        values = [source, prefix, *given.values(), REMARK]
         found = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
         self.parts = {part: rows for part, rows, _ in found}
         self.queries = {part: query for part, _, query in found}
+        if self.query is not None:
+            stored = f"FROM {self._found(n['rows'])} t"
+            self.queries = {
+                part: query.replace(stored, f"FROM {in_brackets(self.query)} t") for part, query in self.queries.items()
+            }
         self.made += [("VIEW", n[part]) for part in self.parts]
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
@@ -366,6 +406,26 @@ class Training:
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
+    def tell_of_rows(self, n: dict[str, str], kind: str) -> None:
+        """Tell the caller what makes measures too good, or a model useless. The parts are committed views."""
+        train = self._found(n["train"])
+        training_checks.tell_copies(self.db, train, self._found(n["test"]), self.used, self.parts)
+        if kind == "regression":
+            training_checks.tell_long_tail(self.db, train, self.column)
+        elif self.arguments["weight"] is None:
+            training_checks.tell_rare_class(self.db, train, self.column)
+
+    def _tell_giveaway(self, session: Any, model: NamedModel, part: str, metrics: dict[str, float]) -> None:
+        """Tell the caller of a column that gives the target away."""
+        main = main_metric(model.regression)
+        without = 0.0
+        if not model.regression:
+            name = quote_identifier(model.target)
+            without = self.db.value(
+                f"SELECT max(n)::float8 / sum(n) FROM (SELECT count(*) AS n FROM {self._found(part)} GROUP BY {name}::text) c"
+            )
+        training_checks.tell_giveaway(self.db, session, model, part, main, metrics[main], without)
+
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
         rows = self.parts["train"]
         small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
@@ -387,12 +447,18 @@ class Training:
         iterations = 27
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
-        left = self.seconds * (1 - RESERVED) - (time.monotonic() - began)
+        reserved = RESERVED + FOR_BASELINES * (self.arguments.get("baselines") is not False)
+        left = self.seconds * (1 - reserved) - (time.monotonic() - began)
+        if left < 0.2 * self.seconds:
+            self.db.warning(
+                f"preparing the rows has taken {time.monotonic() - began:.0f} s of the time_limit of {self.seconds:.0f} s",
+                hint=f"time_limit => '{math.ceil(6 * (time.monotonic() - began))} s'",
+            )
         given: dict[str, Any] = {
             "procedure": "asha",
             "procedure_params": f"iterations={iterations}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
-            "time_limit": f"{max(0.5, left):.1f} s",
+            "time_limit": f"{max(LEAST_SECONDS, left):.1f} s",
             "max_trials": self.arguments["max_trials"],
             "folds": self.arguments["folds"],
         }
@@ -437,15 +503,20 @@ class Training:
             f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
         )
         if not reserved:
+            pid = self.db.value(
+                f"SELECT {self.db.extension}.mop_reserved_by($1, $2::name)", ["text", "text"], [schema, name]
+            )
             raise MopError(
                 f'another session is training model "{self.name}" now',
-                hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                detail=f"It is that of process {pid}." if pid is not None else None,
+                hint=f"SELECT pg_cancel_backend({pid}); ends its call." if pid is not None else "Call again.",
                 sqlstate="55006",
             )
 
     def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
         suffixed = self.db.suffixed
         return [
+            ("TABLE", n["rows"]),
             *(("VIEW", n[part]) for part in ("train", "valid", "test")),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
@@ -561,6 +632,10 @@ class Training:
             "The steps by hand:",
             *(f"  {statement}" for statement in self.statements),
         ]
+        if self.balanced:
+            lines.insert(-len(self.statements) - 1, BALANCED_NOTE)
+        if transaction.is_in_block():
+            lines.append("The model is kept, and exists for other sessions, from the COMMIT of this transaction on.")
         return "\n".join(lines)
 
 
