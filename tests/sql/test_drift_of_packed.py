@@ -23,7 +23,7 @@ def drift(db, source):
 
 def test_the_packed_rows_have_not_drifted(db):
     found = drift(db, "goods")
-    assert set(found) == {"price", "kind", "gift"}
+    assert set(found) == {"price", "kind", "gift", "label"}
     for row in found.values():
         assert row["verdict"] == "stable" and row["stability"] == pytest.approx(0, abs=1e-6)
         assert row["null_share_then"] == pytest.approx(row["null_share_now"])

@@ -53,6 +53,13 @@ def test_scales(scale, value, wanted):
     assert number([0.0, 1.0, 2.0, 3.0, 4.0], scale=scale).encode(np.array([value]))[0, 0] == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("scale", ["standard", "minmax", "robust", "log"])
+def test_a_deviation_below_the_precision_of_the_values_is_none(scale):
+    fitted = number([0.1, NAN, np.nextafter(0.1, 1), 0.1, 0.1], scale=scale)
+    assert np.abs(fitted.encode(np.array([0.1, 0.1 + 1e-10, 0.1 - 1e-10]))[:, 0]).max() < 1e-9
+    assert abs(number([0.1, 0.1 + 1e-9], scale=scale).encode(np.array([0.1 + 1e-9]))[0, 0]) > 0.4
+
+
 def test_the_log_scale_standardises_logarithms():
     values = [0.0, 10.0, 1000.0]
     logs = np.log1p(values)

@@ -6,6 +6,7 @@ categories; one reads the words of texts, where there are texts.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ def fit(
     features: list[Feature] = []
     texts: list[_Candidate] = []
     for c in candidates:
-        _check_magnitude(c)
+        _check_magnitude(fitted, c)
         reason = None
         if c.source.options.get("kind") is None and "scale" not in c.source.options:
             reason = choice.why_left_out("category" if c.kind == "category" else c.kind, c.source, c.statistics)
@@ -196,8 +197,9 @@ def _read_numbers(db: Database, table: Table, candidates: Sequence[_Candidate]) 
                 wires.append(f"{c.spread_sql()} AS s{i}")
                 fits = f"FILTER (WHERE abs(w{i}) <= {MOST})"
                 aggregates += [
-                    f"min(w{i}) AS least{i}",
-                    f"max(w{i}) AS most{i}",
+                    f"min(w{i}) {fits} AS least{i}",
+                    f"max(w{i}) {fits} AS most{i}",
+                    f"count(*) FILTER (WHERE abs(w{i}) > {MOST}) AS wild{i}",
                     f"avg(s{i}) {fits} AS mean{i}",
                     f"stddev_pop(s{i}) {fits} AS deviation{i}",
                 ]
@@ -211,26 +213,43 @@ def _read_numbers(db: Database, table: Table, candidates: Sequence[_Candidate]) 
                 deviation=row.get(f"deviation{i}"),
                 least=row.get(f"least{i}"),
                 most=row.get(f"most{i}"),
+                wild=row.get(f"wild{i}") or 0,
             )
 
 
-def _check_magnitude(c: _Candidate) -> None:
-    """Raises MopError where a column has numbers that cannot be packed."""
-    s = c.statistics
-    if c.kind != "number" or s.least is None or s.most is None or max(-s.least, s.most) <= MOST:
+def _check_magnitude(fitted: Fitted, c: _Candidate) -> None:
+    """Warn of numbers that are cut, here as in answers, and of those that hide others. Raises MopError where a column that
+    the user asks for has no other number."""
+    s, name = c.statistics, c.source.name
+    if c.kind != "number":
         return
-    column = quote_identifier(c.source.column)
-    value = s.most if s.most > -s.least else s.least
-    if c.source.path:
-        condition = f"abs({raw_sql(c.source.column, c.source.path)}::numeric) <= {MOST:g}"
-    else:
-        condition = f"abs({column}) <= {MOST:g}"
-    raise MopError(
-        f'column "{c.source.name}" has {value:g}, beyond {MOST:g}',
-        detail="Numbers are packed as float32, and their squares must be double precision.",
-        hint=f"Leave such rows out: SELECT * FROM ... WHERE {condition}.",
-        sqlstate="22003",
-    )
+    if s.wild and s.least is None and c.source.options.keys() & {"kind", "scale"}:
+        raise MopError(
+            f'column "{name}" has no number up to {MOST:g}',
+            detail="Numbers are packed as float32, and their squares must be double precision.",
+            hint=f"Leave it out: transform => {quote_literal(json.dumps({name: 'ignore'}))}.",
+            sqlstate="22003",
+        )
+    if s.wild and s.least is not None:
+        raw = raw_sql(c.source.column, c.source.path) + "::numeric" * bool(c.source.path)
+        fitted.warnings.append(
+            (
+                f'column "{name}" has {s.wild} number{"s that are" if s.wild > 1 else " that is"} infinite or beyond '
+                f"{MOST:g}: the scale cuts such numbers, here and in answers",
+                f"To leave such rows out: SELECT * FROM ... WHERE abs({raw}) <= {MOST:g}.",
+            )
+        )
+    scale = c.source.options.get("scale", "standard")
+    if scale in ("standard", "minmax") and choice.has_outlier(s):
+        assert s.least is not None and s.most is not None and s.mean is not None
+        far = s.most if s.most - s.mean > s.mean - s.least else s.least
+        robust = quote_literal(json.dumps({name: "robust"}))
+        fitted.warnings.append(
+            (
+                f'column "{name}" has {far:g}, so far from other numbers that these become almost equal',
+                f"Call with transform => {robust}, or leave such rows out.",
+            )
+        )
 
 
 def _read_sample(

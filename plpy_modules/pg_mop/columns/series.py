@@ -10,7 +10,7 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
-from pg_mop.columns.features.number import CLIP
+from pg_mop.columns.features.number import CLIP, spread
 
 if TYPE_CHECKING:
     import numpy
@@ -97,13 +97,18 @@ class Series(Column):
             )
             length = min(MAX_LENGTH, length)
         rows = source.db.execute(
-            f"SELECT (o - 1) % {channels} AS channel, avg(v) AS mean, stddev_pop(v) AS deviation FROM {source.table}, "
+            f"SELECT (o - 1) % {channels} AS channel, avg(v) AS mean, stddev_pop(v) AS deviation, min(v) AS least, "
+            f"max(v) AS most FROM {source.table}, "
             f"unnest({x}::double precision[]) WITH ORDINALITY AS u(v, o) WHERE abs(v) <= 1e30 GROUP BY 1"
         )
-        found = {row["channel"]: row for row in rows}
+        sql_type = str(source.kind.element)
+        deviations = {
+            row["channel"]: spread(row["deviation"], sql_type, row["least"], row["most"]) or 1.0 for row in rows
+        }
+        means = {row["channel"]: row["mean"] for row in rows}
         parameters = {
-            "means": [found[k]["mean"] if k in found else 0.0 for k in range(channels)],
-            "deviations": [(found[k]["deviation"] if k in found else None) or 1.0 for k in range(channels)],
+            "means": [means.get(k, 0.0) for k in range(channels)],
+            "deviations": [deviations.get(k, 1.0) for k in range(channels)],
             "dimensions": least,
             "shape": [int(length), channels],
             "rows": shapes.rows,

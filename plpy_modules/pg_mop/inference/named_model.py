@@ -22,7 +22,7 @@ from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
 from pg_mop.columns import Column, OneHot, transform_from_json
 from pg_mop.columns.features.category import Category
-from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type
+from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type, null_sql
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.one_hot import free_name
 from pg_mop.inference.custom_code import CustomCode
@@ -319,7 +319,7 @@ class RowReader:
         """
         inner = [
             (
-                f"NULL::{json_type(wanted)}"
+                null_sql(wanted)
                 if name in self.missing
                 else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted, self.zones[name])
             )

@@ -40,9 +40,10 @@ class Source:
 class Statistics:
     """What the training rows say about one column. The fields that its feature does not need are empty.
 
-    `rows`: all training rows; `nulls`: those without a value; `mean`, `deviation`, `least`, `most`: of the numbers, after
-    the logarithm where the feature takes it; `values`: (text, rows) of the most frequent values; `distinct`: the number of
-    different values; `sample`: values of evenly spaced rows, numbers (NaN: no value) or texts (None: no value).
+    `rows`: all training rows; `nulls`: those without a value; `wild`: those with a number that is infinite or beyond MOST;
+    `least`, `most`: of the other numbers; `mean`, `deviation`: of these, after the logarithm where the feature takes it;
+    `values`: (text, rows) of the most frequent values; `distinct`: the number of different values; `sample`: values of evenly
+    spaced rows, numbers (NaN: no value) or texts (None: no value).
     """
 
     rows: int = 0
@@ -54,6 +55,7 @@ class Statistics:
     values: tuple[tuple[str, int], ...] = ()
     distinct: int = 0
     sample: Any = ()
+    wild: int = 0
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pg_mop.columns.features.category import MAX_ONE_HOT, CodedCategory, OneHotC
 from pg_mop.columns.features.conversion import family
 from pg_mop.columns.features.moment import TYPES as MOMENTS
 from pg_mop.columns.features.moment import Moment
-from pg_mop.columns.features.number import SCALES, Boolean, Number
+from pg_mop.columns.features.number import MOST, SCALES, Boolean, Number, spread
 
 # kinds of columns: those that a transform may name
 KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "series", "image", "ignore")
@@ -40,6 +40,7 @@ OF_KIND: dict[str, type[Feature]] = {
 TEXTS = STRINGS | {"citext"}
 WORDS_OF_TEXT = 4  # a column whose values have so many words, and mostly differ, is text
 DISTINCT_OF_TEXT = 0.5
+MIDDLE = 0.01  # deviations that 90 % of the numbers span, or else outliers hide them
 FEW_ROWS = 20  # with fewer rows, different values say nothing
 ID_NAME = re.compile(r"(^|_)(id|uuid|guid|key|no|nr|number)$|[a-z]ID$|[a-z]Id$")
 
@@ -208,10 +209,13 @@ def why_left_out(kind: str, source: Source, statistics: Statistics) -> str | Non
     known = statistics.rows - statistics.nulls
     if not known:
         return "it is NULL in all rows"
-    if not statistics.nulls and (
+    if kind == "number" and statistics.least is None:
+        return f"it has no number up to {MOST:g}"
+    width, ends = statistics.deviation, (statistics.least, statistics.most)
+    if not (statistics.nulls or statistics.wild) and (
         statistics.distinct == 1
         if kind == "category"
-        else statistics.least is not None and statistics.least == statistics.most
+        else statistics.least is not None and not spread(width, source.sql_type, *ends)
     ):
         return "it has one value in all rows"
     if kind == "category" and statistics.distinct == known >= FEW_ROWS:
@@ -241,6 +245,18 @@ def feature_of(kind: str, source: Source, statistics: Statistics, max_categories
     return OF_KIND[kind].fit(source, statistics)
 
 
+def has_outlier(statistics: Statistics) -> bool:
+    """Whether few numbers are so far from the others that these become almost equal when they are scaled."""
+    import numpy as np
+
+    known = np.asarray(statistics.sample, "f8")
+    known = known[np.abs(known) <= MOST]
+    if len(known) < FEW_ROWS or not statistics.deviation:
+        return False
+    low, high = np.percentile(known, 5, method="higher"), np.percentile(known, 95, method="lower")
+    return bool(0 < high - low < MIDDLE * statistics.deviation)
+
+
 def leaks(values: list[Any], targets: list[Any], regression: bool) -> bool:
     """Whether a feature gives the target away, by a sample of both: it is the target, or decides it."""
     pairs = [(v, t) for v, t in zip(values, targets) if v is not None and v == v and t is not None and t == t]
@@ -251,7 +267,7 @@ def leaks(values: list[Any], targets: list[Any], regression: bool) -> bool:
 
         if not all(isinstance(v, (int, float)) for pair in pairs for v in pair):
             return False
-        x, y = np.array(pairs, "f8").T
+        x, y = np.array([pair for pair in pairs if max(map(abs, pair)) <= MOST] or [(0, 0)], "f8").T
         if x.std() == 0 or y.std() == 0:
             return False
         return abs(float(np.corrcoef(x, y)[0, 1])) > 0.99999

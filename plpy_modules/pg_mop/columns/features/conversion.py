@@ -114,6 +114,11 @@ def json_type(trained: str) -> str:
     return JSON_TYPES.get(trained, "text")
 
 
+def null_sql(trained: str) -> str:
+    """SQL: NULL as a value of a column that is missing now."""
+    return f"NULL::{trained if trained in MOMENTS else json_type(trained)}"
+
+
 def _moment_as_trained(value: str, actual: str, trained: str, zone: str) -> str:
     if actual == trained:
         return value
@@ -143,6 +148,8 @@ def _number_as_trained(value: str, actual: str, trained: str) -> str:
     exact, limit, least = f"{value}::text::numeric", f"'{HUGE}'::double precision", "'NaN'::double precision"
     if actual == "numeric":
         exact, limit, least = value, HUGE, "'NaN'::numeric"
+    else:
+        value = f"{value}::double precision"  # (there is no sign(real), and another role may have made one)
     return (
         f"(CASE WHEN {value} = {least} THEN NULL WHEN abs({value}) < {limit} THEN {exact} "
         f"WHEN {value} IS NOT NULL THEN sign({value})::numeric * {HUGE} END)"

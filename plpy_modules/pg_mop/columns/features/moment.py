@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
 from pg_mop.columns.features.conversion import UTC, local_sql
-from pg_mop.columns.features.number import CLIP, distribution
+from pg_mop.columns.features.number import CLIP, distribution, spread
 
 if TYPE_CHECKING:
     import numpy
@@ -51,7 +51,7 @@ class Moment(Feature):
             statistics,
             parts=parts or ["age"],
             mean=statistics.mean or 0.0,
-            deviation=statistics.deviation or 1.0,
+            deviation=spread(statistics.deviation, source.sql_type, statistics.least, statistics.most) or DAY,
             least=statistics.least,
             most=statistics.most,
             fill=statistics.mean or 0.0,

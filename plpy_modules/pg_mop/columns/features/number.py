@@ -33,7 +33,7 @@ class Number(Feature):
         scale = source.options.get("scale", "standard")
         if scale not in SCALES:
             raise MopError(f'the scale of column "{source.name}" must be one of {", ".join(SCALES)}, not {scale!r}')
-        center, factor = _scaling(scale, statistics)
+        center, factor = _scaling(scale, source.sql_type, statistics)
         fill = statistics.mean or 0.0
         if scale == "log":
             fill = math.copysign(math.expm1(abs(fill)), fill)
@@ -84,7 +84,7 @@ class Number(Feature):
         return f"number, {self.parameters['scale']}" + ", NULL indicator" * self.parameters["indicator"]
 
 
-def _scaling(scale: str, statistics: Statistics) -> tuple[float, float]:
+def _scaling(scale: str, sql_type: str, statistics: Statistics) -> tuple[float, float]:
     """(center, factor) of a scale."""
     import numpy as np
 
@@ -92,14 +92,27 @@ def _scaling(scale: str, statistics: Statistics) -> tuple[float, float]:
     center, width = 0.0, 1.0
     if scale in ("standard", "log"):
         center, width = statistics.mean or 0.0, statistics.deviation or 0.0
+        if scale == "log":
+            least, most = math.log1p(abs(least)), math.log1p(abs(most))
     elif scale == "minmax":
         center, width = least, most - least
     elif scale == "robust":
         sample = np.asarray(statistics.sample, "f8")
         sample = sample[np.isfinite(sample)]
         low, center, high = (float(v) for v in np.percentile(sample, [25, 50, 75])) if len(sample) else (0.0, 0.0, 0.0)
-        width = (high - low) or (statistics.deviation or 0.0)
+        width = spread(high - low, sql_type, least, most) or (statistics.deviation or 0.0)
+    width = spread(width, sql_type, least, most) if scale != "none" else width
     return center, 1.0 / width if width else 1.0
+
+
+def spread(width: float | None, sql_type: str, least: float | None, most: float | None) -> float:
+    """The width of numbers from `least` to `most`, such as their deviation; 0 where their type cannot tell it from 0.
+
+    >>> spread(1.4e-17, "double precision", 0.1, 0.1)
+    0.0
+    """
+    precision = 2.0**-23 if sql_type.startswith("real") else 2.0**-52
+    return width if width and width > 4 * precision * max(abs(least or 0.0), abs(most or 0.0)) else 0.0
 
 
 def distribution(sample: Any) -> dict[str, Any]:
