@@ -157,7 +157,6 @@ class Training:
         if arguments["folds"] is not None:
             self._check_folds()
         self.statements: list[str] = []
-        self.made: list[tuple[str, str]] = []  # (kind, name) of relations that the steps have made
         self.query: str | None = None  # the source with qualified names, where it is a query
         with view_of_query(db, self.source) if is_query(self.source) else rows_of(db, self.source) as rows:
             if len(split_names(self.target)) != 1:
@@ -260,7 +259,7 @@ class Training:
                 prepared = time.monotonic() - began
                 self.search_nets(steps, n, kind, began)
             except BaseException:
-                self._drop(steps)
+                steps.finish(self._dropping(n))
                 raise
         searched = time.monotonic() - began - prepared
         best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
@@ -296,13 +295,13 @@ class Training:
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
         self._complete(number, metrics, details)
-        self._end_steps()
+        self._end_steps(n)
         return self._report(number, model, found, details, chosen, switched)
 
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
         self._reserve(prefix)
-        self._drop_left(steps, n)
+        steps.run(self._dropping(n), quiet=True)
         for _, name in self._relations(n):
             self.db.output_table(name)
 
@@ -316,13 +315,11 @@ class Training:
 
     def _run(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
         steps.run(sql + (self._marking(made) if made else ""), quiet)
-        self.made += [("TABLE", name) for name in made or []]
 
     def _marking(self, made: list[str]) -> str:
         """SQL: the comment of those tables that exist."""
         tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self._ref(name))})" for name in made)
-        tag = f"$mop_{secrets.token_hex(4)}$"
-        return f" DO {tag}{_MARKING.format(tables=tables, remark=quote_literal(REMARK))}{tag};"
+        return " " + _block(_MARKING.format(tables=tables, remark=quote_literal(REMARK)))
 
     def read_query(self, steps: Steps, n: dict[str, str]) -> None:
         """Store the rows of a query, which so runs once."""
@@ -352,7 +349,6 @@ class Training:
             self.queries = {
                 part: query.replace(stored, f"FROM {in_brackets(self.query)} t") for part, query in self.queries.items()
             }
-        self.made += [("VIEW", n[part]) for part in self.parts]
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
         if a["folds"] is not None and "valid" in self.parts:
@@ -382,8 +378,8 @@ class Training:
             self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
 
     def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
+        # (mop_pack itself comments on the packed table)
         self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
-        self.made.append(("TABLE", output))  # (its comment is mop_pack's own)
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
@@ -514,34 +510,29 @@ class Training:
             )
 
     def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
+        """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
         suffixed = self.db.suffixed
         return [
-            ("TABLE", n["rows"]),
             *(("VIEW", n[part]) for part in ("train", "valid", "test")),
+            ("TABLE", n["rows"]),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
         ]
 
-    def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
-        """Drop what a call has left that was killed, or whose transaction was rolled back: our comment tells it."""
-        left = []
-        for kind, name in self._relations(n):
-            told = self.db.suffixed(name, "_summary") if name in (n["packed"], n["checked"]) else name
-            relation = f"pg_catalog.to_regclass({quote_literal(self._ref(told))})"
-            if steps.run(f"SELECT pg_catalog.obj_description({relation}, 'pg_class')")[0][0] == REMARK:
-                left.append((kind, name))
-        for kind, name in reversed(left):
-            steps.run(f"DROP {kind} IF EXISTS {self._ref(name)}", quiet=True)
+    def _dropping(self, n: dict[str, str]) -> str:
+        """SQL: drops what this call has made, or one that was killed or rolled back: our comment tells it."""
+        known = {name: name for _, name in self._relations(n)}  # relation -> the one with our comment
+        known.update({n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")})
+        rows = ", ".join(
+            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(known[name]))})"
+            for kind, name in self._relations(n)
+        )
+        return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
 
-    def _drop(self, steps: Steps) -> None:
-        """Drop what the steps have made, after a failure."""
-        for kind, name in reversed(self.made):
-            steps.drop(kind, self._ref(name))
-
-    def _end_steps(self) -> None:
+    def _end_steps(self, n: dict[str, str]) -> None:
         """Drop what the steps have made, in the caller's transaction; with `keep`, say what it is."""
-        for kind, name in reversed(self.made):
+        for kind, name in self._relations(n):
             table = self.db.find_table(name)
             if table is None:
                 continue
@@ -639,6 +630,21 @@ class Training:
         return "\n".join(lines)
 
 
+def _block(body: str) -> str:
+    tag = f"$mop_{secrets.token_hex(4)}$"
+    return f"DO {tag}{body}{tag};"
+
+
+_DROPPING = """
+DECLARE
+    part record;
+BEGIN
+    FOR part IN SELECT * FROM (VALUES {rows}) AS v(kind, name, told) LOOP
+        IF pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class') OPERATOR(pg_catalog.=) {remark} THEN
+            EXECUTE pg_catalog.format('DROP %s IF EXISTS %s', part.kind, part.name);
+        END IF;
+    END LOOP;
+END"""
 _MARKING = """
 DECLARE
     made regclass;
