@@ -115,6 +115,7 @@ CREATE TABLE @extschema@.mop_request (
 );
 CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
+CREATE INDEX mop_stage_configuration ON @extschema@.mop_stage (run_id, mst_key); -- for the end of a run
 
 -- The location of a stage's model state: the rows of this version in this state table. The row is narrow because every
 -- unit updates it.

@@ -9,12 +9,14 @@ from typing import Any
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 
 # Every session that a call opens has these settings: the settings of its role or database must not change the meaning
-# and the results of our SQL.
+# and the results of our SQL. No statement of ours has a time limit, since its time grows with the run; a wait for another
+# session has one, lock_timeout. (No JIT: plans that avoid nested loops seem expensive, and their compilation takes longer
+# than they do.)
 SESSION_OPTIONS = (
     "-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
     "-c extra_float_digits=3 -c row_security=on -c default_transaction_isolation=read\\ committed "
     "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
-    "-c idle_session_timeout=0 -c transaction_timeout=0"
+    "-c idle_session_timeout=0 -c transaction_timeout=0 -c statement_timeout=0 -c jit=off"
 )
 # A server must notice that the coordinator's machine has failed.
 KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
