@@ -48,6 +48,7 @@ FEW_VALUES = 10  # an integer target with so many values has classes
 MAX_COUNTED = 40_000  # values of a target that are counted
 FEW_ROWS = 20
 SHOWN = 5  # classes in a message
+VECTORS = ("vector", "halfvec")  # types of pgvector, which PostgreSQL casts to arrays
 
 
 @with_trainer
@@ -310,6 +311,10 @@ def _hint_to_pack(left_out: dict[str, str]) -> str:
         if "json" in reason:
             return (
                 "To pack a field, name it: transform => " + quote_literal(json.dumps({f"{name}->key": "number"})) + "."
+            )
+        if reason.split(" has no features")[0].rpartition(".")[2] in VECTORS:
+            return (
+                f"Cast it: SELECT *, {quote_identifier(name)}::real[] AS {quote_identifier(name + '_array')} FROM ..."
             )
         if "type" not in reason:
             return "To pack one, name it: transform => " + quote_literal(json.dumps({name: "category"})) + "."
