@@ -604,3 +604,12 @@ def test_a_message_with_half_of_a_character_leaves_the_session_whole(honest):
         assert "does not exist" in str(honest.error("SELECT madlib.mop_use_version('nothing', 1)"))
     assert honest.value("SELECT pg_backend_pid()") == pid
     assert honest.value("SELECT pg_postmaster_start_time()") == begun
+
+
+def test_a_row_of_another_role_that_lacks_a_value_is_an_error_that_names_it(honest, forger):
+    forger.run(
+        "ALTER TABLE forged ALTER model_weights DROP NOT NULL; UPDATE forged SET model_weights = NULL, in_use = true"
+    )
+    assert "cannot be used: model_weights is NULL" in str(honest.error("SELECT madlib.mop_predict_row('forged', '{}')"))
+    for role in ("NULL", "''"):
+        assert "no role is named" in str(forger.error(f"SELECT madlib.mop_share('forged', {role})"))

@@ -187,3 +187,29 @@ def test_predicted_numbers_are_doubles_to_the_last_digit(typed):
     real = typed.value("SELECT sqrt(avg((prediction - y) ^ 2)) FROM late_answers")
     told = typed.value("SELECT value FROM mop_evaluate('late_model', 'late') WHERE metric = 'rmse'")
     assert told == pytest.approx(real) and typed.value("SELECT count(DISTINCT prediction) > 90 FROM late_answers")
+
+
+def test_json_with_a_character_that_text_cannot_have_matters_only_where_it_is_read(typed):
+    nul = """'{"a": 1, "b": "t\\u0000"}'::json"""
+    source = f"SELECT *, {nul} AS unused FROM typed WHERE id = 5"
+    row, table = answers(typed, source)
+    assert row == table == answers(typed, "SELECT * FROM typed WHERE id = 5")[0]
+    assert typed.value("SELECT mop_predict_into('typed_model', %s, 'with_nul', keep => 'unused')", [source]) == 1
+    others = ", ".join(name for name in ALL if name != "bag")
+    used = f"SELECT {others}, {nul} AS bag FROM typed WHERE id = 5"
+    for call in (
+        f"SELECT p.* FROM ({used}) t, mop_predict('typed_model', t) AS p",
+        f"SELECT * FROM mop_predict('typed_model', $q${used}$q$)",
+        f"SELECT * FROM mop_predict('typed_model', $q${source}$q$, keep => 'id, unused')",
+        f"""SELECT mop_pack($q${used}$q$, 'no', target => 'y', transform => '{{"bag->b": "category"}}')""",
+    ):
+        error = typed.error(call)
+        assert "bag" in str(error) or "unused" in str(error), call
+
+
+def test_any_number_of_columns_is_kept(typed):
+    made = ", ".join(f"id * {k} AS n{k}" for k in range(1, 121))
+    kept = ", ".join(f"n{k}" for k in range(1, 121))
+    source = f"SELECT t.*, {made} FROM typed t WHERE id = 3"
+    found = typed.value("SELECT kept FROM mop_predict('typed_model', %s, keep => %s)", [source, kept])
+    assert found == {f"n{k}": 3 * k for k in range(1, 121)}

@@ -961,3 +961,13 @@ def test_an_outlier_that_hides_other_numbers_is_told_with_the_scale_that_shows_t
         assert ('column "f" has 1e+12, so far from other numbers' in messages) == told == ('"robust"' in messages)
         assert 'column "discount" has' not in messages
         shop.run("DROP TABLE hidden, hidden_summary")
+
+
+def test_a_vector_of_pgvector_is_left_out_with_its_cast_as_hint(shop):
+    shop.run("CREATE SCHEMA named; CREATE TYPE named.vector AS (x real)")  # (pgvector is not on every machine)
+    del shop.connection.notices[:]
+    shop.run(
+        "SELECT mop_pack('SELECT price, ROW(1)::named.vector AS e, label FROM orders', 'vectors', target => 'label')"
+    )
+    told = "".join(shop.connection.notices)
+    assert "e: type named.vector has no features" in told and 'SELECT *, "e"::real[] AS "e_array"' in told

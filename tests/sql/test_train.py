@@ -231,6 +231,7 @@ def test_a_hint_drops_a_view_as_a_view(people, leaving):
         ("'people', 'm', target => 'leaves', layers => 'small, huge'", 'layers has "huge", which is no net'),
         ("'people', 'm', target => 'leaves', folds => 1", "folds must be at least 2, not 1"),
         ("'people', 'm', target => 'leaves', max_trials => 0", "max_trials must be at least 1, not 0"),
+        ("'people', 'm', target => 'leaves', valid => 'NaN'", "valid must be a share from 0 to 1, not nan"),
         ("'people', 'm', target => 'leaves', folds => 3, valid => 0.3", "folds and valid cannot be combined"),
         ("'people', 'm', target => 'leaves', folds => 3, split => 'time', by => 'joined'", "cannot be combined"),
         (

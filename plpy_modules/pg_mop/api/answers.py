@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
@@ -20,6 +20,8 @@ def mop_predict_row(db, session, model, row, version):
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
     found = NamedModel.find(db, model, version)
+    if "\\u0000" in row:
+        row = found.without_nul(row)
     try:
         rows = session.query(found.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:
@@ -65,10 +67,13 @@ def mop_predict_table(db, session, model, source, keep, version):
     """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
     found = NamedModel.find(db, model, version)
     reader = RowReader(db, source, found)
-    kept = ", ".join(f"{quote_literal(name)}, {quote_identifier(name)}" for name in reader.kept(split_names(keep)))
-    extra = [f"pg_catalog.jsonb_build_object({kept})::text"] if kept else []
+    names = reader.kept(split_names(keep))
+    pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
+    # (a function has at most 100 arguments)
+    objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
+    extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     rows: list[Any] = []
-    with trainer_of(session, trainer_options(db, False)) as trainer:
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*found.json_columns, *names]):
         for chunk, made in _answered(db, found, trainer, reader, extra):
             rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
     return rows
@@ -98,7 +103,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
     )
     extra = [f"{name}::text" for name in names]
     count = 0
-    with trainer_of(session, trainer_options(db, False)) as trainer:
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, found.json_columns):
         for chunk, made in _answered(db, found, trainer, reader, extra):
             given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
             db.plpy.execute(insert, [*given, *map(list, zip(*made))])

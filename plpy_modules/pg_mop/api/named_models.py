@@ -155,6 +155,8 @@ def switch(db: Database, table: str, number: int) -> None:
 def mop_share(db, name, role):
     """Let a role predict with the model and see its versions, and no more."""
     table = table_of(db, name)
+    if role is None or not role.strip():
+        raise MopError("no role is named", sqlstate="22004", hint="SELECT rolname FROM pg_roles;")
     if db.one("SELECT 1 AS x FROM pg_roles WHERE rolname = $1", ["text"], [role]) is None:
         raise MopError(f'role "{role}" does not exist', sqlstate="42704", hint="SELECT rolname FROM pg_roles;")
     quoted = quote_identifier(role)

@@ -14,7 +14,7 @@ from pg_mop.api.named_models import with_shapes
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import settings
 from pg_mop.backend.database import Database, Table
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.backend.sql_types import NUMBERS, column_kind, plain_types
 from pg_mop.columns import (
@@ -48,6 +48,7 @@ FEW_VALUES = 10  # an integer target with so many values has classes
 MAX_COUNTED = 40_000  # values of a target that are counted
 FEW_ROWS = 20
 SHOWN = 5  # classes in a message
+VECTORS = ("vector", "halfvec")  # types of pgvector, which PostgreSQL casts to arrays
 
 
 @with_trainer
@@ -90,7 +91,8 @@ def mop_pack(
     db.check_engine("mop_pack")
     config = settings.load(db)
     packed, summary_table = db.output_table(output, "_summary")
-    with steady_scans(db):
+    read = [key.partition("->")[0].strip() for key in options.transform if "->" in key]
+    with steady_scans(db), without_nul(db, read):
         training = model or (None if fitted_on is None else Training(db, fitted_on))
         if training is not None and target is None:
             target = ", ".join(quote_identifier(column.name) for column in training.transform.outputs)
@@ -309,6 +311,10 @@ def _hint_to_pack(left_out: dict[str, str]) -> str:
         if "json" in reason:
             return (
                 "To pack a field, name it: transform => " + quote_literal(json.dumps({f"{name}->key": "number"})) + "."
+            )
+        if reason.split(" has no features")[0].rpartition(".")[2] in VECTORS:
+            return (
+                f"Cast it: SELECT *, {quote_identifier(name)}::real[] AS {quote_identifier(name + '_array')} FROM ..."
             )
         if "type" not in reason:
             return "To pack one, name it: transform => " + quote_literal(json.dumps({name: "category"})) + "."

@@ -15,6 +15,7 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, check_writable, step_prefix, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
+from pg_mop.api.split import read_shares
 from pg_mop.api.table_nets import layer_names
 from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
@@ -138,6 +139,7 @@ class Training:
         if arguments["time_limit"] is None:
             arguments["time_limit"] = "00:05:00"
         self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [arguments["time_limit"]]))
+        read_shares(arguments["valid"] if arguments["folds"] is None else 0, arguments["test"], self.split)
         if self.seconds < 1:
             raise MopError(
                 f"time_limit must be at least a second, not {arguments['time_limit']}", hint="time_limit => '2 min'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,28 @@ def understood(problem: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         told = f"{type(error).__name__}: {error}"[:500]
         raise MopError(problem, detail=told.encode("ascii", "backslashreplace").decode(), sqlstate="22023") from None
+
+
+@contextmanager
+def without_nul(db: Any, columns: Sequence[str]) -> Iterator[None]:
+    """In this block, a JSON value with the character U+0000, which text cannot have, is a MopError. `columns`: with JSON."""
+    try:
+        yield
+        return
+    except db.plpy.SPIError as error:
+        if error.sqlstate != "22P05":
+            raise
+    raise has_nul(columns)
+
+
+def has_nul(columns: Sequence[str]) -> MopError:
+    """The error for JSON with the character U+0000 in one of the columns."""
+    names = list(dict.fromkeys(columns)) or ["..."]
+    return MopError(
+        f"a value of JSON has \\u0000, which text cannot have: column {', '.join(names)}",
+        hint=f"SELECT * FROM ... WHERE strpos({names[0]}::text, '\\u0000') = 0; leaves out such rows.",
+        sqlstate="22P05",
+    )
 
 
 def is_cancel(error: Any) -> bool:

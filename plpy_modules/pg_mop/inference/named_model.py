@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
-from pg_mop.backend.errors import MopError, understood
+from pg_mop.backend.errors import MopError, has_nul, understood
 from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
@@ -66,6 +67,7 @@ IS_SAFE = (
     + "))"
 )
 MOST_ELEMENTS = 1 << 26  # of a row of an input
+NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
@@ -111,9 +113,14 @@ class NamedModel(RowInputs, Model):
         self.name, self.table, self.version, self.key = name, table, version, key
         row = db.one(
             f"SELECT transform::text AS transform, model_arch::text AS arch, kind, target, details::text AS details, "
-            f"{weights.reference_sql('model_weights')} AS reference FROM {table} WHERE version = {version}"
+            f"{weights.reference_sql('model_weights')} AS reference, {_lacking_sql()} AS lacking "
+            f"FROM {table} WHERE version = {version}"
         )
         assert row is not None
+        if row["lacking"]:
+            raise MopError(
+                f'version {version} of model "{name}" cannot be used: {row["lacking"]} is NULL', sqlstate="22004"
+            )
         self.kind, self.target = row["kind"], row["target"]
         self.regression, self.told = self.kind == "regression", set()
         what = f'version {version} of model "{name}"'
@@ -186,6 +193,14 @@ class NamedModel(RowInputs, Model):
         """SQL: the value of a column of a JSON row `t` as one of the type of training."""
         types, zones = self._trained
         return as_trained(f"t.{quote_identifier(name)}", json_type(types[name]), types[name], zones.get(name, UTC))
+
+    def without_nul(self, row: str) -> str:
+        """A JSON row that has the character U+0000, which no text can have, without it. Raises MopError where it is read."""
+        values = json.loads(row)
+        for name in dict.fromkeys(self.json_columns):
+            if "\\u0000" in json.dumps(values.get(name)).replace("\\\\", ""):
+                raise has_nul([name])
+        return NUL.sub(r"\1\\ufffd", row)
 
     def bad_value(self, db: Database, row: str) -> MopError | None:
         """The error for the first value of a JSON row that does not have the type of its column."""
@@ -262,6 +277,12 @@ class NamedModel(RowInputs, Model):
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
         return sql_type if sql_type in plain and isinstance(self.output, OneHot) else "text"
+
+
+def _lacking_sql() -> str:
+    """SQL: the first column of a model's row that is NULL and must not be."""
+    needed = [column for column, definition in COLUMNS.items() if "NOT NULL" in definition]
+    return f"CASE {' '.join(f'WHEN {column} IS NULL THEN {quote_literal(column)}' for column in needed)} END"
 
 
 def _reading(what: str) -> AbstractContextManager[None]:

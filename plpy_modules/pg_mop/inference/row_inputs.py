@@ -60,6 +60,13 @@ class RowInputs:
         features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
         return {feature.column: feature.zone for feature in features if family(feature.sql_type) == "moment"}
 
+    @property
+    def json_columns(self) -> list[str]:
+        """The columns of which fields are read."""
+        features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
+        texts = [column.sources[0] for column in self.inputs if column.parameters.get("path")]
+        return [feature.column for feature in features if feature.parameters.get("path")] + texts
+
     def wires_sql(self, names: Sequence[str] = ()) -> list[str]:
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]

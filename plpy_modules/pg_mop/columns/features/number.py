@@ -93,26 +93,27 @@ def _scaling(scale: str, sql_type: str, statistics: Statistics) -> tuple[float, 
     if scale in ("standard", "log"):
         center, width = statistics.mean or 0.0, statistics.deviation or 0.0
         if scale == "log":
-            least, most = math.log1p(abs(least)), math.log1p(abs(most))
+            least, most = (math.copysign(math.log1p(abs(v)), v) for v in (least, most))
     elif scale == "minmax":
         center, width = least, most - least
     elif scale == "robust":
         sample = np.asarray(statistics.sample, "f8")
         sample = sample[np.isfinite(sample)]
         low, center, high = (float(v) for v in np.percentile(sample, [25, 50, 75])) if len(sample) else (0.0, 0.0, 0.0)
-        width = spread(high - low, sql_type, least, most) or (statistics.deviation or 0.0)
+        width = (high - low) or (statistics.deviation or 0.0)
     width = spread(width, sql_type, least, most) if scale != "none" else width
     return center, 1.0 / width if width else 1.0
 
 
 def spread(width: float | None, sql_type: str, least: float | None, most: float | None) -> float:
-    """The width of numbers from `least` to `most`, such as their deviation; 0 where their type cannot tell it from 0.
+    """The width of numbers from `least` to `most`, such as their deviation; 0 where they differ by rounding alone.
 
-    >>> spread(1.4e-17, "double precision", 0.1, 0.1)
+    >>> spread(1e-16, "double precision", 0.1, 0.1)
     0.0
     """
+    least, most = least or 0.0, most or 0.0
     precision = 2.0**-23 if sql_type.startswith("real") else 2.0**-52
-    return width if width and width > 4 * precision * max(abs(least or 0.0), abs(most or 0.0)) else 0.0
+    return width if width and most - least > 4 * precision * max(abs(least), abs(most)) else 0.0
 
 
 def distribution(sample: Any) -> dict[str, Any]:
