@@ -163,6 +163,21 @@ def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people
     assert all(r["difference"] == pytest.approx(r["second_value"] - r["first_value"]) for r in compared)
 
 
+def test_a_version_that_takes_the_place_of_another_answers_for_itself(people, leaving):
+    ask = "SELECT p.probabilities FROM (SELECT 30 AS age, 'pro' AS plan) t, mop_predict('leaving', t{}) p"
+    first, second = (people.value(ask.format(f", {version}")) for version in (1, 2))
+    people.run("BEGIN; CREATE TEMPORARY TABLE kept AS SELECT * FROM leaving")
+    found = []
+    for version in (1, 2):
+        people.run(
+            f"TRUNCATE leaving; INSERT INTO leaving SELECT * FROM kept WHERE version = {version}; "
+            "UPDATE leaving SET in_use = true"
+        )
+        found.append(people.value(ask.format("")))
+    people.run("ROLLBACK")
+    assert found == [first, second] and first != second
+
+
 def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
     other = people.another()
     call = (
@@ -171,7 +186,11 @@ def test_a_call_does_not_disturb_another_one_that_trains_the_same_model(people):
     )
     other.run("SET search_path = public, madlib")
     with under_way(people, other, call) as calling:
-        assert 'another session is training model "twice" now' in str(people.error(call))
+        error = people.error(call)
+        assert 'another session is training model "twice" now' in str(error)
+        assert (
+            error.diag.message_hint == f"SELECT pg_cancel_backend({other.connection.info.backend_pid}); ends its call."
+        )
     assert calling.end() is None
     assert people.value("SELECT count(*) FROM twice") == 1
     other.close()

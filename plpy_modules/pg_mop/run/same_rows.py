@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.packing.row_source import in_brackets, is_query, rows_of
+from pg_mop.packing.row_source import in_brackets, is_query, view_of_query
 from pg_mop.run.steps import Steps
 
 DIGEST = "pg_catalog.sum(pg_catalog.hashtext(ROW(tableoid, ctid)::pg_catalog.text)::bigint)::text"  # of a table's rows
@@ -31,7 +33,8 @@ def check(db: Database, steps: Steps, source: str) -> None:
     Compares the number and a digest of the rows of each table with policies that the source reads. The settings of the
     caller's application are those of the session, too, but a policy may ask for anything, such as the client's address.
     """
-    with rows_of(db, source) as rows:
+    table = None if is_query(source) else db.input_table(source, "source table", rows=False)
+    with view_of_query(db, source) if table is None else nullcontext(table) as rows:
         tables = db.execute(POLICIES, ["oid"], [rows.oid])
     looks = [
         f"SELECT pg_catalog.count(*) AS count, {DIGEST} AS text FROM {table['name']}"
@@ -39,8 +42,7 @@ def check(db: Database, steps: Steps, source: str) -> None:
         if table["readable"]
     ]
     if len(looks) < len(tables):  # (a view's owner may read them; the caller sees of them what the source shows)
-        origin = in_brackets(source) if is_query(source) else str(db.input_table(source, "source table", rows=False))
-        looks.append(f"SELECT pg_catalog.count(*) AS count, NULL::text AS text FROM {origin} t")
+        looks.append(f"SELECT pg_catalog.count(*) AS count, NULL::text AS text FROM {table or in_brackets(source)} t")
     for _ in range(TRIES if looks else 0):
         own = _seen(db, looks)
         if own == [tuple(steps.run(sql)[0]) for sql in looks]:
