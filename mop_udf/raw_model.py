@@ -23,7 +23,8 @@ def build(
     """The model whose inputs are a dictionary of raw columns, each of shape [rows] or of an array.
 
     `inputs`: for each input of `net`, descriptions of the raw values that it is made of (`Column.raw_inputs`); `output`:
-    a layer between the net's output and the target's terms; `classes`: the layer takes class numbers. The outputs are
+    a layer between the net's output and the target's terms, and the `limits` of numbers; `classes`: the layer takes class
+    numbers. The outputs are
     {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises ConfigurationError.
     """
     if keras.backend.backend() != "tensorflow":
@@ -39,7 +40,10 @@ def build(
         numbers = ops.argmax(outputs, axis=-1)
         made = {"prediction": _layer(output)(numbers) if output else numbers, "probabilities": outputs}
     else:
-        made = {"prediction": ops.reshape(_layer(output)(outputs) if output else outputs, (-1,))}
+        numbers = _layer(output)(outputs) if output else outputs
+        if output and output.get("limits"):
+            numbers = ops.clip(numbers, *output["limits"])
+        made = {"prediction": ops.reshape(numbers, (-1,))}
     return keras.Model(raw, made, name="raw_model")
 
 

@@ -67,7 +67,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_predict(model text, "row" anyelement, version double precision DEFAULT NULL)
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
 SET extra_float_digits = 3 SET IntervalStyle = 'postgres' -- of the texts in the JSON
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE COST 10000 ROWS 1 AS $$
     SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_json($2), $3)
 $$;
 

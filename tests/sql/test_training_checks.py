@@ -74,6 +74,13 @@ def test_a_column_that_gives_the_target_away_is_named(rows, column):
     assert 'column "late" alone explains the target' in told and "exclude => 'late'" in told
 
 
+def test_the_planner_knows_that_a_row_has_one_answer_that_costs(rows):
+    found = rows.run(
+        "SELECT prorows, procost FROM pg_proc WHERE proname IN ('mop_predict', 'mop_predict_row') AND pronargs = 3"
+    )
+    assert len(found) == 2 and all(row["prorows"] == 1 and row["procost"] >= 1000 for row in found)
+
+
 def test_an_honest_table_has_no_such_warning(rows):
     assert "alone explains" not in train(rows)[0]
 
@@ -90,6 +97,23 @@ def test_a_target_over_decades_is_told_with_the_logarithm(rows):
     told, _ = train(rows, "SELECT id, b, -exp(a / 7) AS y FROM plain")
     assert 'target "y" are between' in told and 'ln(-"y")' in told
     assert "are between" not in train(rows, "SELECT id, b, a + 1 AS y FROM plain")[0]
+
+
+def test_predictions_of_a_target_of_one_sign_stay_in_the_training_range(rows):
+    far = "SELECT p.prediction::float8 FROM (VALUES (-1e6), (1e6)) t(a), mop_predict('m', t) p ORDER BY 1"
+    for shift, inside in ((1, True), (-50, False)):
+        source = f"SELECT id, a, a + {shift} AS y FROM plain"
+        rows.value(CALL.format(source=source, limit="20 s", more="", layers="linear"))
+        low, high = (row["prediction"] for row in rows.run(far))
+        least, most = (
+            rows.value(
+                f"SELECT {pick}(a) + {shift} FROM plain WHERE id IN (SELECT (kept->>'id')::int FROM "
+                "mop_predict('m', source => 'm_train', keep => 'id'))"
+            )
+            for pick in ("min", "max")
+        )
+        assert ((low, high) == (least, most)) == inside
+        rows.run("DROP TABLE m")
 
 
 def test_a_query_runs_once_and_its_parts_can_be_read(rows):

@@ -102,13 +102,23 @@ class TargetNumber(Column):
     def _deviation(self) -> float:
         return self.parameters["deviation"] or 1.0
 
+    @property
+    def _limits(self) -> tuple[float, float] | None:
+        """The training range, where its numbers have one sign: predictions do not leave it."""
+        least, most = self.parameters.get("least"), self.parameters.get("most")
+        return None if least is None or most is None or least < 0 < most else (least, most)
+
     def decode(self, outputs: numpy.ndarray) -> tuple[list[str | None], numpy.ndarray]:
-        return self.labels(outputs.shape[1]), outputs * self._deviation + self.parameters["mean"]
+        numbers = outputs * self._deviation + self.parameters["mean"]
+        if self._limits is not None:
+            numbers = numbers.clip(*self._limits)
+        return self.labels(outputs.shape[1]), numbers
 
     def to_keras(self) -> dict[str, Any]:
         return {
             "class_name": "Rescaling",
             "config": {"scale": self._deviation, "offset": self.parameters["mean"], "dtype": "float64"},
+            "limits": self._limits,
         }
 
     def difference(self, other: Column) -> str | None:
