@@ -145,7 +145,7 @@ def read(cursor, view: str, frame: pd.DataFrame) -> pd.DataFrame:
 def measure_own(cursor, name: str, job: Job, test: pd.DataFrame) -> tuple[str, float]:
     """(the measure's name, its value) of pg_mop's model on the test rows, computed by scikit-learn."""
     cursor.execute(
-        f"SELECT (kept->>'row_id')::integer, prediction, probabilities FROM mop_predict('{name}_model', '{name}_model_test', "
+        f"SELECT (kept->>'row_id')::integer, prediction, probabilities FROM mop_predict('{name}_model', source => '{name}_model_test', "
         "keep => 'row_id') ORDER BY 1"
     )
     rows = cursor.fetchall()

@@ -24,7 +24,9 @@ BEGIN
 END
 $do$;
 
--- tables
+-- types and tables
+
+CREATE DOMAIN @extschema@.mop_source AS text;
 
 ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text, ADD COLUMN fold integer, ADD COLUMN fold_of integer,
     ADD COLUMN held_out integer[], ADD COLUMN member json;
@@ -55,6 +57,7 @@ CREATE TABLE @extschema@.mop_request (
 );
 CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
+CREATE INDEX mop_stage_configuration ON @extschema@.mop_stage (run_id, mst_key);
 CREATE TABLE @extschema@.mop_search_log (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     number integer NOT NULL,

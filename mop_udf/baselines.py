@@ -1,41 +1,64 @@
 """Models of scikit-learn as baselines, where it is installed (make install WITH=baseline). Runs in the trainer."""
 
+import time
 import warnings
+from typing import Any
 
 import numpy as np
 
+MOST_CLASSES = 200  # that boosting is trained for: it grows a tree for each class in each round
+ROUNDS = 100  # of boosting; scikit-learn's default
+ITERATIONS = 200  # of a linear classifier
+
 
 def predictions(
-    x: np.ndarray, y: np.ndarray, others: np.ndarray, regression: bool
+    x: np.ndarray, y: np.ndarray, others: np.ndarray, regression: bool, seconds: float, threads: int
 ) -> list[tuple[str, list[int], np.ndarray]]:
     """(name, the classes of the columns, the predictions for the rows `others`) of each baseline.
 
     `x`: [rows, elements]; `y`: numbers or class numbers. Predictions are numbers, or probabilities [rows, classes]. Without
-    scikit-learn the list is empty.
+    scikit-learn the list is empty. Each of the two models stops training at half of `seconds`, with what it has by then.
     """
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
         from sklearn.linear_model import LogisticRegression, Ridge
+        from threadpoolctl import threadpool_limits
     except ImportError:
         return []
-    models = (
-        {"linear model": Ridge(), "gradient boosting": HistGradientBoostingRegressor(random_state=0)}
-        if regression
-        else {
-            "linear model": LogisticRegression(max_iter=200),
-            "gradient boosting": HistGradientBoostingClassifier(random_state=0),
-        }
-    )
-    found = []
     targets = y if regression else y.astype(int)
-    if not regression and len(set(targets.tolist())) < 2:
+    classes = 1 if regression else len(set(targets.tolist()))
+    if not regression and classes < 2:
         return []
-    for name, model in models.items():
-        with warnings.catch_warnings():
+    boosting = HistGradientBoostingRegressor if regression else HistGradientBoostingClassifier
+    models: list[tuple[str, Any]] = [("linear model", Ridge() if regression else LogisticRegression(warm_start=True))]
+    if classes <= MOST_CLASSES:
+        models.append(("gradient boosting", boosting(random_state=0, warm_start=True)))
+    found = []
+    for name, model in models:
+        with warnings.catch_warnings(), threadpool_limits(threads):
             warnings.simplefilter("ignore")
-            model.fit(x, targets)
-        if regression:
-            found.append((name, [], model.predict(others).reshape(-1, 1)))
-        else:
-            found.append((name, [int(k) for k in model.classes_], model.predict_proba(others)))
+            if isinstance(model, Ridge):
+                model.fit(x, targets)
+            else:
+                _fit(model, x, targets, time.monotonic() + seconds / 2)
+            if regression:
+                found.append((name, [], model.predict(others).reshape(-1, 1)))
+            else:
+                found.append((name, [int(k) for k in model.classes_], model.predict_proba(others)))
     return found
+
+
+def _fit(model: Any, x: np.ndarray, y: np.ndarray, until: float) -> None:
+    """Fit a model in growing steps of iterations, as far as the time allows, and at least one iteration."""
+    boosts = hasattr(model, "learning_rate")
+    most = ROUNDS if boosts else ITERATIONS
+    done, step = 0, 1
+    while step > 0:
+        began = time.monotonic()
+        model.max_iter = done + step if boosts else step  # (boosting counts all its rounds)
+        model.fit(x, y)
+        if not boosts and model.n_iter_[0] < step:
+            return  # it has converged
+        done += step
+        each = max(1e-9, (time.monotonic() - began) / step)
+        step = min(most - done, 4 * done, int((until - time.monotonic()) / each))

@@ -292,7 +292,9 @@ class TrainerServer:
 
             shape, other = header["shapes"]
             x, others = (np.frombuffer(p, "<f4").reshape(s) for p, s in ((payloads[0], shape), (payloads[2], other)))
-            found = baselines.predictions(x, np.frombuffer(payloads[1], "<f8"), others, header["regression"])
+            targets = np.frombuffer(payloads[1], "<f8")
+            limits = header["seconds"], header["threads"]
+            found = baselines.predictions(x, targets, others, header["regression"], *limits)
             self.channel.send(
                 {"names": [name for name, _, _ in found], "classes": [classes for _, classes, _ in found]},
                 *(np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in found),

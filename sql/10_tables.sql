@@ -18,6 +18,9 @@ BEGIN
 END
 $$;
 
+-- A table, a view or a query. A function that also takes rows takes these only by the argument's name (62_named_models.sql).
+CREATE DOMAIN @extschema@.mop_source AS text;
+
 -- The secret of capability tokens (12_tokens.sql). Only the extension's owner reads it: row security hides it even from
 -- roles that may read all tables (11_row_security.sql). It is not dumped, since every database has its own.
 CREATE TABLE @extschema@.mop_secret (secret bytea NOT NULL);
@@ -112,6 +115,7 @@ CREATE TABLE @extschema@.mop_request (
 );
 CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
+CREATE INDEX mop_stage_configuration ON @extschema@.mop_stage (run_id, mst_key); -- for the end of a run
 
 -- The location of a stage's model state: the rows of this version in this state table. The row is narrow because every
 -- unit updates it.

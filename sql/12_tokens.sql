@@ -108,3 +108,33 @@ BEGIN
     END IF;
 END
 $$;
+
+-- Returns a signature of a text by the calling role. The text and the signature may then be kept where other roles write.
+CREATE FUNCTION @extschema@.mop_sign(value text, token text DEFAULT @extschema@.mop_token()) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    role oid := @extschema@.mop_caller(token);
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
+BEGIN
+    RETURN role || ' ' || encode(@extschema@.mop_sha256(secret || @extschema@.mop_sha256(
+        secret || 'signature' || oidsend(role) || convert_to(value, 'UTF8'))), 'hex');
+END
+$$;
+
+-- Returns the role that has signed a text, or NULL where it is no signature of this text.
+CREATE FUNCTION @extschema@.mop_signer(value text, signature text) RETURNS oid
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    role oid;
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
+BEGIN
+    IF signature ~ '^[0-9]{1,10} [0-9a-f]{64}$' AND split_part(signature, ' ', 1)::bigint < 4294967296 THEN
+        role := split_part(signature, ' ', 1);
+    END IF;
+    IF signature = role || ' ' || encode(@extschema@.mop_sha256(secret || @extschema@.mop_sha256(
+            secret || 'signature' || oidsend(role) || convert_to(value, 'UTF8'))), 'hex') THEN
+        RETURN role;
+    END IF;
+    RETURN NULL;
+END
+$$;

@@ -1,9 +1,12 @@
 -- Checkpoints: model states of ended runs that later runs of the role continue.
+--
+-- PostgreSQL's planner expects a row or two of a run that it does not know yet. Functions that join all rows of a run avoid
+-- nested loops, whose time would grow with the square of the run.
 
 -- A coordinator calls this at the end of its training: the states that the run still has become checkpoints.
 CREATE FUNCTION @extschema@.mop_keep_checkpoints(run bigint, run_fencing_token integer,
     token text DEFAULT @extschema@.mop_token()) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $$
 DECLARE
     trained record;
     spent double precision[];  -- by stage: the seconds of its training and of all stages before it
@@ -30,7 +33,7 @@ BEGIN
     INSERT INTO @extschema@.mop_checkpoint (run_id, stage, seconds)
     SELECT run, m.stage, spent[m.stage] FROM @extschema@.mop_stage_state m
     WHERE m.run_id = run AND m.state_table IS NOT NULL
-    AND m.stage NOT IN (SELECT c.stage FROM @extschema@.mop_checkpoint c WHERE c.run_id = run);
+    AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = run AND c.stage = m.stage);
 EXCEPTION WHEN unique_violation THEN
     NULL;  -- an earlier session, whose answer was lost, commits the same rows now
 END
@@ -41,7 +44,8 @@ $$;
 -- the last use (Nectar, OSDI 2010, section 3.3). Checkpoints of a run with uncommitted output remain. It leaves
 -- checkpoints that another call reads to the next call: it waits 100 ms at most, and yields in a deadlock.
 CREATE FUNCTION @extschema@.mop_evict(budget bigint, token text DEFAULT @extschema@.mop_token()) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms'
+SET enable_nestloop = off AS $$
 DECLARE
     caller integer := @extschema@.mop_owner_of(token);
     victim record;
@@ -119,6 +123,7 @@ CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_fencing_token integer, sta
     token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    wanted record;
     adopted record;
     target integer;
     alike text[];
@@ -137,19 +142,22 @@ BEGIN
     PERFORM @extschema@.mop_lock_checkpoints_exclusive(array_agg(a.run), array_agg(a.of))
     FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean, shared boolean)
     WHERE a.state AND NOT a.shared;
-    FOR adopted IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, a.shared, m.version, m.state_table, m.bytes, m.made_on,
-               coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
-        FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
+    FOR wanted IN
+        SELECT a.* FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
             scored boolean, shared boolean)
-        JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
-        JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
-        JOIN @extschema@.mop_stage_state m ON m.run_id = a.run AND m.stage = a.of
-        JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
-        JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND (mine.owner = theirs.owner OR a.shared)
-        WHERE NOT a.state OR m.state_table IS NOT NULL
         ORDER BY a.stage
     LOOP
+        -- (one by one: for a new run the planner expects a row or two, and a join would read all its stages for each)
+        SELECT wanted.stage, wanted.of, wanted.run AS of_run, wanted.state, wanted.scored, wanted.shared, m.version,
+               m.state_table, m.bytes, m.made_on, coalesce(t.source_run, t.run_id) AS origin_run,
+               coalesce(t.source_stage, t.stage) AS origin_stage INTO adopted
+        FROM @extschema@.mop_stage s, @extschema@.mop_stage t, @extschema@.mop_stage_state m, @extschema@.mop_run theirs,
+            @extschema@.mop_run mine
+        WHERE (s.run_id, s.stage) = (run, wanted.stage) AND (t.run_id, t.stage) = (wanted.run, wanted.of)
+        AND (m.run_id, m.stage) = (wanted.run, wanted.of) AND theirs.run_id = wanted.run AND mine.run_id = run
+        AND t.identity = s.identity AND (mine.owner = theirs.owner OR wanted.shared)
+        AND (NOT wanted.state OR m.state_table IS NOT NULL);
+        CONTINUE WHEN NOT FOUND;
         IF adopted.state THEN
             CONTINUE WHEN @extschema@.mop_copy_state(
                 @extschema@.mop_state_table_name(adopted.of_run, adopted.state_table), adopted.of, adopted.version,

@@ -43,6 +43,24 @@ BEGIN
 END
 $$;
 
+-- Returns the process of another session that has reserved a table's name, or NULL. A role without the right to create the
+-- table learns nothing.
+CREATE FUNCTION @extschema@.mop_reserved_by(output_schema text, output_name name,
+    token text DEFAULT @extschema@.mop_token()) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    namespace oid := (SELECT n.oid FROM pg_namespace n WHERE n.nspname = output_schema);
+BEGIN
+    IF has_schema_privilege(@extschema@.mop_caller(token), namespace, 'CREATE') IS NOT TRUE THEN
+        RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
+    END IF;
+    RETURN (SELECT min(l.pid) FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
+        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        AND (l.classid::bigint << 32 | l.objid::bigint) = @extschema@.mop_reservation(namespace, output_name, l.pid));
+END
+$$;
+
 -- A call that will create an output table reserves its name until the transaction ends; false means that another
 -- session holds a reservation or requests one at this moment. A role without the right to create the table reserves
 -- nothing. (A row would need a transaction id, and a procedure's locks would then last as long as it trains.)
@@ -56,11 +74,7 @@ BEGIN
         RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
     END IF;
     PERFORM pg_try_advisory_xact_lock(@extschema@.mop_reservation(namespace, output_name, pg_backend_pid()));
-    RETURN NOT EXISTS (
-        SELECT 1 FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
-        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-        AND (l.classid::bigint << 32 | l.objid::bigint) = @extschema@.mop_reservation(namespace, output_name, l.pid));
+    RETURN @extschema@.mop_reserved_by(output_schema, output_name, token) IS NULL;
 END
 $$;
 

@@ -44,3 +44,12 @@ CREATE FUNCTION @extschema@.mop_split(
 from pg_mop.api import split
 return split.mop_split(plpy, source, output, valid, test, method, by, id, seed)
 $$;
+
+-- The steps of mop_train call this: mop_split, with a comment for the views, and the query of each part.
+CREATE FUNCTION @extschema@.mop_split_for(source text, output text, valid double precision, test double precision,
+    method text, by text, id text, remark text) RETURNS TABLE(part text, row_count bigint, query text)
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import split
+return split.mop_split_for(plpy, source, output, valid, test, method, by, id, remark)
+$$;

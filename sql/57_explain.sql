@@ -11,8 +11,9 @@ return explain.mop_explain(plpy, *args)
 $$;
 
 -- Users see with this what a run was expected to take, and what it took: of a run that goes on, or has ended.
+-- (STABLE: all of its queries see one snapshot, also while the run goes on.)
 CREATE FUNCTION @extschema@.mop_explain_run(run_id double precision, format text DEFAULT 'text') RETURNS text
-LANGUAGE plpython3u VOLATILE AS $$
+LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api import explain_run
 return explain_run.mop_explain_run(plpy, *args)

@@ -16,6 +16,7 @@ runs.mop_replay(plpy, *args)
 $$;
 
 -- Users simulate a run, or units of given seconds, with other schedulers and numbers of sessions with this.
+-- (STABLE: all of its queries see one snapshot, also while the run goes on.)
 CREATE FUNCTION @extschema@.mop_simulate(
     run_id double precision DEFAULT NULL,
     unit_seconds double precision[] DEFAULT NULL,
@@ -25,7 +26,7 @@ CREATE FUNCTION @extschema@.mop_simulate(
     schedulers text[] DEFAULT NULL,
     divided_share double precision DEFAULT NULL
 ) RETURNS TABLE(scheduler text, sessions integer, makespan double precision, lower_bound double precision,
-    utilization double precision) LANGUAGE plpython3u VOLATILE AS $$
+    utilization double precision) LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api import simulate
 return simulate.mop_simulate(plpy, *args)

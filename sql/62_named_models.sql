@@ -48,7 +48,8 @@ $$;
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
 CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" json, version double precision DEFAULT NULL)
-RETURNS TABLE(prediction text, probability double precision, probabilities jsonb) LANGUAGE plpython3u STABLE AS $$
+RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
+LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$
 #python
 from pg_mop.api import answers
 return answers.mop_predict_row(plpy, *args)
@@ -73,12 +74,26 @@ $$;
 -- Users predict for all rows of a table, view or query with this; kept columns come back as JSON.
 CREATE FUNCTION @extschema@.mop_predict(
     model text,
-    source text,
+    source @extschema@.mop_source,
     keep text DEFAULT NULL,
     version double precision DEFAULT NULL
 ) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
 LANGUAGE sql VOLATILE AS $$
     SELECT * FROM @extschema@.mop_predict_table($1, $2, $3, $4)
+$$;
+
+-- Refuses a text without the argument's name: it may be a value of the data, which must never run as a query. (PostgreSQL
+-- prefers type text to the domain, and the arguments are those of the function above: so each such call comes here.)
+CREATE FUNCTION @extschema@.mop_predict(
+    model text,
+    "row" text,
+    keep text DEFAULT NULL,
+    version double precision DEFAULT NULL
+) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
+LANGUAGE plpython3u STABLE AS $$
+#python
+from pg_mop.api import answers
+return answers.refuse_text(plpy, *args[:2])
 $$;
 
 -- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.

@@ -49,10 +49,13 @@ $$;
 -- Afterwards no other session drops or takes over these checkpoints.
 CREATE FUNCTION @extschema@.mop_lock_checkpoints_exclusive(runs bigint[], stages integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    locked record;
 BEGIN
-    PERFORM 1 FROM @extschema@.mop_checkpoint c
-    WHERE (c.run_id, c.stage) IN (SELECT l.run_id, l.stage FROM unnest(runs, stages) AS l(run_id, stage))
-    ORDER BY c.run_id, c.stage FOR NO KEY UPDATE;
+    FOR locked IN SELECT l.* FROM unnest(runs, stages) AS l(run_id, stage) ORDER BY 1, 2 LOOP
+        PERFORM 1 FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (locked.run_id, locked.stage)
+        FOR NO KEY UPDATE;
+    END LOOP;
 END
 $$;
 

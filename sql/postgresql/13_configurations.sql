@@ -27,9 +27,10 @@ BEGIN
         mst_key integer, compile_params text, fit_params text, evaluated boolean)
     ON CONFLICT DO NOTHING;
     -- stages from an earlier call may need an evaluation now
+    -- (an array: for a new run the planner expects a row or two, and a join would read all its stages)
     UPDATE @extschema@.mop_stage t SET evaluated = true
-    FROM json_to_recordset(stages) AS s(stage integer, evaluated boolean)
-    WHERE t.run_id = run AND t.stage = s.stage AND s.evaluated AND NOT t.evaluated;
+    WHERE t.run_id = run AND NOT t.evaluated AND t.stage = ANY (ARRAY(
+        SELECT s.stage FROM json_to_recordset(stages) AS s(stage integer, evaluated boolean) WHERE s.evaluated));
     INSERT INTO @extschema@.mop_stage_state (run_id, stage, version)
     SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
     ON CONFLICT DO NOTHING;

@@ -15,8 +15,7 @@ BEGIN
     PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
     FOR net IN -- in one order for all sessions, which cannot deadlock then
-        SELECT n.net AS digest, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape,
-               ARRAY(SELECT e::integer FROM json_object_keys(n.stages) AS e) AS stages, n.stages AS passes
+        SELECT n.net AS digest, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape, n.stages
         FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text, batch_size integer,
             shape text, stages json) ORDER BY 1
     LOOP
@@ -33,13 +32,15 @@ BEGIN
                      u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
                      coalesce(u.server::text, '') AS place, min(k.value::double precision) AS batch_seconds,
                      max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile_seconds,
-                     array_agg(u.train_seconds / greatest(1, (net.passes ->> u.stage::text)::integer
+                     array_agg(u.train_seconds / greatest(1, w.passes::integer
                          * ceil(u.rows::double precision / net.batch_size)))
                          FILTER (WHERE u.kernel = k.key AND coalesce(u.compilations, 0) = 0) AS took,
                      max((u.choice ->> 'memory_bytes')::bigint) AS memory_bytes
-              FROM @extschema@.mop_unit u CROSS JOIN LATERAL json_each_text(u.choice -> 'batch_seconds') AS k
-              WHERE u.run_id = run AND u.stage = ANY (net.stages) AND u.kind = 'train' AND u.status = 'finished'
-              AND (u.choice ->> 'device') IS NOT NULL
+              -- (stage by stage: of a new run the planner expects a row or two, and would read all of it for each net)
+              FROM json_each_text(net.stages) AS w(stage, passes) CROSS JOIN LATERAL (
+                  SELECT t.* FROM @extschema@.mop_unit t WHERE (t.run_id, t.stage, t.kind) = (run, w.stage::integer, 'train')
+                  AND t.status = 'finished' AND (t.choice ->> 'device') IS NOT NULL OFFSET 0) AS u
+              CROSS JOIN LATERAL json_each_text(u.choice -> 'batch_seconds') AS k
               GROUP BY 1, 2, 3, 4, 5) AS g
         ORDER BY g.part, g.version, g.device, g.kernel, g.place
         ON CONFLICT ON CONSTRAINT mop_cost_pkey DO UPDATE SET noted_at = EXCLUDED.noted_at,

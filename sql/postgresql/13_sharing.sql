@@ -164,7 +164,7 @@ $$;
 -- Returns the stages of a run whose paths begin with given weights: with those of a configuration, or of a trial of another
 -- run. Such weights may be private, and that a run knows their digest is no proof that its role may read them.
 CREATE FUNCTION @extschema@.mop_stages_from_weights(run bigint) RETURNS SETOF integer
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $$
     WITH RECURSIVE begun AS (
         SELECT c.mst_key, c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL AS given FROM @extschema@.mop_configuration c
         WHERE c.run_id = $1 AND (c.weights_md5 IS NOT NULL OR c.weights_sql IS NOT NULL
@@ -277,7 +277,7 @@ CREATE FUNCTION @extschema@.mop_known_shared(run bigint, identities text[], besi
     token text DEFAULT @extschema@.mop_token())
 RETURNS TABLE (identity text, run_id bigint, stage integer, state boolean, origin_run bigint, origin_stage integer,
     parent_run bigint, parent_stage integer, scores bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $$
 #variable_conflict use_column
 DECLARE
     caller oid := @extschema@.mop_caller(token);
@@ -334,7 +334,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_shared_stages_beside(run bigint, runs bigint[], identities text[],
     token text DEFAULT @extschema@.mop_token())
 RETURNS TABLE (identity text, run_id bigint, evaluated boolean, ends boolean, trained boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_nestloop = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM @extschema@.mop_own(run, token);
@@ -378,9 +378,9 @@ BEGIN
             UNION ALL
             SELECT a.stage, g.giver, a.of, a.state, a.scored, true
             FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean, scored boolean)
-            JOIN @extschema@.mop_givers(of_run, caller) g ON g.alias = a.run
-            WHERE same AND @extschema@.mop_may_give(g.giver, a.of)
-            AND a.of NOT IN (SELECT @extschema@.mop_stages_from_weights(g.giver))
+            JOIN (SELECT h.giver, h.alias, ARRAY(SELECT @extschema@.mop_stages_from_weights(h.giver)) AS private
+                  FROM @extschema@.mop_givers(of_run, caller) h OFFSET 0) g ON g.alias = a.run
+            WHERE same AND @extschema@.mop_may_give(g.giver, a.of) AND a.of <> ALL (g.private)
             AND a.stage NOT IN (SELECT @extschema@.mop_stages_from_weights(of_run))) f);
 END
 $$;

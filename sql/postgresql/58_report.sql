@@ -1,7 +1,8 @@
 -- The report of a run, or of some of its configurations: one HTML file, or the data of its pictures as JSON.
+-- (STABLE: all of its queries see one snapshot, also while the run goes on.)
 CREATE FUNCTION @extschema@.mop_report(run_id double precision, format text DEFAULT 'html',
     mst_keys double precision[] DEFAULT NULL) RETURNS text
-LANGUAGE plpython3u VOLATILE SET work_mem = '64MB' SET jit = off AS $$
+LANGUAGE plpython3u STABLE SET work_mem = '64MB' SET jit = off AS $$
 #python
 from pg_mop.api import report
 return report.mop_report(plpy, *args)

@@ -79,6 +79,30 @@ def test_a_role_may_have_policies_on_its_own_model(honest, forger):
     assert len(forger.run(ROW)) == 1
 
 
+@pytest.mark.parametrize(
+    "sql_type", ["text", "varchar", "name", "char(80)", "words", "regclass", "json", "integer", "text[]"]
+)
+def test_a_value_of_the_data_is_never_read_as_a_table_or_a_query(honest, forger, sql_type):
+    """The forger may write a row that the reader predicts for: its text would run, or read a view, with the reader's rights."""
+    forger.run("CREATE OR REPLACE VIEW snare AS SELECT public.snap() AS form; GRANT SELECT ON snare TO public")
+    honest.run("DROP DOMAIN IF EXISTS words; CREATE DOMAIN words AS varchar; TRUNCATE trap")
+    values = {"integer": "7", "text[]": "{snare}", "json": '"SELECT snap()"', "regclass": "snare"}
+    for value in (
+        [values[sql_type]] if sql_type in values else ["SELECT snap() AS form", "snare", "(TABLE snare)", "beans"]
+    ):
+        error = honest.error(
+            f"SELECT * FROM (SELECT $${value}$$::{sql_type} AS note) note, madlib.mop_predict('beans_model', note.note) p"
+        )
+        assert "a row must have columns with names" in str(error) and "source =>" in error.diag.message_hint
+    assert honest.run("SELECT * FROM trap") == []
+
+
+def test_a_text_in_place_of_a_row_has_a_hint_that_runs(honest):
+    error = honest.error("SELECT * FROM madlib.mop_predict('beans_model', 'beans', keep => 'id')")
+    statements = error.diag.message_hint.splitlines()
+    assert [len(honest.run(statement)) for statement in statements] == [80, 80]
+
+
 HIJACKS = """
 CREATE SCHEMA ambush; GRANT USAGE ON SCHEMA ambush TO public;
 CREATE FUNCTION ambush.caught(name text) RETURNS void LANGUAGE plpgsql AS
@@ -103,9 +127,9 @@ CREATE FUNCTION ambush.times(numeric, float8) RETURNS float8 LANGUAGE plpgsql AS
 CREATE OPERATOR ambush.* (LEFTARG = numeric, RIGHTARG = float8, FUNCTION = ambush.times);
 """
 READERS = [
-    "SELECT count(*) FROM mop_predict('beans_model', 'beans', keep => 'id')",
-    "SELECT count(*) FROM mop_predict('beans_model', 'SELECT id, 1e301 AS size, form, y FROM beans', keep => 'id')",
-    "SELECT count(*) FROM mop_predict('tones_model', 'SELECT * FROM tones')",
+    "SELECT count(*) FROM mop_predict('beans_model', source => 'beans', keep => 'id')",
+    "SELECT count(*) FROM mop_predict('beans_model', source => 'SELECT id, 1e301 AS size, form, y FROM beans', keep => 'id')",
+    "SELECT count(*) FROM mop_predict('tones_model', source => 'SELECT * FROM tones')",
     "SELECT count(*) FROM mop_evaluate('beans_model', 'SELECT * FROM beans')",
     "SELECT count(*) FROM mop_drift('beans_model', 'SELECT * FROM beans')",
     "SELECT mop_pack('SELECT id, size::numeric, form, y FROM beans', 'beans_again', fitted_on => 'beans_packed')",
@@ -155,7 +179,7 @@ def test_a_query_is_one_statement(honest):
         for call in (
             f"mop_pack($${query}$$, 'no', 'y')",
             f"mop_split($${query}$$, 'no', id => 'id')",
-            f"mop_predict('beans_model', $${query}$$)",
+            f"mop_predict('beans_model', source => $${query}$$)",
         ):
             assert "syntax error" in str(honest.error(f"SELECT {call}"))
     assert honest.value("SELECT count(*) FROM prey") == 1
@@ -174,16 +198,32 @@ def test_a_stored_source_of_another_role_is_not_run(honest, forger):
     forger.run("UPDATE forged SET details = %s, in_use = true", [json.dumps({"arguments": arguments})])
     honest.run("TRUNCATE trap")
     error = honest.error("SELECT madlib.mop_retrain('forged', time_limit => '2 s')")
-    assert 'model "forged" may be written by forger' in str(error)
+    assert "needs a source" in str(error)
     assert (
         error.diag.message_hint.startswith("SELECT") and "source => 'SELECT *, public.snap()" in error.diag.message_hint
     )
-    assert honest.run("SELECT * FROM trap") == []
-    # nor is one that another role may have put into the caller's own model
+    # nor is one in the caller's own model that another role may write to, or might have written to
     honest.run("CREATE TABLE own_beans AS SELECT * FROM forged; GRANT UPDATE (details) ON own_beans TO forger")
-    error = str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
-    assert 'model "own_beans" may be written by forger' in error
+    assert "needs a source" in str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
+    honest.run("REVOKE ALL ON own_beans FROM forger")
+    assert "needs a source" in str(honest.error("SELECT madlib.mop_retrain('own_beans', time_limit => '2 s')"))
     assert honest.run("SELECT * FROM trap") == []
+
+
+def test_a_signature_is_of_one_role_one_text_and_one_model(honest, forger):
+    signature = forger.value("SELECT madlib.mop_sign('a text')")
+    signer = "SELECT madlib.mop_signer(%s, %s)::regrole::text"
+    assert honest.value(signer, ["a text", signature]) == "forger"
+    owner = honest.value("SELECT current_user::regrole::oid::text")
+    for text, forged in (
+        ("another text", signature),
+        ("a text", f"{owner} {signature.split()[1]}"),
+        ("a text", "9" * 10 + " " + "0" * 64),
+        ("a text", "no signature"),
+        ("a text", None),
+        (None, signature),
+    ):
+        assert honest.value(signer, [text, forged]) is None
 
 
 def _first(transform):
@@ -214,7 +254,7 @@ def test_a_transform_that_does_not_suit_its_net_is_an_error(honest, forger, chan
     transform = json.loads(forger.value("SELECT transform::text FROM forged"))
     transform = HOSTILE[change](transform) or transform
     forger.run("UPDATE forged SET transform = %s, in_use = true", [json.dumps(transform)])
-    for ask in (ROW, "SELECT * FROM madlib.mop_predict('forged', 'beans')"):
+    for ask in (ROW, "SELECT * FROM madlib.mop_predict('forged', source => 'beans')"):
         error = str(honest.error(ask))
         assert "cannot be used" in error or "there is no" in error, error
     assert honest.value("SELECT 1") == 1

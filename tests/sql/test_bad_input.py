@@ -274,7 +274,7 @@ def test_the_names_of_settings_are_found_in_the_servers_array(db):
     client.run("SELECT madlib.training_preprocessor_dl(); SET pg_mop.sed = 1; SET work_mem = '5MB'")
     client.run(
         "CREATE FUNCTION pg_temp.names() RETURNS bytea LANGUAGE plpython3u AS "
-        "$$import ctypes\nfrom pg_mop.backend import settings\nreturn settings._names_of_all(ctypes.PyDLL(None))$$"
+        "$$import ctypes\nfrom pg_mop.backend import custom_settings as s\nreturn s._names_of_all(ctypes.PyDLL(None))$$"
     )
     names = bytes(client.value("SELECT pg_temp.names()")).split(b"\0")
     assert b"pg_mop.sed" in names and b"work_mem" in names and len(names) > 300

@@ -219,7 +219,7 @@ def test_the_file_of_a_named_model_takes_the_columns_of_the_table(db, of_a_table
     assert done.returncode == 0, done.stderr
     theirs = json.loads((tmp_path / "out.json").read_text())
     query = f"SELECT {RAW} FROM raw_rows UNION ALL {ODD} ORDER BY id"
-    ours = db.run(f"SELECT * FROM madlib.mop_predict('{name}', $${query}$$)")
+    ours = db.run(f"SELECT * FROM madlib.mop_predict('{name}', source => $${query}$$)")
     alone = db.run(f"SELECT p.* FROM ({query}) t, madlib.mop_predict('{name}', t) AS p")
     if target == "classes":
         assert theirs["prediction"] == [r["prediction"] for r in ours] == [r["prediction"] for r in alone]

@@ -176,6 +176,35 @@ def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     other.close()
 
 
+def test_a_search_whose_end_was_cancelled_is_written_by_mop_resume(db, data):
+    """The results are those of the same search without a disturbance, whose states it reused, and nothing is trained again."""
+    trials, units = (
+        "SELECT mst_key, status, iterations, metric, reason FROM found_trials ORDER BY 1",
+        "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s",
+    )
+    db.run("SET pg_mop.reuse = on; SET pg_mop.kernel = plain; SET pg_mop.seed = 5")
+    one_by_one = {"procedure": "median-stopping", "parameters": "iterations=4, parallel=1, others=1, grace=1, trials=4"}
+    search(db, **one_by_one)
+    wanted = db.run(trials)
+    function = "madlib.mop_output_token(bigint, text)"
+    body, source = db.run(
+        "SELECT pg_get_functiondef(oid), prosrc FROM pg_proc WHERE oid = %s::regprocedure", [function]
+    )[0].values()
+    timeout = "BEGIN RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = '57014'; END"
+    db.run(body.replace(source, timeout))
+    try:
+        with pytest.raises(psycopg2.errors.QueryCanceled) as caught:
+            search(db, **one_by_one)
+    finally:
+        db.run(body)
+    run_id = last_run(db)
+    before = db.value(units, [run_id])
+    db.run(caught.value.diag.message_hint)
+    assert db.run(trials) == wanted and db.value(units, [run_id]) == before
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+    db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
+
+
 def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
     db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
     db.run(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import pytest
 
@@ -25,6 +26,44 @@ def run_id(db):
         [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"), (1, NAN, "batch_size=8")],
     )
     return fit(db, "flowers_packed", "models", "mst", 3, "flowers_packed", 1)
+
+
+def test_a_report_sees_one_snapshot_of_a_run_that_goes_on(db, run_id):
+    """Between two of its queries, a search adds a configuration and trains it."""
+    view, waits = "madlib.mop_metrics_wide", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    definition = db.value("SELECT rtrim(pg_get_viewdef(%s::regclass), ';')", [view])
+    hold = "(SELECT pg_advisory_xact_lock_shared(97) OFFSET 0) AS held"
+    db.run(f"CREATE OR REPLACE VIEW {view} AS SELECT w.* FROM ({definition}) AS w, {hold}")
+    reader, found = db.another(), {}
+    before = json.loads(db.value("SELECT madlib.mop_report(%s, 'table')", [run_id]))
+    db.run("SELECT pg_advisory_lock(97)")
+    reading = threading.Thread(
+        target=lambda: found.update(json.loads(reader.value("SELECT madlib.mop_report(%s, 'table')", [run_id])))
+    )
+    try:
+        reading.start()
+        assert eventually(lambda: db.value(waits), 60)
+        for table, columns, values in (
+            ("configuration", "mst_key, model_id, compile_params, fit_params, model_arch", "97, 1, 'c', 'f', 'a'"),
+            ("stage", "stage, iteration, identity, mst_key, compile_params, evaluated", "97, 1, 'i', 97, 'c', false"),
+            ("request", "mst_key, iteration, stage", "97, 1, 97"),
+            (
+                "unit",
+                "stage, iteration, segment, kind, dataset, attempt, status",
+                "97, 1, 0, 'train', 'training', 1, 'running'",
+            ),
+        ):
+            db.run(f"INSERT INTO madlib.mop_{table} (run_id, {columns}) VALUES ({run_id}, {values})")
+    finally:
+        db.run("SELECT pg_advisory_unlock(97)")
+        reading.join(60)
+        db.run(f"CREATE OR REPLACE VIEW {view} AS {definition}")
+    now = [
+        c["mst_key"] for c in json.loads(db.value("SELECT madlib.mop_report(%s, 'table')", [run_id]))["configurations"]
+    ]
+    db.run("DELETE FROM madlib.mop_configuration WHERE run_id = %s AND mst_key = 97", [run_id])
+    reader.close()
+    assert found["configurations"] == before["configurations"] and 97 in now
 
 
 def test_the_report_tells_how_much_the_gpus_worked(db, run_id):

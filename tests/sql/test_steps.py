@@ -124,7 +124,7 @@ def test_other_numbers_of_steps_are_refused(tags):
 
 def test_named_models_and_mop_pack_take_no_steps(tags):
     tags.run("SELECT mop_deploy('tagger', 'models', 1)")
-    error = tags.error("SELECT * FROM mop_predict('tagger', 'tags')")
+    error = tags.error("SELECT * FROM mop_predict('tagger', source => 'tags')")
     assert "has an output of several steps" in str(error)
     error = tags.error("SELECT mop_pack('tags', 'never', target => 'y', id => 'id', exclude => 'n')")
     assert "mop_pack takes vectors" in str(error)

@@ -119,7 +119,10 @@ def test_a_row_a_table_and_an_output_table_have_the_same_answers(shop):
         r["id"]: r
         for r in shop.run("SELECT t.id, p.* FROM (SELECT * FROM orders LIMIT 20) t, mop_predict('order_model', t) AS p")
     }
-    table = {r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('order_model', 'orders', keep => 'id')")}
+    table = {
+        r["kept"]["id"]: r
+        for r in shop.run("SELECT * FROM mop_predict('order_model', source => 'orders', keep => 'id')")
+    }
     assert shop.value("SELECT mop_predict_into('order_model', 'orders', 'answers', keep => 'id, size, placed')") == ROWS
     into = {r["id"]: r for r in shop.run("SELECT * FROM answers")}
     assert len(table) == len(into) == ROWS and len(rows) == 20
@@ -170,11 +173,13 @@ def test_columns_go_by_name_and_unknown_values_are_tolerated(shop):
     )
     assert strange["prediction"] in ("high", "low")
     del shop.connection.notices[:]
-    shop.run("SELECT * FROM mop_predict('order_model', $$SELECT 'nowhere' AS town, ARRAY[1, 1]::real[] AS vec$$)")
+    shop.run(
+        "SELECT * FROM mop_predict('order_model', source => $$SELECT 'nowhere' AS town, ARRAY[1, 1]::real[] AS vec$$)"
+    )
     told = "".join(shop.connection.notices)
     assert "columns of training rows are missing" in told and "has values that training rows did not have" in told
     assert "has type text, but" in str(
-        shop.error("SELECT * FROM mop_predict('order_model', 'SELECT ''1''::text AS price FROM orders')")
+        shop.error("SELECT * FROM mop_predict('order_model', source => 'SELECT ''1''::text AS price FROM orders')")
     )
 
 
@@ -199,7 +204,7 @@ def test_answers_in_a_view_a_function_a_trigger_and_a_read_only_transaction(shop
     assert shop.run("SELECT id, said AS prediction FROM incoming ORDER BY 1") == wanted
     shop.run("BEGIN READ ONLY")
     assert shop.run("SELECT * FROM answered ORDER BY 1") == wanted
-    assert shop.value("SELECT count(*) FROM mop_predict('order_model', 'SELECT * FROM orders LIMIT 3')") == 3
+    assert shop.value("SELECT count(*) FROM mop_predict('order_model', source => 'SELECT * FROM orders LIMIT 3')") == 3
     shop.run("COMMIT")
 
 
@@ -214,7 +219,9 @@ def test_versions_switch_at_commit(shop):
     assert reader.value(in_use) == 1
     reader.close()
     assert "has no version 9" in str(shop.error("SELECT mop_use_version('order_model', 9)"))
-    assert "has no version 9" in str(shop.error("SELECT * FROM mop_predict('order_model', 'orders', version => 9)"))
+    assert "has no version 9" in str(
+        shop.error("SELECT * FROM mop_predict('order_model', source => 'orders', version => 9)")
+    )
 
 
 def test_another_role_predicts_once_the_model_is_shared_and_no_more(shop):
@@ -262,7 +269,7 @@ def test_a_hostile_model_executes_nothing(shop):
         shop.run(f"UPDATE {name} SET in_use = true, transform = %s", [json.dumps(transform)])
         for ask in (
             f"SELECT p.* FROM (SELECT * FROM orders LIMIT 1) t, mop_predict('{name}', t) AS p",
-            f"SELECT * FROM mop_predict('{name}', 'SELECT * FROM orders LIMIT 1')",
+            f"SELECT * FROM mop_predict('{name}', source => 'SELECT * FROM orders LIMIT 1')",
         ):
             try:
                 shop.run(ask)
@@ -359,7 +366,7 @@ def test_packed_columns_find_free_names_and_nets_accept_them(shop):
         "optimizer='Adam()'$$, 'batch_size=8', 1)"
     )
     shop.run("SELECT mop_deploy('named_named', 'named_model')")
-    assert shop.value("SELECT count(*) FROM mop_predict('named_named', 'named')") == 60
+    assert shop.value("SELECT count(*) FROM mop_predict('named_named', source => 'named')") == 60
 
 
 def test_domains_are_packed_as_their_base_types(shop):
@@ -416,7 +423,7 @@ def daily(shop):
 def test_a_row_and_a_table_of_other_types_have_the_same_answer(daily, columns):
     query = f"SELECT {columns} FROM daily WHERE id = 7"
     (row,) = daily.run(f"SELECT p.* FROM ({query}) t, mop_predict('daily_model', t) AS p")
-    (table,) = daily.run("SELECT * FROM mop_predict('daily_model', %s)", [query])
+    (table,) = daily.run("SELECT * FROM mop_predict('daily_model', source => %s)", [query])
     assert row["prediction"] == table["prediction"] and row["probability"] == pytest.approx(
         table["probability"], abs=1e-6
     )
@@ -430,13 +437,15 @@ def test_bad_values_and_versions_are_named(daily):
         error = daily.error(f"SELECT p.* FROM (SELECT {value}) t, mop_predict('daily_model', t) AS p")
         assert fragment in str(error)
     for version, fragment in (("2.5", "version must be an integer"), ("'NaN'", "version must be an integer")):
-        error = daily.error(f"SELECT * FROM mop_predict('daily_model', 'daily', NULL, {version}::float8)")
+        error = daily.error(
+            f"SELECT * FROM mop_predict('daily_model', source => 'daily', version => {version}::float8)"
+        )
         assert fragment in str(error)
 
 
 def test_queries_may_have_comments(daily):
     query = "-- the first days\n/* of\nthe year */ SELECT * FROM daily WHERE id < 5 -- no more"
-    assert daily.value("SELECT count(*) FROM mop_predict('daily_model', %s)", [query]) == 4
+    assert daily.value("SELECT count(*) FROM mop_predict('daily_model', source => %s)", [query]) == 4
     daily.run("SELECT * FROM mop_split(%s, 'commented', id => 'id')", [query.replace("< 5", "< 90")])
 
 
@@ -453,7 +462,7 @@ def test_a_right_on_the_columns_of_a_model_suffices(daily):
     )
     other = daily.another("reader_of_columns")
     other.run("SET search_path = public, madlib")
-    assert other.value("SELECT count(*) FROM mop_predict('daily_model', 'daily')") == 200
+    assert other.value("SELECT count(*) FROM mop_predict('daily_model', source => 'daily')") == 200
     assert other.value("SELECT count(*) FROM mop_evaluate('daily_model', 'daily')") > 1
     other.run(
         "SELECT mop_pack('SELECT day, n, y FROM daily', 'own_packed', target => 'y'); DROP TABLE own_packed, own_packed_summary"
@@ -640,7 +649,8 @@ def test_series_of_various_lengths_are_padded_and_masked(shop):
     )
     shop.run("SELECT mop_deploy('readings_model', 'readings_fitted')")
     table = {
-        r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('readings_model', 'readings', keep => 'id')")
+        r["kept"]["id"]: r
+        for r in shop.run("SELECT * FROM mop_predict('readings_model', source => 'readings', keep => 'id')")
     }
     rows = shop.run("SELECT t.id, p.* FROM readings t, mop_predict('readings_model', t) AS p WHERE id < 30")
     for row in rows:
@@ -648,10 +658,12 @@ def test_series_of_various_lengths_are_padded_and_masked(shop):
     right = shop.value("SELECT value FROM mop_evaluate('readings_model', 'readings') WHERE metric = 'accuracy'")
     assert right > 0.75
     longer = "SELECT array_cat(ARRAY[9, 9]::real[], heat) AS heat, pairs FROM readings WHERE id = 11"
-    (cut,) = shop.run("SELECT * FROM mop_predict('readings_model', %s)", [longer])  # (12 steps: the last ones count)
+    (cut,) = shop.run(
+        "SELECT * FROM mop_predict('readings_model', source => %s)", [longer]
+    )  # (12 steps: the last ones count)
     assert cut["probability"] == pytest.approx(table[11]["probability"], abs=1e-5)
     error = shop.error(
-        "SELECT * FROM mop_predict('readings_model', 'SELECT heat, ARRAY[ARRAY[1, 2, 3]] AS pairs FROM readings')"
+        "SELECT * FROM mop_predict('readings_model', source => 'SELECT heat, ARRAY[ARRAY[1, 2, 3]] AS pairs FROM readings')"
     )
     assert "its series have 2 channels" in str(error)
 
@@ -713,14 +725,17 @@ def test_images_are_decoded_in_the_trainer_and_resized(shop):
         "optimizer='Adam(lr=0.02)'$$, 'batch_size=16', 12)"
     )
     shop.run("SELECT mop_deploy('photos_model', 'photos_fitted')")
-    table = {r["kept"]["id"]: r for r in shop.run("SELECT * FROM mop_predict('photos_model', 'photos', keep => 'id')")}
+    table = {
+        r["kept"]["id"]: r
+        for r in shop.run("SELECT * FROM mop_predict('photos_model', source => 'photos', keep => 'id')")
+    }
     assert sum(table[i]["prediction"] == ("bright" if i % 2 else "dark") for i in range(60)) > 50
     for row in shop.run("SELECT t.id, p.* FROM photos t, mop_predict('photos_model', t) AS p WHERE id % 10 = 0"):
         assert row["probability"] == pytest.approx(table[row["id"]]["probability"], abs=1e-5)
     shop.run("SELECT mop_pack('SELECT * FROM photos WHERE id < 9', 'photos_checked', fitted_on => 'photos_packed')")
     broken = picture(1, 50)[:60]
     shop.run("UPDATE photos SET photo = %s WHERE id = 30", [broken])
-    for ask in ("SELECT * FROM mop_predict('photos_model', 'photos')", call.replace("%s", "'photos_broken'")):
+    for ask in ("SELECT * FROM mop_predict('photos_model', source => 'photos')", call.replace("%s", "'photos_broken'")):
         error = str(shop.error(ask))
         assert 'column "photo" has a value that is no PNG or JPEG image' in error
         assert shop.value("SELECT id FROM photos WHERE md5(photo) = %s", [error.split("= '")[1][:32]]) == 30

@@ -7,6 +7,7 @@ from typing import Any
 
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.errors import MopError, without_nul
+from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
 
@@ -17,9 +18,7 @@ def mop_predict_row(db, session, model, row, version):
     if row is None:
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
-        raise MopError(
-            "a row must have columns with names", hint="mop_predict('model', t) with t a table or subquery of FROM."
-        )
+        raise _no_row(db, model, None)
     found = NamedModel.find(db, model, version)
     if "\\u0000" in row:
         row = found.without_nul(row)
@@ -38,6 +37,29 @@ def mop_predict_row(db, session, model, row, version):
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in found.told}, {})
     found.told.update(unseen)
     return made
+
+
+def _no_row(db: Any, model: str, text: str | None) -> MopError:
+    """The error for a value that is not a row. `text`: the value, where it may be the name of a table."""
+    try:
+        table = db.find_table(text) if text and text.strip() else None
+    except MopError:  # (it is no name)
+        table = None
+    name, schema = str(table or "your_table"), db.extension
+    call = f"{schema}.mop_predict({quote_literal(model)}, "
+    return MopError(
+        "a row must have columns with names",
+        detail="A value that is not a row was given. It may come from the data, so it is never read as a table or a query.",
+        hint=f"SELECT t.*, p.* FROM {name} t, {call}t.*) p; -- for each row\n"
+        f"SELECT * FROM {call}source => {quote_literal(name)}); -- for a table, a view or a query",
+        sqlstate="42804",
+    )
+
+
+@sql_function
+def refuse_text(db, model, text):
+    """Raises MopError: the caller gave a text in place of a row."""
+    raise _no_row(db, model, text)
 
 
 @with_trainer

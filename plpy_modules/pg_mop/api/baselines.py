@@ -8,6 +8,7 @@ from typing import Any
 
 from pg_mop.api import reports
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend import settings
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -17,6 +18,7 @@ from pg_mop.inference.named_model import NamedModel, RowReader
 
 MOST_ROWS = 200_000  # that a baseline is trained on
 MOST_BYTES = 512 << 20  # of their features
+SECONDS = 600.0  # that the baselines of a call of mop_baselines may train
 
 
 @dataclass
@@ -39,21 +41,36 @@ def mop_baselines(db, session, model, train, test, version):
     ]
 
 
-def contenders(db: Database, session: Any, model: NamedModel, train: str, test: str) -> list[Contender]:
-    """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn."""
+def contenders(
+    db: Database, session: Any, model: NamedModel, train: str, test: str, seconds: float = SECONDS
+) -> list[Contender]:
+    """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn.
+
+    `seconds`: that these may train, on the cores that nobody uses at this moment.
+    """
     x, y = _read(db, model, train)
     x_test, y_test = _read(db, model, test)
+    if not model.regression:
+        x, y = x[y >= 0], y[y >= 0]
     if not len(y) or not len(y_test):
         raise MopError("a baseline needs rows with a known target, to train on and to measure")
     if model.regression:
         found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
     else:
         classes = len(model.labels(int(model.outputs[0])))
+        if (y_test < 0).any():  # (rows of classes without training rows: errors of each contender, as of the model)
+            y_test, classes = np.where(y_test < 0, classes, y_test), classes + 1
         shares = np.bincount(y, minlength=classes) / len(y)
         found = [Contender("majority", scores.classification(y_test, np.tile(shares, (len(y_test), 1))))]
     with trainer_of(session, trainer_options(db, False)) as trainer:
         trainer.send(
-            {"op": "baselines", "regression": model.regression, "shapes": [list(x.shape), list(x_test.shape)]},
+            {
+                "op": "baselines",
+                "regression": model.regression,
+                "shapes": [list(x.shape), list(x_test.shape)],
+                "seconds": seconds,
+                "threads": max(1, settings.cores() - settings.runnable_threads()),
+            },
             *(np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (x, y.astype("<f8"), x_test)),
         )
         header, payloads = trainer.receive()
@@ -69,7 +86,7 @@ def contenders(db: Database, session: Any, model: NamedModel, train: str, test: 
 
 
 def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target.
+    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target; class -1: without training rows.
 
     Texts and images are left out, and so are rows beyond MOST_BYTES.
     """
@@ -89,4 +106,4 @@ def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.
     if model.regression:
         return x, np.array(truth, "f8")
     codes = reports.class_numbers(model.labels(int(model.outputs[0])), truth)
-    return x[codes >= 0], codes[codes >= 0]
+    return x, codes

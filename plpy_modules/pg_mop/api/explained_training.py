@@ -59,7 +59,7 @@ class StepsHere:
             message = re.sub(r"^\w+: ", "", message, count=1)
         raise MopError(message, data[1], data[2], sqlstate=sqlstate_of(problem))
 
-    def drop(self, kind: str, relation: str) -> None:
+    def finish(self, sql: str) -> None:
         """(The explanation takes everything back.)"""
 
 

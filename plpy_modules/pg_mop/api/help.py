@@ -342,7 +342,7 @@ SELECT {schema}.mop_share('churn', current_user);
 -- for rows of FROM
 SELECT c.id, p.* FROM customers c, {schema}.mop_predict('churn', c) AS p ORDER BY c.id LIMIT 3;
 -- for a table, a view or a query
-SELECT * FROM {schema}.mop_predict('churn', 'SELECT * FROM customers WHERE age > 50', keep => 'id') LIMIT 3;
+SELECT * FROM {schema}.mop_predict('churn', source => 'SELECT * FROM customers WHERE age > 50', keep => 'id') LIMIT 3;
 """,
         "model",
     ),
@@ -456,8 +456,8 @@ OF_RUNS = {
     "mop_trim_audit": "Deletes the rows of mop_audit before a time, and returns their number (superusers).",
     "mop_settings": "Lists the settings pg_mop.* with their present values; reports a wrong setting as an error.",
     "mop_functions": "Lists these functions with their purpose and arguments.",
-    "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report. Name source where "
-    "another role may write to the model's table.",
+    "mop_retrain": "Trains a named model again, as its last version was trained, and returns a report. Name source for a "
+    "copied or restored model, and for one that another role has trained.",
     "mop_model_report": "Returns a report of a named model as one HTML file, or its data as 'json'; with measures and pictures "
     "of the rows of a source.",
     "mop_configuration_report": "Measures the model of one configuration of a run on the run's packed rows, as JSON: confusion "

@@ -25,7 +25,7 @@ IN_COMMENT = re.compile(r"/\*|\*/")
 
 @sql_function
 def mop_submit(db, command):
-    """Run SQL in a separate session, as the calling role with its search_path and settings pg_mop.*.
+    """Run SQL in a separate session, as the calling role with its search_path and settings, pg_mop's and its application's.
 
     Returns the job's number. The session is opened like a worker session; a process, the job supervisor
     (run/job_supervisor.py), holds it. PostgreSQL itself raises an error if the command cannot be prepared in this
@@ -58,7 +58,11 @@ def mop_submit(db, command):
         "lacks": sorted(target.lacks),
         "schema": db.extension,
         "command": command,
-        "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}},
+        "settings": {
+            **dict(target.settings),
+            "search_path": db.callers_path,
+            **{f"pg_mop.{name}": value for name, value in given.items()},
+        },
     }
     try:
         return _supervise(db, target, job)

@@ -13,6 +13,7 @@ from pg_mop.backend import weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json
+from pg_mop.inference.model_parts import part_is_callers
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import is_query
 from pg_mop.report import model_data
@@ -50,7 +51,7 @@ def mop_model_report(db, session, model, source, format, version):
         "versions": [row["version"] for row in stored],
         "stored": model_data.stored_sections(stored, found.version),
         "measured": [] if source is None else _measured(db, session, found, source),
-        "test_part": _test_part(db, model, found.version),
+        "test_part": _test_part(db, found),
     }
     data["headline"] = f"{found.kind} of {found.target}" + (
         "" if source is None else f", measured on {_called(source)}"
@@ -97,10 +98,12 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
         ]
 
 
-def _test_part(db: Database, model: str, version: int) -> str | None:
-    """The name of the view of the test part that mop_train has left, if it exists."""
-    name = db.suffixed(step_prefix(db, model, version), "_test")
-    return name if db.find_table(name) is not None else None
+def _test_part(db: Database, model: NamedModel) -> str | None:
+    """The name of the test part of the version, if the caller may read it."""
+    name = db.suffixed(step_prefix(db, model.name, model.version), "_test")
+    if db.find_table(name) is None and not part_is_callers(db, model.table, model.version, "test"):
+        return None
+    return name
 
 
 def _measured(db: Database, session: Any, model: NamedModel, source: str) -> list[model_data.Section]:

@@ -30,16 +30,18 @@ MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
 WHOLE = {"smallint", "integer", "bigint"}  # types whose equal values have one text
 REPEATS = 5
+MOST_UNKNOWN = 100  # classes without training rows that are told apart
 
 
 class Measured:
     """The truth and the outputs of a model for rows with a known target.
 
-    `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units.
+    `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units. A class that
+    the model does not know has a unit of its own with probability 0: its rows are errors.
     """
 
-    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int) -> None:
-        self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
+    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str]) -> None:
+        self.truth, self.outputs, self.labels = truth, outputs, labels
 
     def measures(self, regression: bool) -> dict[str, float]:
         """The measures, by name."""
@@ -53,7 +55,6 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     reader = RowReader(db, source, model)
     truth: list[Any] = []
     outputs = []
-    unknown = 0
     with trainer_of(session, trainer_options(db, False)) as trainer:
         model.lent_to(db, trainer)
         for known, targets in rows_with_target(reader, model):
@@ -66,18 +67,21 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     reader.tell_missing()
     together = np.concatenate(outputs)
     if model.regression:
-        return Measured(np.array(truth, "f8"), together, [], 0)
+        return Measured(np.array(truth, "f8"), together, [])
     labels = model.labels(together.shape[1])
-    codes = class_numbers(labels, truth)
-    if unknown := int((codes < 0).sum()):
-        strange = sorted(set(truth) - set(labels))[:5]
+    trained = set(labels)
+    unknown = Counter(value for value in truth if value not in trained)
+    if unknown:
         db.warning(
-            f"{unknown} rows have a class that training rows did not have: they are left out",
-            detail=f"For instance {', '.join(strange)}.",
+            f"{unknown.total()} rows have a class that training rows did not have: they count as errors",
+            detail=f"For instance {', '.join(sorted(unknown)[:5])}.",
         )
-        if unknown == len(codes):
-            raise MopError(f'no row has a class of target "{model.target}" that training rows had')
-    return Measured(codes[codes >= 0], together[codes >= 0], labels, unknown)
+    named = [*labels, *(name for name, _ in unknown.most_common(MOST_UNKNOWN))]
+    if len(unknown) > MOST_UNKNOWN:
+        named.append("(other classes)")
+    together = np.pad(together, ((0, 0), (0, len(named) - len(labels))))
+    codes = class_numbers(named, truth)
+    return Measured(np.where(codes < 0, len(named) - 1, codes), together, named)
 
 
 def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:

@@ -36,6 +36,33 @@ HASHED = (
 @sql_function
 def mop_split(db, source, output, valid, test, method, by, id, seed):
     """Make the views <output>_train, _valid and _test; returns (part, view, rows) of each."""
+    made = _split(db, source, output, valid, test, method, by, id, seed, None)
+    return [(part, view, rows) for part, view, rows, _ in made]
+
+
+@sql_function
+def mop_split_for(db, source, output, valid, test, method, by, id, remark):
+    """mop_split, with a comment for the views; returns (part, rows, query) of each."""
+    made = _split(db, source, output, valid, test, method, by, id, None, remark)
+    return [(part, rows, query) for part, _, rows, query in made]
+
+
+def _split(
+    db: Database,
+    source: str,
+    output: str,
+    valid: float | None,
+    test: float | None,
+    method: str | None,
+    by: str | None,
+    id: str | None,
+    seed: int | None,
+    remark: str | None,
+) -> list[tuple[str, str, int, str]]:
+    """Make the views; returns (part, view, rows, query) of each. Raises MopError.
+
+    A query keeps the names of its tables, not the tables themselves: it reads the table that has the name at that time.
+    """
     db.check_engine("mop_split")
     method = (method or "random").strip().lower()
     if method not in METHODS:
@@ -49,7 +76,7 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
         ids = columns_named(db, rows, "id", split_names(id))
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
         db.check_readable(rows, db.columns(rows))
-        columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows))
+        columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows)) if extra else "t.*"
         # (PostgreSQL's text of the query has qualified names, so our functions are looked up by the pinned search_path)
         origin = str(rows)
         if is_query(source):
@@ -59,14 +86,19 @@ def mop_split(db, source, output, valid, test, method, by, id, seed):
     views = {part: db.output_table(name) for part, name in names.items()}
     inner = f"(SELECT t.*{extra} FROM {origin} t)" if extra else origin
     for part, condition in conditions.items():
-        db.execute(f"CREATE VIEW {views[part]} AS SELECT {columns} FROM {inner} t WHERE {condition}")
+        query = f"SELECT {columns} FROM {inner} t WHERE {condition}"
+        db.execute(f"CREATE VIEW {views[part]} AS {query}")
+        said = (
+            remark or f"the {part} part of {source.strip()[:200]}, by mop_split; to remove it: DROP VIEW {views[part]};"
+        )
+        db.execute(f"COMMENT ON VIEW {views[part]} IS {quote_literal(said)}")
         count = db.value(f"SELECT count(*) FROM {views[part]}")
         if not count:
             raise MopError(
                 f'part "{part}" would have no rows',
                 hint="Give larger shares, or another method." if method != "column" else _VALUES,
             )
-        made.append((part, names[part], count))
+        made.append((part, names[part], count, query))
     return made
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import secrets
 import time
 from typing import Any
 
-from pg_mop.api import explained_training, reports
+from pg_mop.api import explained_training, reports, training_checks
 from pg_mop.api.baselines import Contender, contenders
 from pg_mop.api.folds import check_folds
 from pg_mop.api.model_table import StoredModel
@@ -15,21 +17,26 @@ from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
 from pg_mop.api.split import read_shares
 from pg_mop.api.table_nets import layer_names
-from pg_mop.backend import object_table, settings, weights
+from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
 from pg_mop.inference import scores
+from pg_mop.inference.model_parts import is_callers, signed
 from pg_mop.inference.named_model import NamedModel, table_of
-from pg_mop.packing.row_source import columns_named, is_query, rows_of
+from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
+from pg_mop.run import same_rows
 from pg_mop.run.steps import Steps
 
-MARK = "a step of mop_train"
+REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
 VALID = 0.2  # the default share of the validation part (sql/64_train.sql)
 RESERVED = 0.05  # of the time limit, for measuring the winner
+FOR_BASELINES = 0.1  # of the time limit, for training these
+LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
 STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
 MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
+BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
 ARGUMENTS = (
     "source",
@@ -79,7 +86,7 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     """
     table = table_of(db, name)
     row = db.one(
-        f"SELECT details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
+        f"SELECT version, details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
     )
     if row is None:
         raise MopError(
@@ -91,7 +98,7 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
         arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
     check_writable(db, table)
     if source is None:
-        _check_writers(db, table, name, arguments["source"])
+        _check_signed(db, table, row["version"], name, arguments["source"])
     else:
         arguments["source"] = source
     if time_limit is not None:
@@ -101,19 +108,15 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     return Training(db, arguments, present if warm else None).run(session, version, not automatic)
 
 
-def _check_writers(db: Database, table: Any, name: str, source: str) -> None:
-    """Raises MopError where another role may have written the source into the model's row: it would run as the caller."""
-    rows = db.execute(
-        f"SELECT coalesce(quote_ident(role), 'PUBLIC') AS role FROM ({object_table.WRITERS} UNION ALL SELECT rolname FROM "
-        "pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = $1 AND NOT rolsuper) w "
-        "WHERE role IS DISTINCT FROM current_user",
-        ["oid"],
-        [table.oid],
-    )
-    if rows:
+def _check_signed(db: Database, table: Any, version: int, name: str, source: str) -> None:
+    """Raises MopError unless the caller, or a superuser, had mop_train write the source: it would run as the caller.
+
+    Who may write to the table now does not matter: another role may have written to it before.
+    """
+    if not db.value(f"SELECT {is_callers(db)} FROM {table} WHERE version = {version}", ["oid"], [table.oid]):
         raise MopError(
-            f'model "{name}" may be written by {rows[0]["role"]}: mop_retrain needs a source',
-            detail="The source that it stores would be read with your rights. Give that source if you trust it.",
+            f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
+            detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
             hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(source)});",
             sqlstate="42501",
         )
@@ -156,8 +159,8 @@ class Training:
         if arguments["folds"] is not None:
             self._check_folds()
         self.statements: list[str] = []
-        self.made: list[tuple[str, str]] = []  # (kind, name) of relations that the steps have made
-        with rows_of(db, self.source) as rows:
+        self.query: str | None = None  # the source with qualified names, where it is a query
+        with view_of_query(db, self.source) if is_query(self.source) else rows_of(db, self.source) as rows:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
             (target,) = columns_named(db, rows, "target", split_names(self.target))
@@ -169,16 +172,27 @@ class Training:
                     sqlstate="42804",
                 )
             self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
-            for name in ("id", "exclude", *([] if self.balanced else ["weight"])):
+            unused = [
                 columns_named(db, rows, name, split_names(arguments[name]))
-            if arguments["folds"] is not None and self.split == "group":
-                self._groups(rows)
-            self.rows = db.value(f"SELECT count(*) FROM {rows}")
+                for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
+            ]
+            self.column = target
+            self.used = [name for name in db.columns(rows) if not any(name in names for names in unused)]
+            if is_query(self.source):
+                self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
+            else:
+                if arguments["folds"] is not None and self.split == "group":
+                    self._groups(rows)
+                self._count(rows)
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
             raise MopError(
                 f'table "{self.source}" is temporary: the sessions that train cannot see it',
                 hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
             )
+        self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
+
+    def _count(self, rows: Any) -> None:
+        self.rows = self.db.value(f"SELECT count(*) FROM {rows}")
         if self.rows < 10:
             raise MopError(
                 f"there are {self.rows} rows: too few to train, to choose and to measure",
@@ -230,20 +244,24 @@ class Training:
         prefix = step_prefix(db, self.name, version)
         n = {
             part: db.suffixed(prefix, f"_{part}")
-            for part in ("train", "valid", "test", "packed", "checked", "nets", "search")
+            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
         }
         if db.explaining is not None:
             explained_training.explain(self, prefix, n, version)
+        training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
             self.begin(steps, prefix, n)
+            same_rows.check(db, steps, self.source)
             try:
+                self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
                 self.pack_parts(steps, n)
                 kind = self.make_nets(steps, n)
+                self.tell_of_rows(n, kind)
                 prepared = time.monotonic() - began
                 self.search_nets(steps, n, kind, began)
             except BaseException:
-                self._drop(steps)
+                steps.finish(self._dropping(n))
                 raise
         searched = time.monotonic() - began - prepared
         best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
@@ -260,11 +278,14 @@ class Training:
         metrics = measured.measures(model.regression)
         found = [Contender("pg_mop", metrics)]
         if self.arguments.get("baselines") is not False:
-            found += contenders(db, session, model, n["train"], n["test"])
+            left = self.seconds - (time.monotonic() - began)
+            found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
+        self._tell_giveaway(session, model, n["test"], metrics)
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
             "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            "parts": self.queries,
             **({"folds": self._means(n, best)} if self.arguments["folds"] is not None else {}),
             "statements": self.statements,
             "net": chosen["net"],
@@ -276,22 +297,41 @@ class Training:
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
         self._complete(number, metrics, details)
-        if self.arguments.get("keep"):  # (no later call may take them for leftovers)
-            self.db.execute(f"COMMENT ON TABLE {self._found(n['packed'], '_summary')} IS NULL")
-        else:
-            self._drop_tables(n)
+        self._end_steps(n)
         return self._report(number, model, found, details, chosen, switched)
 
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
         self._reserve(prefix)
-        self._drop_left(steps, n)
-        self._check_free(n)
+        steps.run(self._dropping(n), quiet=True)
+        for _, name in self._relations(n):
+            self.db.output_table(name)
 
-    def _say(self, steps: Steps, sql: str, quiet: bool = False) -> list[tuple[Any, ...]]:
-        """Run a statement that the report will show."""
+    def _say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+        """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
+
+        They are marked in the same transaction: the next call drops what a killed one has left.
+        """
         self.statements.append(sql)
-        return steps.run(sql, quiet)
+        self._run(steps, sql, made, quiet)
+
+    def _run(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+        steps.run(sql + (self._marking(made) if made else ""), quiet)
+
+    def _marking(self, made: list[str]) -> str:
+        """SQL: the comment of those tables that exist."""
+        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self._ref(name))})" for name in made)
+        return " " + _block(_MARKING.format(tables=tables, remark=quote_literal(REMARK)))
+
+    def read_query(self, steps: Steps, n: dict[str, str]) -> None:
+        """Store the rows of a query, which so runs once."""
+        if self.query is not None:
+            self._run(
+                steps,
+                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {self.source.strip().rstrip(';')}\n;",
+                [n["rows"]],
+            )
+            self._count(self._found(n["rows"]))
 
     def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
@@ -300,9 +340,17 @@ class Training:
             method = "random"
         valid = a["valid"] if a["folds"] is None else 0
         given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
-        found = self._say(steps, self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
-        self.parts = {part: rows for part, _, rows in found}
-        self.made += [("VIEW", view) for _, view, _ in found]
+        self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
+        source = self.source if self.query is None else n["rows"]
+        values = [source, prefix, *given.values(), REMARK]
+        found = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
+        self.parts = {part: rows for part, rows, _ in found}
+        self.queries = {part: query for part, _, query in found}
+        if self.query is not None:
+            stored = f"FROM {self._found(n['rows'])} t"
+            self.queries = {
+                part: query.replace(stored, f"FROM {in_brackets(self.query)} t") for part, query in self.queries.items()
+            }
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
         if a["folds"] is not None and "valid" in self.parts:
@@ -327,33 +375,54 @@ class Training:
                 least = min(least, self._groups(n["train"]))
             if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
                 self._say(steps, f"SET pg_mop.segments = {a['folds']};")
-        self._say(steps, self._call("mop_pack", [n["train"], n["packed"]], given))
-        self.made += [("TABLE", n["packed"]), ("TABLE", self.db.suffixed(n["packed"], "_summary"))]
-        steps.run(f"COMMENT ON TABLE {self._ref(n['packed'], '_summary')} IS {quote_literal(MARK)}")
+        self._pack(steps, n["train"], n["packed"], given)
         if "valid" in self.parts:
-            self._say(steps, self._call("mop_pack", [n["valid"], n["checked"]], {"fitted_on": n["packed"]}))
-            self.made += [("TABLE", n["checked"]), ("TABLE", self.db.suffixed(n["checked"], "_summary"))]
+            self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
+
+    def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
+        # (mop_pack itself comments on the packed table)
+        self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
             given = {"layers": self.arguments["layers"]}
-            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), True)
+            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), [n["nets"]], True)
         else:
             self._say(
                 steps,
                 f"SELECT {written(self.db.schema)}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
                 f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
+                [n["nets"]],
                 True,
             )
-        self.made.append(("TABLE", n["nets"]))
         if (
             self.present is not None
             and (parts := weights.existing(self.db, str(table_of(self.db, self.name)), weights.READING)) is not None
         ):
-            self._say(steps, f"CREATE TABLE {self._ref(n['nets'], weights.SUFFIX)} AS TABLE {parts};", True)
-            self.made.append(("TABLE", self.db.suffixed(n["nets"], weights.SUFFIX)))
+            copy = self.db.suffixed(n["nets"], weights.SUFFIX)
+            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
+
+    def tell_of_rows(self, n: dict[str, str], kind: str) -> None:
+        """Tell the caller what makes measures too good, or a model useless. The parts are committed views."""
+        train = self._found(n["train"])
+        training_checks.tell_copies(self.db, train, self._found(n["test"]), self.used, self.parts)
+        if kind == "regression":
+            training_checks.tell_long_tail(self.db, train, self.column)
+        elif self.arguments["weight"] is None:
+            training_checks.tell_rare_class(self.db, train, self.column)
+
+    def _tell_giveaway(self, session: Any, model: NamedModel, part: str, metrics: dict[str, float]) -> None:
+        """Tell the caller of a column that gives the target away."""
+        main = main_metric(model.regression)
+        without = 0.0
+        if not model.regression:
+            name = quote_identifier(model.target)
+            without = self.db.value(
+                f"SELECT max(n)::float8 / sum(n) FROM (SELECT count(*) AS n FROM {self._found(part)} GROUP BY {name}::text) c"
+            )
+        training_checks.tell_giveaway(self.db, session, model, part, main, metrics[main], without)
 
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
         rows = self.parts["train"]
@@ -376,20 +445,23 @@ class Training:
         iterations = 27
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
-        left = self.seconds * (1 - RESERVED) - (time.monotonic() - began)
+        reserved = RESERVED + FOR_BASELINES * (self.arguments.get("baselines") is not False)
+        left = self.seconds * (1 - reserved) - (time.monotonic() - began)
+        if left < 0.2 * self.seconds:
+            self.db.warning(
+                f"preparing the rows has taken {time.monotonic() - began:.0f} s of the time_limit of {self.seconds:.0f} s",
+                hint=f"time_limit => '{math.ceil(6 * (time.monotonic() - began))} s'",
+            )
         given: dict[str, Any] = {
             "procedure": "asha",
             "procedure_params": f"iterations={iterations}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
-            "time_limit": f"{max(0.5, left):.1f} s",
+            "time_limit": f"{max(LEAST_SECONDS, left):.1f} s",
             "max_trials": self.arguments["max_trials"],
             "folds": self.arguments["folds"],
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
-        self._say(steps, call, quiet=True)
-        self.made += [("TABLE", self.db.suffixed(n["search"], end)) for end in OF_SEARCH]
-        if self.db.find_table(self.db.suffixed(n["search"], weights.SUFFIX)) is not None:
-            self.made.append(("TABLE", self.db.suffixed(n["search"], weights.SUFFIX)))
+        self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
         """The means and deviations over the folds of the chosen trial."""
@@ -429,54 +501,48 @@ class Training:
             f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
         )
         if not reserved:
+            pid = self.db.value(
+                f"SELECT {self.db.extension}.mop_reserved_by($1, $2::name)", ["text", "text"], [schema, name]
+            )
             raise MopError(
                 f'another session is training model "{self.name}" now',
-                hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                detail=f"It is that of process {pid}." if pid is not None else None,
+                hint=f"SELECT pg_cancel_backend({pid}); ends its call." if pid is not None else "Call again.",
                 sqlstate="55006",
             )
 
     def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
+        """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
         suffixed = self.db.suffixed
         return [
             *(("VIEW", n[part]) for part in ("train", "valid", "test")),
+            ("TABLE", n["rows"]),
             *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
             *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
         ]
 
-    def _drop_left(self, steps: Steps, n: dict[str, str]) -> None:
-        """Drop what a call has left whose transaction was rolled back: its summary has our mark."""
-        comment = steps.run(
-            f"SELECT obj_description(to_regclass({quote_literal(self._ref(n['packed'], '_summary'))}), 'pg_class')"
-        )[0][0]
-        if comment == MARK:
-            for kind, name in reversed(self._relations(n)):
-                steps.run(f"DROP {kind} IF EXISTS {self._ref(name)}", quiet=True)
+    def _dropping(self, n: dict[str, str]) -> str:
+        """SQL: drops what this call has made, or one that was killed or rolled back: our comment tells it."""
+        known = {name: name for _, name in self._relations(n)}  # relation -> the one with our comment
+        known.update({n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")})
+        rows = ", ".join(
+            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(known[name]))})"
+            for kind, name in self._relations(n)
+        )
+        return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
 
-    def _check_free(self, n: dict[str, str]) -> None:
-        """Raises MopError where a relation of a step exists."""
-        left = [self.db.find_table(name) for kind, name in self._relations(n) if kind == "VIEW"]
-        views = [str(view) for view in left if view is not None and view.kind == "v"]
-        if len(views) > 1:
-            raise MopError(
-                f"{len(views)} views of an earlier model have the names that mop_train needs",
-                detail="They are " + ", ".join(views) + ".",
-                hint=f"DROP VIEW {', '.join(views)};",
-                sqlstate="42P07",
-            )
-        for _, name in self._relations(n):
-            self.db.output_table(name)
-
-    def _drop(self, steps: Steps) -> None:
-        """Drop what the steps have made, after a failure."""
-        for kind, name in reversed(self.made):
-            steps.drop(kind, self._ref(name))
-
-    def _drop_tables(self, n: dict[str, str]) -> None:
-        """Drop the tables of the steps in the caller's transaction; the views stay, for reports."""
-        for kind, name in reversed(self.made):
-            if kind == "TABLE":
-                self.db.execute(f"DROP TABLE {self._found(name)}")
+    def _end_steps(self, n: dict[str, str]) -> None:
+        """Drop what the steps have made, in the caller's transaction; with `keep`, say what it is."""
+        for kind, name in self._relations(n):
+            table = self.db.find_table(name)
+            if table is None:
+                continue
+            if not self.arguments.get("keep"):
+                self.db.execute(f"DROP {kind} {table}")
+            elif self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
+                said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
+                self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
 
     # --- the result ---
 
@@ -516,9 +582,10 @@ class Training:
     def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
         table = table_of(self.db, self.name)
         self.db.execute(
-            f"UPDATE {table} SET metrics = $1::jsonb, details = $2::jsonb WHERE version = {number}",
-            ["text", "text"],
-            [finite_json(metrics), finite_json(details)],
+            f"UPDATE {table} SET metrics = $2::jsonb, details = $3::jsonb || jsonb_build_object('signature', "
+            f"{self.db.extension}.mop_sign({signed('$3::jsonb')})) WHERE version = {number}",
+            ["oid", "text", "text"],
+            [table.oid, finite_json(metrics), finite_json(details)],
         )
 
     def _report(
@@ -558,7 +625,38 @@ class Training:
             "The steps by hand:",
             *(f"  {statement}" for statement in self.statements),
         ]
+        if self.balanced:
+            lines.insert(-len(self.statements) - 1, BALANCED_NOTE)
+        if transaction.is_in_block():
+            lines.append("The model is kept, and exists for other sessions, from the COMMIT of this transaction on.")
         return "\n".join(lines)
+
+
+def _block(body: str) -> str:
+    tag = f"$mop_{secrets.token_hex(4)}$"
+    return f"DO {tag}{body}{tag};"
+
+
+_DROPPING = """
+DECLARE
+    part record;
+BEGIN
+    FOR part IN SELECT * FROM (VALUES {rows}) AS v(kind, name, told) LOOP
+        IF pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class') OPERATOR(pg_catalog.=) {remark} THEN
+            EXECUTE pg_catalog.format('DROP %s IF EXISTS %s', part.kind, part.name);
+        END IF;
+    END LOOP;
+END"""
+_MARKING = """
+DECLARE
+    made regclass;
+BEGIN
+    FOREACH made IN ARRAY ARRAY[{tables}] LOOP
+        IF made IS NOT NULL THEN
+            EXECUTE pg_catalog.format('COMMENT ON TABLE %s IS %L', made, {remark});
+        END IF;
+    END LOOP;
+END"""
 
 
 def _line(means: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ SUPPORTED = (
     "mop_retrain",
 )
 # what steps of mop_train call before its search; a view of the caller's may call other functions, which do not run
-STEPS = ("mop_split", "mop_pack", "mop_architecture", "load_keras_model")
+STEPS = ("mop_split_for", "mop_pack", "mop_architecture", "load_keras_model")
 # in Python: the forms of these functions that return a text about themselves, and what the plan itself reads
 PASSES = ("answer", "mop_pool")
 

@@ -1,6 +1,5 @@
 """The `pg_mop.*` settings: defaults, ranges, and errors for bad values and unknown names."""
 
-import ctypes
 import functools
 import glob
 import os
@@ -8,6 +7,7 @@ import re
 import sys
 
 import mop_udf
+from pg_mop.backend import custom_settings
 from pg_mop.backend.errors import MopError
 
 SCHEDULERS = (
@@ -299,7 +299,7 @@ def given(db, check_names=True):
     '' stands for a setting that was emptied or reset: it counts as unset, but hides the value of the role or the
     database. Raises MopError for an unknown `pg_mop.*` name.
     """
-    unknown = sorted(_names_that_are_set(db) - set(KNOWN) - set(ALIASES)) if check_names else ()
+    unknown = sorted(custom_settings.own_names(db) - set(KNOWN) - set(ALIASES)) if check_names else ()
     if unknown:
         raise MopError(
             f'unrecognized setting "pg_mop.{unknown[0]}"',
@@ -334,47 +334,3 @@ def parsed(texts):
                 f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parse.wanted}."
             ) from None
     return values
-
-
-def _names_that_are_set(db):
-    """The names after `pg_mop.` that are set in this session.
-
-    No view lists settings that no loaded library has defined, but the server's memory has their names. `current_setting`
-    separates settings from other text, and from names that were reset.
-    """
-    return {name for name in _names_in(_settings_in_memory()) if db.setting(f"pg_mop.{name}")}
-
-
-def _settings_in_memory():
-    """Bytes with the names of at least those settings that differ from their defaults, each name before a zero byte.
-
-    PostgreSQL writes these settings for parallel workers. PostgreSQL 9.4, the base of Greenplum 6, cannot: there, the names of
-    all settings are read from the server's array.
-    """
-    server = ctypes.PyDLL(None)  # (PyDLL keeps Python's lock, which an error of the server would need)
-    if hasattr(server, "SerializeGUCState"):
-        server.EstimateGUCStateSpace.restype = ctypes.c_size_t
-        server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
-        server.SerializeGUCState.restype = None
-        # (with too little room the server would raise an error, which jumps over Python's frames)
-        room = 2 * server.EstimateGUCStateSpace() + 1024
-        copy = ctypes.create_string_buffer(room)
-        server.SerializeGUCState(room, copy)
-        return copy.raw
-    return _names_of_all(server)
-
-
-def _names_of_all(server):
-    """The names of all settings, each before a zero byte. The name is the first C member of a setting."""
-    server.get_guc_variables.restype = ctypes.POINTER(ctypes.POINTER(ctypes.c_char_p))
-    variables = server.get_guc_variables()
-    return b"".join(variables[i][0] + b"\0" for i in range(server.GetNumConfigOptions()))
-
-
-def _names_in(text):
-    """All texts after `pg_mop.`, in any case, that have the form of a setting's name.
-
-    >>> sorted(_names_in(b"work_mem\\0004MB\\0pg_mop.sed\\0001\\0PG_MOP.Seed\\0002\\0"))
-    ['sed', 'seed']
-    """
-    return {match.decode().lower() for match in re.findall(rb"(?i)pg_mop\.([a-z_][a-z0-9_]{0,62})\0", text)}

@@ -4,8 +4,7 @@ from pg_mop.catalog.results import Results
 from pg_mop.catalog.runs import Runs
 from pg_mop.catalog.searches import Searches
 from pg_mop.catalog.states import States
-from pg_mop.catalog.units import Units
 
 
-class Catalog(Runs, Units, States, Results, Searches):
+class Catalog(Runs, States, Results, Searches):  # (Results are Units)
     """The catalog of this server: each base class has the methods for one subject."""

@@ -49,6 +49,13 @@ class LocalCatalog(Catalog):
             row.update({name: json.loads(row[name]) for name in encoded if row[name] is not None})
         return rows
 
+    def execute_whole(self, sql: str, values: Values = None) -> list[Row]:
+        before = self.db.setting("enable_nestloop")
+        self.execute("SET LOCAL enable_nestloop = off")
+        rows = self.execute(sql, values)
+        self.execute(f"SET LOCAL enable_nestloop = {before}")  # (an error ends the transaction, or this part of it)
+        return rows
+
 
 class _Cursor:
     """What the catalog's methods need of a psycopg2 cursor."""

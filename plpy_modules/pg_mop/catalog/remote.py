@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
 import psycopg2.extensions
 
 from mop_udf.patience import Patience
-from pg_mop.backend.errors import MopError
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.catalog.catalog import Catalog
 from pg_mop.catalog.session import T
+from pg_mop.connections.blocking import connect
 
 if TYPE_CHECKING:
     from pg_mop.connections.targets import Target
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 class RemoteCatalog(Catalog):
     """The catalog of another server, for a remote run (sql/postgresql/14_servers.sql).
 
-    Waiting for that server reacts to cancels, and ends with an error after SECONDS.
+    Waiting for that server reacts to cancels, and ends with an error after SECONDS, unless the server says that it is still at
+    work.
     """
 
     SECONDS = 5  # for any answer
+    _asks = False  # whether the server is at work
 
     def __init__(self, target: Target, schema: str, check_interrupts: Callable[[], None]) -> None:
         """Connect. `schema`: the extension's on that server, quoted; `check_interrupts`: called while waiting. Raises
@@ -59,6 +63,27 @@ class RemoteCatalog(Catalog):
         finally:
             psycopg2.extensions.set_wait_callback(before)
 
+    def _is_at_work(self, connection: Any) -> bool:
+        """True where the server answers another session, and executes the command of this one."""
+        pid = connection.info.backend_pid
+        if self._asks or not pid:
+            return False
+        self._asks = True
+        try:
+            other = connect(self.target, "pg_mop catalog")
+            try:
+                with other.cursor() as cursor:
+                    cursor.execute("SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s", (pid,))
+                    return cursor.fetchone() == (True,)
+            finally:
+                other.close()
+        except (psycopg2.Error, MopError) as error:
+            if is_cancel(error):
+                raise
+            return False
+        finally:
+            self._asks = False
+
     def _wait(self, connection: Any) -> None:
         """Wait for an answer, checking for interrupts.
 
@@ -72,6 +97,9 @@ class RemoteCatalog(Catalog):
             if not any(select.select(reading, writing, [], 0.1)):
                 self.check_interrupts()
                 if patience.over():
+                    if self._is_at_work(connection):  # what takes long in a large run is no failure
+                        patience = Patience(self.SECONDS)
+                        continue
                     raise MopError(
                         f"server {self.target.server} has not answered for {self.SECONDS} s", sqlstate="08006"
                     )

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pg_mop.catalog.session import CatalogSession, Row
+from pg_mop.catalog.session import FEW, Row
+from pg_mop.catalog.units import Units
 
 if TYPE_CHECKING:
     from pg_mop.plan.cost_history import Net
 
 
-class Results(CatalogSession):
+class Results(Units):
     """The catalog's metrics and costs."""
 
     def metrics(self, run_id: int, iteration: int | None = None, stages: Sequence[int] | None = None) -> list[Row]:
@@ -24,7 +25,9 @@ class Results(CatalogSession):
         """
         # `seconds` reads all units of the run, so a running run (`stages`) goes without. Metrics that an earlier run
         # computed are older than this run's first unit: 0 seconds.
-        return self.execute(
+        few = stages is not None and len(stages) <= FEW
+        read = self.execute if few else self.execute_whole
+        return read(
             f"""
             SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,
                    CASE WHEN %(stages)s::integer[] IS NULL THEN greatest(0, extract(epoch FROM
@@ -39,9 +42,10 @@ class Results(CatalogSession):
             WHERE m.run_id = %(run_id)s
               AND (%(iteration)s IS NULL OR q.iteration = %(iteration)s)
               AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))
+              AND (%(few)s OR %(stages)s::integer[] IS NULL OR q.stage = ANY (%(stages)s::integer[]))
             ORDER BY 2, 1, 4
             """,
-            {"run_id": run_id, "iteration": iteration, "stages": stages},
+            {"run_id": run_id, "iteration": iteration, "stages": stages, "few": few},
         )
 
     def outcome(self, run_id: int, kept: Mapping[int, int] | None = None) -> list[Row]:
@@ -50,28 +54,31 @@ class Results(CatalogSession):
         Of the stage: stage, iteration, version, bytes of its state, segment of its last unit (an earlier run's, where the
         stage was reused; None if that run is gone). `kept` ({mst_key: iteration}) selects the stage of an earlier iteration.
         """
-        return self.execute(
+        kept = kept or {}
+        rows = self.execute_whole(
             f"""
             SELECT DISTINCT ON (c.mst_key) c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch,
-                   c.error, c.reason, c.member, l.stage, l.iteration, l.version, l.bytes,
-                   coalesce(u.segment, t.segment) AS segment
+                   c.error, c.reason, c.member, l.stage, l.iteration, l.version, l.bytes, l.source_run, l.source_stage
             FROM {self.prefix}configuration c
+            LEFT JOIN unnest(%(keys)s::integer[], %(iterations)s::integer[]) AS k(mst_key, iteration) USING (mst_key)
             LEFT JOIN (
-                SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version, m.bytes
-                FROM {self.prefix}request q JOIN {self.prefix}stage_state m USING (run_id, stage)) l
-              ON l.run_id = c.run_id AND l.mst_key = c.mst_key
-             AND l.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, l.iteration)
-            LEFT JOIN {self.prefix}stage s ON s.run_id = l.run_id AND s.stage = l.stage
-            LEFT JOIN {self.prefix}unit u
-              ON u.run_id = coalesce(s.source_run, s.run_id) AND u.stage = coalesce(s.source_stage, s.stage)
-             AND u.version = l.version AND u.kind = 'train' AND u.status = 'finished'
-            LEFT JOIN {self.prefix}taken_unit t
-              ON (t.run_id, t.stage) = (s.source_run, s.source_stage) AND t.version = l.version
-            WHERE c.run_id = %s
+                SELECT q.mst_key, q.stage, q.iteration, m.version, m.bytes, s.source_run, s.source_stage
+                FROM {self.prefix}request q
+                JOIN {self.prefix}stage_state m USING (run_id, stage)
+                JOIN {self.prefix}stage s USING (run_id, stage)
+                WHERE q.run_id = %(run_id)s) l
+              ON l.mst_key = c.mst_key AND l.iteration <= coalesce(k.iteration, l.iteration)
+            WHERE c.run_id = %(run_id)s
             ORDER BY c.mst_key, l.iteration DESC NULLS LAST
             """,
-            (json.dumps(kept or {}), run_id),
+            {"run_id": run_id, "keys": list(kept), "iterations": list(kept.values())},
         )
+        origins = [(row.pop("source_run") or run_id, row.pop("source_stage") or row["stage"]) for row in rows]
+        units = self.training_units({(run, stage) for run, stage in origins if stage is not None})
+        segments = {(unit["run_id"], unit["stage"], unit["version"]): unit["segment"] for unit in units}
+        for row, origin in zip(rows, origins):
+            row["segment"] = segments.get((*origin, row["version"]))
+        return rows
 
     def training_seconds(self, run_id: int, iteration: int) -> float | None:
         """Seconds from the start of an iteration's first training unit to the end of its last."""

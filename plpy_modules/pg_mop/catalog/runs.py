@@ -253,18 +253,17 @@ class Runs(Stages):
         of a finished run are dropped after the caller's transaction with the output has committed (see note_output). If
         they cannot be dropped now, the next call tries again.
         """
-        self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
-        self.call("mop_housekeeping")
-        self.call("mop_evict", checkpoint_bytes)
-        for row in self.execute(
-            f"""
-            SELECT run_id FROM {self.prefix}run
-            WHERE status = 'running' AND owner = {self._role} AND coordinator_pid = %s
-            """,
-            (self.caller,),
-        ):
-            self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
-        self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
+        with self._waiting_for_locks(100):
+            self.call("mop_housekeeping")
+            self.call("mop_evict", checkpoint_bytes)
+            for row in self.execute(
+                f"""
+                SELECT run_id FROM {self.prefix}run
+                WHERE status = 'running' AND owner = {self._role} AND coordinator_pid = %s
+                """,
+                (self.caller,),
+            ):
+                self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
 
 
 def note_output(db: Database, run_id: int, token: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pg_mop.backend.database import Database
     from pg_mop.connections.targets import Target
 
+FEW = 100  # stages that a statement looks up one by one; more of them, it finds among all of the run
 SEGMENT_SECONDS = 5  # time for a lost Greenplum segment to come back
 
 Row = dict[str, Any]
@@ -72,6 +73,14 @@ class CatalogSession:
         """
         return self._retrying(self._run, sql, values)
 
+    def execute_whole(self, sql: str, values: Values = None) -> list[Row]:
+        """The same for a statement that joins all rows of a run.
+
+        PostgreSQL's planner expects a few rows of a run that it does not know yet, and would join them in nested loops, whose
+        time grows with the square of the run.
+        """
+        return self._retrying(self._run_whole, sql, values)
+
     def value(self, sql: str, values: Values = None) -> Any:
         """Run one statement and return the first column of its first row."""
         return next(iter(self.execute(sql, values)[0].values()))
@@ -107,6 +116,27 @@ class CatalogSession:
         """SQL for the calling role's number in the catalog."""
         return f"(SELECT o.owner FROM {self.prefix}owner o WHERE o.who = {self.schema}.mop_role(current_user))"
 
+    def _rows_at(
+        self, table: str, columns: str, places: Collection[tuple[int, int]], key: str = "stage", where: str = "true"
+    ) -> list[Row]:
+        """run_id, `key` and `columns` of a table's rows t at `places`, (run, `key`)."""
+        if not places:
+            return []
+        wanted = f"unnest(%s::bigint[], %s::integer[]) AS p(run_id, {key})"
+        rows = f"SELECT t.run_id, t.{key}, {columns} FROM {self.prefix}{table} t"
+        at = f"(t.run_id, t.{key}) = (p.run_id, p.{key}) AND {where}"
+        if self.prefix.endswith("mop_own_"):  # Greenplum
+            sql = f"{rows} JOIN {wanted} ON {at}"
+        else:  # place by place, each by the primary key, whatever the planner expects
+            sql = f"SELECT t.* FROM {wanted} CROSS JOIN LATERAL ({rows} WHERE {at} OFFSET 0) AS t"
+        return self.execute(sql, tuple(map(list, zip(*places))))
+
+    def _row_at(
+        self, table: str, columns: str, places: Collection[tuple[int, int]], key: str = "stage"
+    ) -> dict[tuple[int, int], Row]:
+        """The same of a table with at most one row at each place: {place: row}."""
+        return {(row["run_id"], row[key]): row for row in self._rows_at(table, columns, places, key)}
+
     def _connect(self) -> None:
         self.connection = connect(self.target, "pg_mop catalog")
         self.connection.cursor_factory = psycopg2.extras.RealDictCursor
@@ -134,6 +164,14 @@ class CatalogSession:
             cursor.execute(sql.replace("%%", "%") if values is None else sql, values)
             return [dict(row) for row in cursor.fetchall()] if cursor.description else []
 
+    def _run_whole(self, sql: str, values: Values = None) -> list[Row]:
+        self._run("SET enable_nestloop = off")
+        try:
+            return self._run(sql, values)
+        finally:
+            if not self.connection.closed:
+                self._run("RESET enable_nestloop")
+
     def _in_transaction(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return `work(cursor, *arguments)`, done in one transaction."""
         with self.connection.cursor() as cursor:
@@ -150,13 +188,6 @@ class CatalogSession:
     def within_transaction(self, work: Callable[..., T]) -> T:
         """Return `work(cursor)`, done in one transaction; it is done again if the session is lost."""
         return self._retrying(self._in_transaction, work)
-
-    @contextmanager
-    def _without_statement_timeout(self) -> Iterator[None]:
-        """Statements within may take any time. (An error leaves the session so: the run ends with it.)"""
-        self.execute("SET statement_timeout = 0")
-        yield
-        self.execute("SET statement_timeout = 30000")
 
     @contextmanager
     def _waiting_for_locks(self, milliseconds: int) -> Iterator[None]:

@@ -32,9 +32,8 @@ class SharedStages(CatalogSession):
     def share_run(self, run_id: int, training: int, validation: int | None) -> bool:
         """Let a run share stages, where its role wants that and may read all rows. `training`, `validation`: OIDs of the
         packed tables. Returns whether the run shares."""
-        with self._without_statement_timeout():
-            if self.call("mop_share_run", run_id, self.fencing_token, training, validation):
-                self.shares = run_id
+        if self.call("mop_share_run", run_id, self.fencing_token, training, validation):
+            self.shares = run_id
         return self.shares is not None
 
     def _known_shared(self, identities: Sequence[str], beside: Sequence[int]) -> list[Row]:

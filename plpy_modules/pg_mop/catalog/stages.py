@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import psycopg2
 
 from pg_mop.backend import weights
 from pg_mop.backend.errors import MopError
-from pg_mop.catalog.session import Row
+from pg_mop.catalog.session import FEW, Row
 from pg_mop.catalog.shared_stages import SharedStages, is_alias
 from pg_mop.plan.reuse import Beside, Known
 
@@ -75,7 +76,7 @@ class Stages(SharedStages):
 
     def run_stages(self, run_id: int) -> list[Row]:
         """A run's stages as dicts, parents first; `mst_keys`: the configurations that request the stage."""
-        return self.execute(
+        return self.execute_whole(
             f"""
             SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,
                    s.evaluated, s.source_run, s.source_stage, coalesce(x.scores, 0) AS scores, q.mst_keys
@@ -196,7 +197,6 @@ class Stages(SharedStages):
 
     def _insert_parts(self, cursor: Any, run_id: int, stages: list[int], source: str, digest: str) -> bool:
         """The same for weights in parts (backend/weights.py). False where this session sees other parts."""
-        cursor.execute("SET LOCAL statement_timeout = 0")
         cursor.execute(f"SELECT n AS part, md5(w) AS digest FROM ({source}) AS source(w, n) ORDER BY 1")
         found = [(part["part"], part["digest"]) for part in cursor.fetchall()]
         if weights.IN_PARTS + weights.digest_of([of_part for _, of_part in found]) != digest:
@@ -226,67 +226,87 @@ class Stages(SharedStages):
         """
         if not identities:
             return {}
-        # No function may read tables for each row: Greenplum would run it on a segment.
-        # `datasets` compares datasets by their rows, as mop_same_segments does.
-        rows = self.execute(
+        # Each table is read for itself: of a new run, PostgreSQL's planner expects a row or two, and a join of the tables would
+        # compare each stage with all rows of its run.
+        stages = self.execute(
             f"""
-            WITH found AS (
-                SELECT s.identity, s.run_id, s.stage,
-                       m.state_table IS NOT NULL AND (c.stage IS NOT NULL
-                           OR (r.status = 'running' OR r.run_id = ANY (%s)) AND r.function <> 'remote_run'
-                              AND m.made_on IS NOT NULL) AS state,
-                       coalesce(s.source_run, s.run_id) AS origin_run,
-                       coalesce(s.source_stage, s.stage) AS origin_stage,
-                       coalesce(p.source_run, p.run_id) AS parent_run,
-                       coalesce(p.source_stage, p.stage) AS parent_stage
-                FROM {self.prefix}stage s
-                JOIN {self.prefix}run r USING (run_id)
-                LEFT JOIN {self.prefix}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)
-                JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
-                LEFT JOIN {self.prefix}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)
-                JOIN {self.prefix}configuration q ON (q.run_id, q.mst_key) = (s.run_id, s.mst_key)
-                WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._role}
-                  AND m.version = s.iteration * (r.segments - coalesce(array_length(q.held_out, 1), 0))),
-            datasets AS (
-                SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment) AS are
-                FROM {self.prefix}segment g
-                WHERE g.run_id IN (SELECT f.run_id FROM found f)
-                GROUP BY 1, 2),
-            present AS (
-                SELECT p.dataset, array_agg((p.segment, p.fingerprint)::text ORDER BY p.segment) AS are
-                FROM unnest(%s::text[], %s::integer[], %s::text[]) AS p(dataset, segment, fingerprint)
-                GROUP BY 1),
-            scored AS (
-                SELECT x.run_id, x.stage, count(*) AS scores
-                FROM {self.prefix}metric x
-                JOIN datasets o USING (run_id, dataset)
-                JOIN present m ON (m.dataset, m.are) = (o.dataset, o.are)
-                GROUP BY 1, 2)
-            SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)
+            SELECT identity, run_id, stage, parent, mst_key, iteration, source_run, source_stage
+            FROM {self.prefix}stage WHERE identity = ANY (%s) AND run_id <> %s
             """,
-            (
-                list(beside),
-                list(identities),
-                run_id,
-                [dataset for dataset, _ in fingerprints],
-                [segment for _, segment in fingerprints],
-                list(fingerprints.values()),
-            ),
+            (list(identities), run_id),
         )
+        runs = {
+            row["run_id"]: row
+            for row in self.execute(
+                f"""
+                SELECT run_id, segments, function <> 'remote_run' AND (status = 'running' OR run_id = ANY (%s)) AS goes_on
+                FROM {self.prefix}run WHERE run_id = ANY (%s) AND owner = {self._role}
+                """,
+                (list(beside), list({row["run_id"] for row in stages})),
+            )
+        }
+        stages = [row for row in stages if row["run_id"] in runs]
+        own = {(row["run_id"], row["stage"]) for row in stages}
+        above = {(row["run_id"], row["parent"]) for row in stages if row["parent"] is not None}
+        parents = self._row_at("stage", "t.source_run, t.source_stage", above)
+        states = self._row_at("stage_state", "t.version, t.state_table IS NOT NULL AS stored, t.made_on", own)
+        kept = self._row_at("checkpoint", "1", own)
+        folds = self._row_at("configuration", "t.held_out", {(r["run_id"], r["mst_key"]) for r in stages}, "mst_key")
+        scores = self._scores(own, fingerprints)
+
+        def origin_of(row: Row, run: int, stage: int) -> tuple[int, int]:
+            return (run, stage) if row["source_run"] is None else (row["source_run"], row["source_stage"])
+
         known: dict[str, list[Known]] = {}
-        for row in rows + self._known_shared(list(identities), list(beside)):
-            parent = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])
+        datasets = len({dataset for dataset, _ in fingerprints})
+        for row in stages:
+            key, before = (row["run_id"], row["stage"]), (row["run_id"], row["parent"])
+            state, run = states.get(key), runs[row["run_id"]]
+            held_out = folds[row["run_id"], row["mst_key"]]["held_out"] or ()
+            if state is None or state["version"] != row["iteration"] * (run["segments"] - len(held_out)):
+                continue
+            stays = key in kept or run["goes_on"] and state["made_on"] is not None
+            known.setdefault(row["identity"], []).append(
+                Known(
+                    *key,
+                    state["stored"] and stays,
+                    scores[key] >= datasets,
+                    origin_of(row, *key),
+                    origin_of(parents[before], *before) if before in parents else None,
+                )
+            )
+        for row in self._known_shared(list(identities), list(beside)):
             known.setdefault(row["identity"], []).append(
                 Known(
                     row["run_id"],
                     row["stage"],
                     row["state"],
-                    row["scores"] >= len({dataset for dataset, _ in fingerprints}),
+                    row["scores"] >= datasets,
                     (row["origin_run"], row["origin_stage"]),
-                    parent,
+                    None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"]),
                 )
             )
         return known
+
+    def _scores(
+        self, stages: Collection[tuple[int, int]], fingerprints: Mapping[tuple[str, int], str]
+    ) -> Counter[tuple[int, int]]:
+        """The number of datasets for which `stages`, (run, stage), have metrics, of those that have the rows of `fingerprints`
+        (as mop_same_segments compares them)."""
+        wanted: dict[str, dict[int, str]] = {}
+        for (dataset, segment), fingerprint in fingerprints.items():
+            wanted.setdefault(dataset, {})[segment] = fingerprint
+        found: dict[tuple[int, str], dict[int, str]] = {}
+        for row in self.execute(
+            f"SELECT run_id, dataset, segment, fingerprint FROM {self.prefix}segment WHERE run_id = ANY (%s)",
+            (list({run for run, _ in stages}),),
+        ):
+            found.setdefault((row["run_id"], row["dataset"]), {})[row["segment"]] = row["fingerprint"]
+        return Counter(
+            (row["run_id"], row["stage"])
+            for row in self._rows_at("metric", "t.dataset", stages)
+            if found.get((row["run_id"], row["dataset"])) == wanted.get(row["dataset"], {})
+        )
 
     def runs_beside(self, run_id: int, priority: int) -> list[int]:
         """The runs of the role, and of roles that share with it, that began before a run, go on with at least its priority, and
@@ -304,31 +324,31 @@ class Stages(SharedStages):
 
     def stages_beside(self, runs: Sequence[int], identities: Collection[str]) -> dict[str, list[Beside]]:
         """{identity: [Beside, ...]} of the stages that these runs want, and that have not failed."""
-        own = [run for run in runs if not is_alias(run)]
-        rows = self.execute(
-            f"""
-            SELECT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends, array_agg(c.fit_params) AS fits,
-                   m.version = s.iteration * (r.segments - coalesce(array_length(c.held_out, 1), 0)) AS trained
-            FROM {self.prefix}stage s
-            JOIN {self.prefix}run r USING (run_id)
-            JOIN {self.prefix}request q ON (q.run_id, q.stage) = (s.run_id, s.stage)
-            JOIN {self.prefix}configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
-            JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
-            LEFT JOIN (
-                SELECT DISTINCT n.run_id, n.parent FROM {self.prefix}stage n
-                JOIN {self.prefix}request w ON (w.run_id, w.stage) = (n.run_id, n.stage)
-                WHERE n.run_id = ANY (%s)
-            ) p ON (p.run_id, p.parent) = (s.run_id, s.stage)
-            WHERE s.run_id = ANY (%s) AND s.identity = ANY (%s) AND c.error IS NULL
-            GROUP BY 1, 2, 3, 4, 6
-            """,
-            (own, own, list(identities)),
-        )
         found: dict[str, list[Beside]] = {}
-        for row in rows:
-            found.setdefault(row["identity"], []).append(
-                Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"], frozenset(row["fits"]))
-            )
+        read = self.execute if len(identities) <= FEW else self.execute_whole
+        for run in (run for run in runs if not is_alias(run)):
+            for row in read(
+                f"""
+                SELECT s.identity, s.run_id, s.evaluated, p.parent IS NULL AS ends, array_agg(c.fit_params) AS fits,
+                       m.version = s.iteration * (r.segments - coalesce(array_length(c.held_out, 1), 0)) AS trained
+                FROM {self.prefix}stage s
+                JOIN {self.prefix}run r USING (run_id)
+                JOIN {self.prefix}request q ON (q.run_id, q.stage) = (s.run_id, s.stage)
+                JOIN {self.prefix}configuration c ON (c.run_id, c.mst_key) = (q.run_id, q.mst_key)
+                JOIN {self.prefix}stage_state m ON (m.run_id, m.stage) = (s.run_id, s.stage)
+                LEFT JOIN (
+                    SELECT DISTINCT n.parent FROM {self.prefix}stage n
+                    JOIN {self.prefix}request w ON (w.run_id, w.stage) = (n.run_id, n.stage)
+                    WHERE n.run_id = %(run)s
+                ) p ON p.parent = s.stage
+                WHERE s.run_id = %(run)s AND s.identity = ANY (%(identities)s) AND c.error IS NULL
+                GROUP BY 1, 2, 3, 4, 6
+                """,
+                {"run": run, "identities": list(identities)},
+            ):
+                found.setdefault(row["identity"], []).append(
+                    Beside(row["run_id"], row["ends"], row["evaluated"], row["trained"], frozenset(row["fits"]))
+                )
         for identity, beside in self._shared_stages_beside([run for run in runs if is_alias(run)], identities):
             found.setdefault(identity, []).append(beside)
         return found
@@ -355,8 +375,7 @@ class Stages(SharedStages):
         wanted = [stage.number for stage, known, state in stages if state and is_alias(known.run)]
         scored = [stage.number for stage, known, _ in stages if known.scored and is_alias(known.run)]
         checks = (wanted, check, scored, check_metrics)
-        with self._without_statement_timeout():
-            return self._retrying(self._in_transaction, self._adopt_checked, run_id, json.dumps(adopted), *checks)
+        return self._retrying(self._in_transaction, self._adopt_checked, run_id, json.dumps(adopted), *checks)
 
     def keep_checkpoints(self, run_id: int) -> None:
         """Keep a run's states for later runs."""

@@ -56,8 +56,7 @@ class States(CatalogSession):
 
     def move_states(self, run_id: int, stages: Iterable[int], state_table: int) -> None:
         """Move the states of stages (numbers) that train no more into a state table (compaction)."""
-        with self._without_statement_timeout():
-            self.call("mop_move_states", run_id, list(stages), state_table)
+        self.call("mop_move_states", run_id, list(stages), state_table)
 
     def release_states(self, run_id: int, stages: Iterable[int]) -> None:
         """Note that the states of stages (numbers) are no longer needed."""
@@ -87,7 +86,7 @@ class States(CatalogSession):
     def _copy_states(self, run_id: int, outcomes: Sequence[Mapping[str, Any]]) -> io.BytesIO:
         versions = {c["stage"]: c["version"] for c in outcomes}  # equal configurations share a stage
         parts = io.BytesIO()
-        with self._without_statement_timeout(), self.connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             query = f"SELECT stage, data FROM {self.schema}.mop_read_states(%s, %s, %s)"
             cursor.copy_expert(
                 cursor.mogrify(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from pg_mop.catalog.session import CatalogSession, Row
 from pg_mop.schedule.board import Unit
 
 # of a unit: the devices that its model was divided among, NULL for one
-DIVIDED_BY = "CASE u.choice ->> 'divides' WHEN 'model' THEN (u.choice ->> 'devices')::integer END"
+DIVIDED_BY = "CASE t.choice ->> 'divides' WHEN 'model' THEN (t.choice ->> 'devices')::integer END"
 ARRIVED = "mop_arrived(%s, %s, %s, %s, %s) AS size"
 
 
@@ -91,27 +91,39 @@ class Units(CatalogSession):
 
         The finished training units of adopted stages are included; their `own` is false: an earlier run executed them.
         """
-        return self.execute(
+        own = self.execute(
             f"""
-            SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, u.choice -> 'order' AS kernels, {DIVIDED_BY} AS divided_by, true AS own
-            FROM {self.prefix}unit u
-            WHERE u.run_id = %(run_id)s
-            UNION ALL
-            SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,
-                   u.threads, u.choice -> 'order', {DIVIDED_BY}, false
-            FROM {self.prefix}stage s
-            JOIN {self.prefix}unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
-            WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'
-            UNION ALL
-            SELECT s.stage, s.iteration, u.segment, 'train', 'training', 1, 'finished', u.version, u.kernel,
-                   u.threads, u.kernels, u.divided_by, false
-            FROM {self.prefix}stage s
-            JOIN {self.prefix}taken_unit u ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
-            WHERE s.run_id = %(run_id)s
-            ORDER BY version, attempt
+            SELECT t.stage, t.iteration, t.segment, t.kind, t.dataset, t.attempt, t.status, t.version, t.kernel,
+                   t.threads, t.choice -> 'order' AS kernels, {DIVIDED_BY} AS divided_by, true AS own
+            FROM {self.prefix}unit t
+            WHERE t.run_id = %s
             """,
-            {"run_id": run_id},
+            (run_id,),
+        )
+        adopted: dict[tuple[int, int], list[Row]] = {}
+        for stage in self.execute(
+            f"""
+            SELECT stage, iteration, source_run, source_stage FROM {self.prefix}stage
+            WHERE run_id = %s AND source_run IS NOT NULL
+            """,
+            (run_id,),
+        ):
+            adopted.setdefault((stage["source_run"], stage["source_stage"]), []).append(stage)
+        common = {"kind": "train", "dataset": "training", "attempt": 1, "status": "finished", "own": False}
+        rows = own + [
+            {**unit, **common, "stage": stage["stage"], "iteration": stage["iteration"]}
+            for unit in self.training_units(adopted)
+            for stage in adopted[unit["run_id"], unit["stage"]]
+        ]
+        return sorted(rows, key=lambda row: (row["version"] is None, row["version"] or 0, row["attempt"]))
+
+    def training_units(self, stages: Collection[tuple[int, int]]) -> list[Row]:
+        """The finished training units of `stages`, (run, stage): run_id, stage, segment, version, kernel, threads, kernels,
+        divided_by. (What a run has taken over from another role's run, it has as its own.)"""
+        common = "t.segment, t.version, t.kernel, t.threads"
+        units = f"{common}, t.choice -> 'order' AS kernels, {DIVIDED_BY} AS divided_by"
+        return self._rows_at("unit", units, stages, where="t.kind = 'train' AND t.status = 'finished'") + self._rows_at(
+            "taken_unit", f"{common}, t.kernels, t.divided_by", stages
         )
 
     def finished_units(self, run_id: int) -> list[Unit]:

@@ -20,7 +20,7 @@ def connect(target: Target, name: str) -> Any:
             **target.parameters,
             connect_timeout=10,
             application_name=name,
-            options=target.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"),
+            options=target.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c lock_timeout=10000"),
         )
         connection.autocommit = True
         with connection.cursor() as cursor:

@@ -21,9 +21,7 @@ from pg_mop.connections.targets import Target
 CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
-OPTIONS = (
-    f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off -c optimizer=off"
-)
+OPTIONS = f"{SESSION_OPTIONS} -c client_connection_check_interval=500 -c optimizer=off"
 
 
 class SessionLost(Exception):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pg_mop.backend import custom_settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.session_settings import listening, options_without
@@ -57,7 +58,7 @@ class Target:
 
     `server`: the name of the foreign server; None: this server. `parameters`: of psycopg2.connect. `role`: for SET ROLE.
     `by_password`: the connection counts only if the server asked for the password. `lacks`: the settings in MAY_LACK
-    that the server does not know.
+    that the server does not know. `settings`: (name, value) of the settings of the caller's application.
     """
 
     server: str | None
@@ -65,6 +66,7 @@ class Target:
     role: str
     by_password: bool = False
     lacks: frozenset = frozenset({"optimizer", "transaction_timeout"})  # the assumption for other servers
+    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def options(self, text: str) -> str:
         """libpq's `options` (-c name=value ...) without the settings that the server lacks."""
@@ -165,7 +167,8 @@ def local(db: Database) -> Target:
     parameters = {"dbname": db.value("SELECT current_database()::text"), "user": user}
     parameters["port"], sockets, address = listening()
     parameters["host"] = sockets or address or "127.0.0.1"
-    target = Target(None, parameters, role, lacks=frozenset(db.lacking_settings(MAY_LACK)))
+    lacks = frozenset(db.lacking_settings(MAY_LACK))
+    target = Target(None, parameters, role, lacks=lacks, settings=custom_settings.of_applications(db))
     server = db.one(
         "SELECT s.oid, s.srvoptions FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w "
         "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1",
@@ -279,7 +282,7 @@ def to(db: Database, name: str) -> Target:
     parameters["user"] = given["user"]
     if given.get("password"):
         parameters["password"] = given["password"]
-    return Target(name, parameters, given["user"], by_password)
+    return Target(name, parameters, given["user"], by_password, settings=custom_settings.of_applications(db))
 
 
 def is_postgres_fdw(handler: str) -> bool:

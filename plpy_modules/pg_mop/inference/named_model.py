@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pg_mop.backend import foreign_code, weights
@@ -28,6 +28,7 @@ from pg_mop.columns.features_column import Features
 from pg_mop.columns.one_hot import free_name
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
+from pg_mop.inference.model_parts import part_query
 from pg_mop.inference.row_inputs import RowInputs
 from pg_mop.packing.row_source import in_brackets, is_query
 
@@ -86,7 +87,11 @@ class NamedModel(RowInputs, Model):
         """The version of the model that is in use, or another. Raises MopError."""
         table = table_of(db, name)
         where = "in_use" if version is None else f"version = {version}"
-        row = db.one(f"SELECT version, ctid::text AS place, xmin::text AS writer FROM {table} WHERE {where}")
+        # (a TRUNCATE within a transaction gives the next row the place and the writer of the one before)
+        row = db.one(
+            "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
+            f"FROM {table} WHERE {where}"
+        )
         if row is None:
             raise MopError(
                 f'model "{name}" has no version {version}'
@@ -312,7 +317,10 @@ class RowReader:
     def __init__(self, db: Database, source: str | None, model: RowInputs) -> None:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model, self.is_query = db, model, is_query(source)
-        self.origin, self.columns, self.exact_types = origin_of(db, source)
+        part = None
+        if isinstance(model, NamedModel) and source and not self.is_query and db.find_table(source) is None:
+            part = part_query(db, model.name, model.table, source)
+        self.origin, self.columns, self.exact_types = origin_of(db, source, part)
         self.types, zones = model.types(), model.zones()
         self.zones = {name: zones.get(name, UTC) for name in self.types}
         self.missing = [name for name in self.types if name not in self.columns]
@@ -413,15 +421,14 @@ def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list
         )
 
 
-def origin_of(db: Database, source: str | None) -> tuple[str, dict[str, str], dict[str, str]]:
+def origin_of(db: Database, source: str | None, part: str | None = None) -> tuple[str, dict[str, str], dict[str, str]]:
     """(SQL after FROM, {column: type without the domain}, {column: type}) of a table, view or query.
 
-    Raises MopError. Writes nothing.
+    `part`: our own query that the source stands for. Raises MopError. Writes nothing.
     """
-    if is_query(source):
-        assert source is not None
-        origin = in_brackets(source)
-        with db.caller_path():
+    if part is not None or is_query(source):
+        origin = in_brackets(part or str(source))
+        with nullcontext() if part is not None else db.caller_path():
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
         oids = dict(zip(result.colnames(), result.coltypes()))
         plain = {name: plain_name(kind_of(db, oid)) for name, oid in oids.items()}

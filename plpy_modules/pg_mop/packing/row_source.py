@@ -25,6 +25,13 @@ def in_brackets(query: str) -> str:
     return f"({query.strip().rstrip(';')}\n)"
 
 
+def view_of_query(db: Database, query: str) -> AbstractContextManager[Table]:
+    """A temporary view of a query, which has not run yet. Raises PostgreSQL's own errors for a query that cannot be run."""
+    with db.caller_path():  # (in brackets, further statements are a syntax error: the next command would run them)
+        db.plpy.prepare(f"SELECT * FROM {in_brackets(query)} t")
+    return _view(db, query.strip().rstrip(";"), db.caller_path())
+
+
 @contextmanager
 def rows_of(db: Database, text: str | None, what: str = "source table", known: str | None = None) -> Iterator[Table]:
     """The relation with the rows, and with a value in the column `known`; a temporary view where that is needed.
@@ -33,10 +40,7 @@ def rows_of(db: Database, text: str | None, what: str = "source table", known: s
     """
     if is_query(text):
         assert text is not None
-        body = text.strip().rstrip(";")
-        with db.caller_path():  # (in brackets, further statements are a syntax error: the next command would run them)
-            db.plpy.prepare(f"SELECT * FROM {in_brackets(text)} t")
-        with _view(db, body, db.caller_path()) as view:
+        with view_of_query(db, text) as view:
             if db.one(f"SELECT 1 AS x FROM {view} LIMIT 1") is None:
                 raise MopError(f"the query of the {what} returns no rows")
             with rows_with(db, view, known) as rows:

@@ -12,8 +12,11 @@ import psycopg2
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.catalog import note_output
+from pg_mop.connections.sessions import message_of
 from pg_mop.run.messages import listed
 from pg_mop.run.spec import RunResult
+
+KEPT = "Nothing is lost: the run is trained to its end, and its models are kept."
 
 
 @contextlib.contextmanager
@@ -39,10 +42,10 @@ def writing(result: RunResult, keeps: bool, late: Callable[[str], None]) -> Iter
                     late(f"added by {request['by']}")
         note_output(result.db, run_id, token)
     except BaseException as error:
-        taken = _name_taken(result.db, error, run_id, output.table)
-        _abandon(result, taken or error)
-        if taken is not None:
-            raise taken from None
+        told = _name_taken(result.db, error, run_id, output.table) or _session_failed(result.db, error, run_id)
+        _abandon(result, told or error)
+        if told is not None:
+            raise told from None
         raise
 
 
@@ -66,10 +69,21 @@ def _name_taken(db: Any, error: BaseException, run_id: int | None, output: str) 
     made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
     return MopError(
         f"run {run_id} cannot write its output tables: {error}",
-        detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
-        "trained to its end, and its models are kept.",
+        detail=f"Somebody made one of that name while the run was trained. {KEPT}",
         hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
         sqlstate="42P07",
+    )
+
+
+def _session_failed(db: Any, error: BaseException, run_id: int | None) -> MopError | None:
+    """The MopError for an `error` of the session of the run's catalog; None for any other error."""
+    if not isinstance(error, psycopg2.Error):
+        return None
+    return MopError(
+        f"run {run_id} cannot write its output tables: {message_of(error)}",
+        detail=KEPT,
+        hint=f"SELECT {db.extension}.mop_resume({run_id});",
+        sqlstate=error.pgcode or "08006",
     )
 
 

@@ -151,7 +151,14 @@ class Executor:
         self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
         self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
         self.requests = RequestHandler(
-            self.run, self.needed, self.failover, adopt, extend, self.joining.invite, self.transfers.bring_home
+            self.run,
+            self.needed,
+            self.failover,
+            adopt,
+            extend,
+            self.joining.invite,
+            self.transfers.bring_home,
+            self._tell_planner,
         )
         self.beside = None
         if adoption is not None:
@@ -162,7 +169,8 @@ class Executor:
         self.left = UnitsLeft(board)
         self.recounts_at = time.monotonic()  # or later: when the units that are left are counted again
         self.trained = 0  # units
-        self.done, self.told = 0, 0  # units that have ended; and those that the planner has been told of
+        self.done = 0  # units that have ended
+        self.told = 0, 0  # units and stages that the planner has been told of
         self.began = time.time()
         self.ready_since: dict[int, float] = {}  # stage -> when its next unit could have begun first (time.time)
 
@@ -174,8 +182,7 @@ class Executor:
                 run.states.begin_anew()
             self.failover.begin(len(self.needed.lost()) if self.failover.away else 0)
             self.transfers.bring_home([stages[number] for number in run.states.stages()])
-        if len(stages) >= GROWTH[0]:
-            self._tell_planner()
+        self._tell_planner()
         if self.beside is not None:
             self.beside.hold(stages.values())
         self.requests.perform(self.controller.begin())
@@ -195,9 +202,7 @@ class Executor:
             changed = self.recovery.wake() + self._look() + self.workers.come_back() + len(answers)
             if self.turns.look(*self._local_cores()) or changed:
                 self._dispatch()
-                if self.done >= max(GROWTH[0], GROWTH[1] * self.told):  # while the sessions work
-                    self.told = self.done
-                    self._tell_planner()
+                self._tell_planner()  # while the sessions work
         self.joining.abandon()
         self._bring_results_home()
 
@@ -653,7 +658,11 @@ class Executor:
             )
 
     def _tell_planner(self) -> None:
-        """Update the statistics of PostgreSQL's planner, for queries of people who watch the run."""
+        """Update the statistics of PostgreSQL's planner, if the run has grown much: for the units, and for people who watch."""
+        grown = self.done, len(self.run.plan.stages)
+        if not any(now >= max(GROWTH[0], GROWTH[1] * told) for now, told in zip(grown, self.told)):
+            return
+        self.told = grown
         try:
             self.run.catalog.note_growth(self.run.run_id)
         except psycopg2.Error as error:  # the run is no worse for it

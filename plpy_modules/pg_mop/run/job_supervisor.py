@@ -185,6 +185,7 @@ def main() -> None:
         parameters=asked["parameters"],
         role=asked["role"],
         by_password=False,
+        settings=(),
         options=functools.partial(options_without, frozenset(asked["lacks"])),
     )
     schema = asked["schema"].replace("%", "%%")

@@ -29,13 +29,14 @@ class RequestHandler:
         extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
         invite: Callable[[str, str], None],
         bring_home: Callable[[Iterable[Stage]], None],
+        tell_planner: Callable[[], None],
     ) -> None:
         """`adopt(stages)` takes over the states of those stages that earlier runs have trained, and returns these
         stages. `extend(configuration, until, evaluated, new, shareable)` asks the planner for more iterations: (stages
         to be done, new requests: [(mst_key, stage)]). `invite(server, role)`: see Joining. `bring_home(stages)`:
-        see Transfers."""
+        see Transfers. `tell_planner()`: that the run may have grown."""
         self.run, self.needed, self.failover, self.adopt, self.extend = run, needed, failover, adopt, extend
-        self.invite, self.bring_home = invite, bring_home
+        self.invite, self.bring_home, self.tell_planner = invite, bring_home, tell_planner
         self.failed: dict[int, str] = {}  # mst_key -> why the configuration failed
 
     def perform(self, steps: Steps) -> Any:
@@ -102,6 +103,7 @@ class RequestHandler:
         if self.beside is not None:
             self.beside.hold(stages)
         run.board.add(stages)
+        self.tell_planner()
 
     def take_over(self, stages: list[Stage], *found: Any) -> None:
         """Take over those of the stages that other runs have trained; `found`: see Adoption.adopt."""

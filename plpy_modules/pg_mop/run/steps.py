@@ -100,10 +100,10 @@ class Steps:
             else:
                 tell(message.strip(), detail.strip() or None, hint.strip() or None)
 
-    def drop(self, kind: str, relation: str) -> None:
-        """Drop a relation after a failure; a cancel does not stop this."""
+    def finish(self, sql: str) -> None:
+        """Run a last statement after a failure; a cancel does not stop it."""
         try:
-            self.session.begin(f"{self.session.clean_sql()}DROP {kind} IF EXISTS {relation}")
+            self.session.begin(f"{self.session.clean_sql()}{sql}")
         except SessionLost:
             return
         self._await_end()

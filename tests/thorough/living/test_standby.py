@@ -62,8 +62,8 @@ def standby(primary):
 
 ASKED = [
     "SELECT b.id, p.* FROM (SELECT * FROM beans ORDER BY id LIMIT 5) b, mop_predict('beans_model', b) AS p",
-    "SELECT * FROM mop_predict('beans_model', 'beans', keep => 'id')",
-    "SELECT * FROM mop_predict('beans_model', 'SELECT form FROM beans')",
+    "SELECT * FROM mop_predict('beans_model', source => 'beans', keep => 'id')",
+    "SELECT * FROM mop_predict('beans_model', source => 'SELECT form FROM beans')",
     "SELECT * FROM mop_evaluate('beans_model', 'beans')",
     "SELECT * FROM mop_confusion_matrix('beans_model', 'SELECT * FROM beans WHERE id > 9') ORDER BY 1, 2",
     "SELECT * FROM mop_importance('beans_model', 'beans')",
@@ -84,7 +84,7 @@ def test_the_standby_follows_the_version_in_use(primary, standby):
     primary.run("SELECT mop_deploy('beans_model', 'beans_fitted')")
     in_use = "SELECT version FROM mop_models WHERE in_use"
     assert eventually(lambda: standby.value(in_use) == 2)
-    assert standby.value("SELECT count(*) FROM mop_predict('beans_model', 'beans', NULL, 1)") == 80
+    assert standby.value("SELECT count(*) FROM mop_predict('beans_model', source => 'beans', version => 1)") == 80
 
 
 def test_writing_is_refused_in_words(standby):

@@ -60,7 +60,7 @@ def plain_answers(db, mst_key):
 def test_a_named_model_with_code_answers_as_its_model_table(db, mst_key, name):
     db.run("DROP TABLE IF EXISTS clever")
     db.run("SELECT madlib.mop_deploy('clever', 'made', %s)", [mst_key])
-    rows = db.run("SELECT probability FROM madlib.mop_predict('clever', 'SELECT * FROM flowers ORDER BY id')")
+    rows = db.run("SELECT probability FROM madlib.mop_predict('clever', source => 'SELECT * FROM flowers ORDER BY id')")
     assert [row["probability"] for row in rows] == pytest.approx(plain_answers(db, mst_key), abs=1e-5)
     told = db.value("SELECT details FROM clever")["custom_code"]
     assert list(told["digests"]) == [name] and told["object_table"].strip('"') == "layers"

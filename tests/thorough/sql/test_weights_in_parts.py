@@ -255,7 +255,7 @@ def test_a_named_model_has_its_parts_with_it(db, models):
         db.run(f"DROP TABLE IF EXISTS {name}, {name}_parts")
         for _ in range(2):
             assert db.value("SELECT madlib.mop_deploy(%s, %s, 1)", [name, source]) > 0
-    answers = "SELECT prediction, probability FROM madlib.mop_predict('{}', 'flowers')"
+    answers = "SELECT prediction, probability FROM madlib.mop_predict('{}', source => 'flowers')"
     assert db.run(answers.format("named")) == alike(db.run(answers.format("named_whole")))
     rows = db.run("SELECT bytes FROM madlib.mop_models WHERE name IN ('named', 'named_whole')")
     assert rows == [{"bytes": BIG}] * 4
@@ -291,7 +291,7 @@ def test_a_trained_and_retrained_model_has_parts(db, data):
     assert db.value("SELECT count(*) FROM aged") == 2 and db.value("SELECT count(DISTINCT digest) FROM aged_parts") == 2
     left = db.run("SELECT relname FROM pg_class WHERE relname LIKE 'aged%%parts' AND relkind = 'r'")
     assert left == [{"relname": "aged_parts"}], "those of the steps are dropped"
-    assert db.value("SELECT count(*) FROM madlib.mop_predict('aged', 'people', NULL, 2)") == 200
+    assert db.value("SELECT count(*) FROM madlib.mop_predict('aged', source => 'people', version => 2)") == 200
     report = db.value("SELECT madlib.mop_model_report('aged', NULL, 'json')")
     size = Reference.read(bytes(db.value("SELECT model_weights FROM aged WHERE in_use"))).size
     assert f'"bytes of weights": "{size}"' in report

@@ -1,0 +1,112 @@
+"""What mop_train tells before and after it trains, and what it does with a source that is a query."""
+
+import pytest
+
+CALL = (
+    "SELECT mop_train('{source}', 'm', target => 'y', id => 'id', layers => '{layers}', max_trials => 1, baselines => false, "
+    "time_limit => '{limit}'{more})"
+)
+
+
+@pytest.fixture(scope="module")
+def rows(db):
+    """Rows with a target that follows from two columns but for noise."""
+    db.run(
+        "SET search_path = public, madlib; CREATE TABLE plain AS SELECT i AS id, (i * 37 % 101)::float8 AS a, "
+        "(hashint4(i) & 1023)::float8 AS b, (i * 37 % 101 + (hashint4(i + 9) & 63) > 80)::text AS y "
+        "FROM generate_series(1, 400) i"
+    )
+    return db
+
+
+def train(db, source="plain", limit="20 s", more="", layers="linear"):
+    """The messages of a call, and its report. The model is dropped."""
+    db.connection.notices.clear()
+    report = db.value(CALL.format(source=source.replace("'", "''"), limit=limit, more=more, layers=layers))
+    told = "".join(db.connection.notices)
+    db.run("DROP TABLE m")
+    return told, report
+
+
+def test_a_timeout_before_the_time_limit_shortens_it_or_is_refused(rows):
+    client = rows.another()
+    client.run("SET search_path = public, madlib; SET statement_timeout = '2 s'")
+    error = client.error(CALL.format(source="plain", limit="1 min", more="", layers="linear"))
+    assert error.pgcode == "22023" and error.diag.message_hint == "SET statement_timeout = 0;"
+    assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
+    client.run("SET statement_timeout = '10 min'")
+    told, _ = train(client, limit="9 min 30 s")
+    assert "WARNING:  time_limit is 5" in told and "SET statement_timeout = 0;" in told
+    client.run("SET statement_timeout = '1 h'")
+    assert "statement_timeout" not in train(client)[0]
+    client.close()
+
+
+def test_an_open_transaction_is_told_before_and_after(rows):
+    told, report = train(rows)
+    assert "COMMIT" not in told + report and "mop_submit" in told
+    rows.run("BEGIN")
+    told, report = train(rows)
+    rows.run("ROLLBACK")
+    assert "COMMIT" in told and "COMMIT" in report.splitlines()[-1]
+
+
+def test_copies_of_training_rows_in_the_test_part_are_told(rows):
+    rows.run("CREATE TABLE copied AS SELECT id + 1000 * k AS id, a, b, y FROM plain, generate_series(0, 3) k")
+    told, _ = train(rows, "copied")
+    assert "test rows are training rows, too" in told and "SELECT DISTINCT" in told
+    # rows of few different values are equal by nature
+    few = "SELECT id, a::int / 30 AS a, y FROM plain"
+    assert "training rows, too" not in train(rows, "plain")[0] + train(rows, few)[0]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "CASE y WHEN 'true' THEN date '2024-01-01' + id END",
+        "CASE y WHEN 'true' THEN a + 500 ELSE a END",
+        "CASE y WHEN 'true' THEN 'reason ' || id % 5 END",
+    ],
+)
+def test_a_column_that_gives_the_target_away_is_named(rows, column):
+    source = f"SELECT *, {column} AS late FROM plain"
+    told, _ = train(rows, source, layers="small")
+    assert 'column "late" alone explains the target' in told and "exclude => 'late'" in told
+
+
+def test_an_honest_table_has_no_such_warning(rows):
+    assert "alone explains" not in train(rows)[0]
+
+
+def test_a_rare_class_is_told_with_the_remedy(rows):
+    source = "SELECT id, a, b, id % 40 = 0 AS y FROM plain"
+    told, _ = train(rows, source)
+    assert 'of the training rows have class "true"' in told and "weight => 'balanced'" in told
+    told, report = train(rows, source, more=", weight => 'balanced'")
+    assert "of the training rows" not in told and "probabilities are those of classes with equally many rows" in report
+
+
+def test_a_target_over_decades_is_told_with_the_logarithm(rows):
+    told, _ = train(rows, "SELECT id, b, -exp(a / 7) AS y FROM plain")
+    assert 'target "y" are between' in told and 'ln(-"y")' in told
+    assert "are between" not in train(rows, "SELECT id, b, a + 1 AS y FROM plain")[0]
+
+
+def test_a_query_runs_once_and_its_parts_can_be_read(rows):
+    rows.run(
+        "CREATE SEQUENCE ran; CREATE FUNCTION slow() RETURNS bigint LANGUAGE sql VOLATILE AS $$ SELECT nextval('public.ran') $$"
+    )
+    source = "SELECT plain.* FROM plain, (SELECT slow() AS s OFFSET 0) x WHERE s > 0 -- once"
+    rows.value(CALL.format(source=source, limit="20 s", more="", layers="linear"))
+    assert rows.value("SELECT last_value FROM ran") == 1
+    counts = rows.value("SELECT details->'rows' FROM m")
+    for part, count in counts.items():
+        assert rows.value("SELECT count(*) FROM mop_predict('m', source => %s)", [f"m_{part}"]) == count
+    assert rows.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 2  # the indexes of m
+    rows.run("DROP TABLE m")
+
+
+def test_a_query_with_too_few_rows_is_refused_and_leaves_nothing(rows):
+    error = rows.error(CALL.format(source="SELECT * FROM plain WHERE id < 7", limit="9 s", more="", layers="linear"))
+    assert "there are 6 rows" in str(error)
+    assert rows.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
