@@ -79,7 +79,7 @@ def test_the_numbers_are_those_of_the_reports(guests):
         )
         truth = np.array([r["kept"]["drink"] == line["name"] for r in found_rows])
         whole = scores.roc_curve(truth, np.array([r["probabilities"][line["name"]] for r in found_rows]))
-        assert line["points"][0] == [0, 0] and line["points"][-1] == [1, 1] and len(line["points"]) > 50
+        assert line["points"][0] == [0, 0] and line["points"][-1] == [1, 1] and len(line["points"]) > 2
         assert {(f"{x:.6g}", f"{y:.6g}") for x, y in line["points"]} <= {(f"{x:.6g}", f"{y:.6g}") for _, x, y in whole}
     bins = guests.run("SELECT * FROM mop_calibration('drinks', 'guests', 'tea')")
     own = next(line for line in found["calibration"]["picture"]["lines"] if line["name"] == "tea")

@@ -140,7 +140,8 @@ def _conditions(
         return _parts(name, f"::{column_kind(db, rows, column).sql}", cuts, f" AND {usable}"), ""
     if method == "group":
         missing = f"{name} IS NULL"
-        hint = f"SELECT *, coalesce({name}::text, 'row ' || ...) AS grp FROM ...; makes a group of each such row."
+        quoted = quote_identifier(str(column))
+        hint = f"SELECT *, coalesce({quoted}::text, 'row ' || ...) AS grp FROM ...; makes a group of each such row."
         _tell_left_out(db, rows, missing, f'column "{column}" is NULL there', hint)
         hashed = f"hashtextextended({stable_text(types[column], name)}, {seed})"
         position, usable, what = _position(hashed), f"{name} IS NOT NULL", f'column "{column}"'
