@@ -15,8 +15,8 @@ class Served:
     """`mop dashboard` as a process of its own, and calls of it."""
 
     def __init__(self, uri, options=("--no-browser",), env=None, errors=None):
-        """`uri`: of the database, with the role; `options`: of the command; `errors`: a file for what it prints as errors. Skips
-        the test where a package is missing."""
+        """`uri`: of the database, with the role; `options`: of the command; `errors`: a file for what it prints there.
+        Skips the test where a package is missing."""
         for needed in ("starlette", "uvicorn"):
             pytest.importorskip(needed, reason=f"not run: mop dashboard needs {needed}")
         self.process = subprocess.Popen(
