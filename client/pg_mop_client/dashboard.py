@@ -4,6 +4,7 @@ serving.py serves it, guard.py checks access, snapshots.py queries the database,
 the files for the browser.
 """
 
+import asyncio
 import json
 import pathlib
 import threading
@@ -16,7 +17,7 @@ import sqlalchemy
 from sqlalchemy import text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -421,6 +422,7 @@ class Dashboard:
 
         async def endpoint(request: Request) -> Response:
             try:
+                requested.check_texts(request.query_params.multi_items())
                 if request.method != "POST":
                     found = await run_in_threadpool(work, request)
                 else:
@@ -428,6 +430,10 @@ class Dashboard:
                     if "run" in request.path_params and work != self.evaluate_configuration:
                         self.snapshots.forget(request.path_params["run"])
                 return found if isinstance(found, Response) else JSONResponse(found)
+            except ClientDisconnect:  # the request broke off, and nobody reads this answer
+                return _wrong(400, "the request is not whole")
+            except asyncio.CancelledError:  # uvicorn ends, and does not wait for what takes long
+                return _wrong(503, "the page has ended")
             except LostError as error:
                 return _wrong(503, "the connection to the database is lost", str(error))
             except ServerError as error:

@@ -1,6 +1,7 @@
 """Checks the values that requests to the live page send."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,15 @@ async def body(request: Request) -> dict[str, Any]:
         read = None
     if not isinstance(read, dict):
         raise ClientError("the request is not a JSON object")
+    check_texts(read)
     return read
+
+
+def check_texts(given: Any) -> None:
+    """Raises ClientError for a text, in lists and dictionaries, with a character that no text of the database has."""
+    shown = json.dumps(given, ensure_ascii=False)  # (it has NUL as an escape, and half of a surrogate pair as it is)
+    if re.search(r"(?<!\\)(\\\\)*\\u0000", shown) or re.search("[\ud800-\udfff]", shown):
+        raise ClientError("the request has a character that no text of the database can have")
 
 
 def whole(value: Any, name: str) -> int:

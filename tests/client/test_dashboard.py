@@ -8,6 +8,8 @@ import os
 import pathlib
 import re
 import shutil
+import socket
+import struct
 import subprocess
 from urllib.parse import quote, urlencode
 
@@ -131,6 +133,35 @@ def test_what_changes_something_is_a_post_with_the_token_in_a_header(page, run_i
     assert status == 409 and told["error"] == f"run {run_id} is not running"
     for body in ("[]", "{", "x" * 2000):
         assert page.call(path, "POST", page.shown, body)[0] == 409
+
+
+def test_broken_requests_are_refused_and_leave_no_traceback(db, run_id, tmp_path):
+    """Requests that break off, by a closed line or a reset one, and those with characters that the database does not have."""
+    with open(tmp_path / "errors", "w") as errors:
+        served = Served(db.uri(), errors=errors)
+    head = f"Host: 127.0.0.1:{served.port}\r\nX-Mop-Token: {served.token}\r\n"
+    post = f"POST /api/run/{run_id}/note HTTP/1.1\r\n{head}"
+    for broken in (
+        f"{post}Content-Length: 100\r\n\r\n{{",
+        f"{post}Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+        f"{post}Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+        f"{post}Expect: 100-continue\r\nContent-Length: 100\r\n\r\n",
+        f"GET /api/run/{run_id}/report.html HTTP/1.1\r\n{head}\r\n",
+        "GET /api/runs HTTP/1.1\r\nHo",
+        "no request",
+    ):
+        for reset in (False, True):
+            with socket.create_connection(("127.0.0.1", served.port)) as line:
+                line.sendall(broken.encode())
+                if reset:
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for text in ("\0", "\ud800"):
+        assert served.post(f"/api/run/{run_id}/note", note=text, tags=[])[0] == 409
+    for number in ("1" * 40, "0"):
+        assert served.call(f"/api/run/{number}")[0] == 404
+    assert served.call("/api/runs?words=%00")[0] == 404 and served.call("/api/runs?words=%ff")[0] == 200
+    served.end()
+    assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
 def test_every_answer_has_a_strict_policy_and_is_not_kept(page, run_id):

@@ -14,8 +14,9 @@ ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacke
 class Served:
     """`mop dashboard` as a process of its own, and calls of it."""
 
-    def __init__(self, uri, options=("--no-browser",), env=None):
-        """`uri`: of the database, with the role; `options`: of the command. Skips the test where a package is missing."""
+    def __init__(self, uri, options=("--no-browser",), env=None, errors=None):
+        """`uri`: of the database, with the role; `options`: of the command; `errors`: a file for what it prints there.
+        Skips the test where a package is missing."""
         for needed in ("starlette", "uvicorn"):
             pytest.importorskip(needed, reason=f"not run: mop dashboard needs {needed}")
         self.process = subprocess.Popen(
@@ -29,6 +30,7 @@ class Served:
                 *options,
             ],
             stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
             env=env,
         )

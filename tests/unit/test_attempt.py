@@ -16,6 +16,7 @@ from pg_mop.run.attempt import (
     Finished,
     LockTimeout,
     MemoryExceeded,
+    NoPlace,
     Policy,
     ServerGivenUp,
     ServerUnreachable,
@@ -62,14 +63,15 @@ CASES = [
     (one(State.RUNNING, neighbours=3, failures=2), DeviceMemoryExceeded("2 GB")),
     (one(State.RUNNING, neighbours=1), DeviceMemoryExceeded("2 GB")),
     (one(State.RUNNING), DeviceFull("x", at=5.0)),
-    (one(State.RUNNING, memory_since=5.0), DeviceFull("x", at=8.0)),
-    (one(State.RUNNING, memory_since=5.0), DeviceFull("x", at=15.5)),
+    (one(State.RUNNING, place_since=5.0), DeviceFull("x", at=8.0)),
+    (one(State.RUNNING, place_since=5.0), DeviceFull("x", at=15.5)),
     # --- the worker failed
     (one(State.RUNNING), TrainerLost("x")),
     (one(State.RUNNING, failures=1), TrainerLost("x")),
     (one(State.RUNNING, failures=2), TrainerLost("x")),
     (one(State.RUNNING, failures=2, batch=True), TrainerLost("x")),
-    (one(State.RUNNING), TrainerRefused("x")),
+    (one(State.RUNNING), TrainerRefused("x", at=5.0)),
+    (one(State.RUNNING, failures=2, place_since=5.0), TrainerRefused("x", at=15.5)),
     (one(State.RUNNING), TransactionConflict("x")),
     (one(State.RUNNING), WorkerLost("x")),
     (one(State.PREPARING), WorkerLost("x")),
@@ -136,7 +138,7 @@ EVENTS = [Finished(), Copied(), *(kind("x") for kind in FAILURES)]
 
 
 USUAL = {"server": None, "batch": False, "neighbours": 1, "delay": 0, "blame": None, "message": "", "error": None}
-USUAL |= {"failures": 0, "moved": False, "waiting_since": None, "memory_since": None}
+USUAL |= {"failures": 0, "moved": False, "waiting_since": None, "place_since": None}
 
 
 def told(found, names):
@@ -151,8 +153,8 @@ def test_decisions():
         found = decide(attempt, event, POLICY)
         assert (found.error is not None) == (found.action is Action.END_RUN)
         assert (found.blame is not None) == (found.action is Action.GIVE_UP)
-        before = told(attempt, "server batch neighbours delay failures moved waiting_since memory_since")
-        then = told(found, "delay failures moved waiting_since memory_since blame message error")
+        before = told(attempt, "server batch neighbours delay failures moved waiting_since place_since")
+        then = told(found, "delay failures moved waiting_since place_since blame message error")
         lines.append(f"{before}, {event}: {found.action.name} -> {then}; {found.reason}")
     assert_golden("decisions", "\n".join(lines))
 
@@ -166,7 +168,7 @@ def test_the_table_has_every_event_in_every_state_that_can_meet_it():
 
 def leaves(kind):
     """The event classes below one, without the mere bases."""
-    return {kind for kind in below(kind) if kind not in (Failure, WorkerFailure)}
+    return {kind for kind in below(kind) if kind not in (Failure, WorkerFailure, NoPlace)}
 
 
 def below(kind):

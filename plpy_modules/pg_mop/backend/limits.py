@@ -140,7 +140,7 @@ class Limits:
         before = sum(other < began and other[1] != trainer.replaces for _, other in _trainers(self._backends()))
         if before >= most:
             raise MopError(
-                f"the role's sessions have {before} trainers, as many as it may have at once",
+                f"the role's sessions have {before} trainers, as many as it may have at once ({most})",
                 detail="The table mop_limit sets the number. A session gives its trainer back when its call ends.",
                 hint=f"SELECT * FROM {self.schema}.mop_trainers WHERE state <> 'idle'; shows the sessions.",
                 sqlstate=TOO_MANY_TRAINERS,

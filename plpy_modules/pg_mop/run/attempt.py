@@ -78,7 +78,7 @@ class Attempt:
     failures: int = 0  # of its unit on its workers so far; unit batches and chains do not count
     moved: bool = False  # a server was given up for its unit's sake
     waiting_since: float | None = None  # since when it waits for a server (time.monotonic)
-    memory_since: float | None = None  # since when it waits for the memory of a device (time.monotonic)
+    place_since: float | None = None  # since when it waits for a place for its trainer (time.monotonic)
     delay: float = 0.0  # seconds until the last retry that was decided on
     retry_at: float | None = None  # RESTING, COPYING: when to try again (time.monotonic)
     begun: float = 0.0  # when (time.monotonic)
@@ -97,7 +97,7 @@ class Attempt:
             failures=self.failures,
             moved=self.moved,
             waiting_since=self.waiting_since,
-            memory_since=self.memory_since,
+            place_since=self.place_since,
         )
 
     def apply(self, decision: Decision, now: float) -> None:
@@ -105,7 +105,7 @@ class Attempt:
         self.state = decision.state
         self.failures, self.moved = decision.failures, decision.moved
         self.waiting_since, self.delay = decision.waiting_since, decision.delay
-        self.memory_since = decision.memory_since
+        self.place_since = decision.place_since
         retries = decision.state is State.RESTING or (decision.state is State.COPYING and decision.delay > 0)
         self.retry_at = now + decision.delay if retries else None
 
@@ -156,11 +156,29 @@ class DeviceMemoryExceeded(MemoryExceeded):
 
 
 @dataclass(frozen=True)
-class DeviceFull(Failure):
-    """Other trainers hold the part of a device's memory that the unit's trainer needs, `at` a time (time.monotonic)."""
+class NoPlace(Failure):
+    """Base of the lacks of a place for the unit's trainer, `at` a time (time.monotonic): nothing has failed, and the unit waits
+    for `place`."""
 
     at: float = 0.0
+    place = ""
+    cause = "there is no place for its trainer"
+
+
+@dataclass(frozen=True)
+class DeviceFull(NoPlace):
+    """Other trainers hold the part of a device's memory that the unit's trainer needs."""
+
+    place = "the memory of a device"
     cause = "other trainers hold the memory of the device"
+
+
+@dataclass(frozen=True)
+class TrainerRefused(NoPlace):
+    """The role has as many trainers as it may have at once."""
+
+    place = "a trainer that its role may have"
+    cause = "the role has as many trainers as it may have"
 
 
 @dataclass(frozen=True)
@@ -184,13 +202,6 @@ class TrainerLost(WorkerFailure):
     """The trainer has ended."""
 
     cause = "the trainer was lost"
-
-
-@dataclass(frozen=True)
-class TrainerRefused(WorkerFailure):
-    """The role has as many trainers as it may have at once."""
-
-    cause = "no trainer could be had"
 
 
 @dataclass(frozen=True)
@@ -267,7 +278,7 @@ MEETS: dict[State, tuple[type, ...]] = {
     State.RUNNING: (
         Finished,
         ConfigurationFailed,
-        DeviceFull,
+        NoPlace,
         WorkerFailure,
         LockTimeout,
         UnexpectedError,
@@ -337,7 +348,7 @@ class Decision:
     failures: int = 0
     moved: bool = False
     waiting_since: float | None = None
-    memory_since: float | None = None
+    place_since: float | None = None
     blame: str | None = None  # GIVE_UP: 'configuration', or 'infrastructure' (mop_resume tries again)
     message: str = ""  # GIVE_UP: the error of the configurations
     tells: bool = False  # the caller is warned, once in a run, that it waits for other runs
@@ -357,8 +368,8 @@ def decide(attempt: Attempt, event: Event, policy: Policy) -> Decision:
             return _decision(
                 attempt, Action.ON_ANOTHER_SERVER, State.WAITING, f"retried on another server: {event.cause}"
             )
-        case DeviceFull():
-            return _wait_for_memory(attempt, event, policy)
+        case NoPlace():
+            return _wait_for_place(attempt, event, policy)
         case DeviceMemoryExceeded() if not attempt.batch and attempt.neighbours > 1:
             fewer = attempt.neighbours // 2
             reason = f"retried with at most {fewer} trainer{'s' * (fewer > 1)} on its device: {event.cause}"
@@ -460,15 +471,15 @@ def _retry(attempt: Attempt, event: WorkerFailure, policy: Policy) -> Decision:
     )
 
 
-def _wait_for_memory(attempt: Attempt, event: DeviceFull, policy: Policy) -> Decision:
-    """The unit is retried until other runs' trainers leave it its part of the device's memory: such a run may take long, and
-    then ends. After server_timeout the caller is told."""
-    since = event.at if attempt.memory_since is None else attempt.memory_since
+def _wait_for_place(attempt: Attempt, event: NoPlace, policy: Policy) -> Decision:
+    """The unit is retried until other runs' trainers leave it a place: such a run may take long, and then ends. After
+    server_timeout the caller is told."""
+    since = event.at if attempt.place_since is None else attempt.place_since
     waited = event.at - since
     delay = min(policy.longest_wait, max(policy.first_delay, waited))
     reason = f"retried in {delay:.3g} s: {event.cause}"
     tells = waited > policy.server_timeout
-    return _decision(attempt, Action.RETRY, State.RESTING, reason, delay=delay, memory_since=since, tells=tells)
+    return _decision(attempt, Action.RETRY, State.RESTING, reason, delay=delay, place_since=since, tells=tells)
 
 
 def _wait(attempt: Attempt, event: StateNotCarried, policy: Policy) -> Decision:

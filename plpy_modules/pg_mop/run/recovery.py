@@ -24,6 +24,7 @@ from pg_mop.run.attempt import (
     Failure,
     LockTimeout,
     MemoryExceeded,
+    NoPlace,
     ServerGivenUp,
     ServerUnreachable,
     State,
@@ -47,7 +48,6 @@ EVENTS: dict[str, type[Failure]] = {
     MEMORY_EXCEEDED: MemoryExceeded,
     DEVICE_MEMORY: DeviceMemoryExceeded,
     TRAINER_LOST: TrainerLost,
-    TOO_MANY_TRAINERS: TrainerRefused,
     "40001": TransactionConflict,
     "40P01": TransactionConflict,
     "55P03": LockTimeout,
@@ -104,8 +104,8 @@ class Recovery:
             return WorkerLost(message, replaceable)
         if isinstance(error, NotCarried):
             return StateNotCarried(message, time.monotonic(), replaceable)
-        if code == DEVICE_FULL:
-            return DeviceFull(message, time.monotonic())
+        if code in (DEVICE_FULL, TOO_MANY_TRAINERS):
+            return (DeviceFull if code == DEVICE_FULL else TrainerRefused)(message, time.monotonic())
         if code in EVENTS:
             return EVENTS[code](message)
         diagnostics = getattr(error, "diag", None)
@@ -129,7 +129,7 @@ class Recovery:
         else:
             self._note(attempt, decision)
         self._end(attempt)
-        self._apply(attempt, decision)
+        self._apply(attempt, decision, event)
         return []
 
     def _fence(self, attempt: Attempt, decision: Decision) -> Any:
@@ -189,7 +189,7 @@ class Recovery:
         self._apply(attempt, decision)
 
     # --- applying -----------------------------------------------------------------------------------
-    def _apply(self, attempt: Attempt, decision: Decision) -> None:
+    def _apply(self, attempt: Attempt, decision: Decision, event: Failure | None = None) -> None:
         """Enter the state that was decided on. Raises MopError where that ends the run."""
         attempt.apply(decision, time.monotonic())
         if decision.error is not None:
@@ -205,15 +205,16 @@ class Recovery:
             self.run.board.release(attempt.unit)
         if decision.tells and not self.told:
             self.told = True
-            self._tell_of_memory(attempt)
+            self._tell_of_waiting(attempt, event)
         if decision.blame is not None:
             self.give_up(attempt, decision.message, decision.blame)
 
-    def _tell_of_memory(self, attempt: Attempt) -> None:
-        """Warn the caller that its run waits for the memory that other trainers hold."""
-        waited = time.monotonic() - (attempt.memory_since or time.monotonic())
+    def _tell_of_waiting(self, attempt: Attempt, event: Failure | None) -> None:
+        """Warn the caller that its run waits for what other trainers hold."""
+        waited = time.monotonic() - (attempt.place_since or time.monotonic())
+        place = event.place if isinstance(event, NoPlace) else NoPlace.place
         self.run.db.warning(
-            f"run {self.run.run_id} has waited {waited:.0f} s for the memory of a device, and goes on waiting",
+            f"run {self.run.run_id} has waited {waited:.0f} s for {place}, and goes on waiting",
             detail=attempt.message,
             hint=f"SELECT role, pid, state FROM {self.run.servers[None].schema}.mop_trainers; shows the trainers that hold it.",
         )
