@@ -60,7 +60,8 @@ def test_who_keeps_the_best_state_has_it_when_a_later_loss_is_infinite(db, data)
     assert db.value("SELECT m.model_weights = a.model_weights FROM models m JOIN again a USING (mst_key)")
     db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
     db.run(
-        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch_open', %s, 'median-stopping', 'iterations=4, trials=1, grace=3')",
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch_open', %s, 'median-stopping', "
+        "'iterations=4, trials=1, grace=3')",
         [
             "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [MultiStep(0.01, [2], 1e32)]}], "
             "'batch_size': [8]}"
