@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from pg_mop.backend.errors import MopError
 from pg_mop.plan.cost_history import Net
 from support.client import Client, connect
 from support.grown import FINGERPRINTS, ROLE, Measured, grown, make_role, work
@@ -147,3 +148,14 @@ def test_no_statement_of_the_catalog_has_a_time_limit(at):
         for row in catalog.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s)", (list(limits),))
     }
     assert found.pop("lock_timeout") == "10000" and set(found.values()) == {"0"}
+
+
+def test_a_server_that_is_still_at_work_is_not_taken_for_lost(at):
+    """Only one that does not answer another session either; here, one that nobody may ask."""
+    catalog = at("told nothing", 3).catalog
+    catalog.SECONDS = 0.2
+    assert catalog.value("SELECT 1 FROM pg_sleep(1.5)") == 1
+    catalog.target.parameters["user"] = "nobody"
+    with pytest.raises(MopError, match="has not answered"):
+        catalog.value("SELECT 1 FROM pg_sleep(1.5)")
+    catalog.target.parameters["user"] = ROLE

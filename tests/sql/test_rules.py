@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from support.workload import ADAM, assert_invariants, dense, fit, layer, load, make_data, selection, sequential
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(lr={})', metrics=['accuracy']"
 
@@ -12,6 +12,7 @@ def data(db):
     make_data(db, segments=2)
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense())
+    load(db, "arch_open", sequential("open", [4], layer("Dense", name="out", units=3)))
 
 
 def rows(db):
@@ -42,6 +43,36 @@ def test_patience_and_target_stop_a_configuration_alone(db, data):
     # it can be done again
     db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
     assert db.value("SELECT bool_and(m.model_weights = a.model_weights) FROM models m JOIN again a USING (mst_key)")
+
+
+def test_who_keeps_the_best_state_has_it_when_a_later_loss_is_infinite(db, data):
+    """And the losses up to there; whoever keeps the last state has failed. A replay and a search say the same."""
+    bursts = "loss='mse', optimizer='SGD(lr=[0.01, 0.01, 1e30, 0.01])', metrics=['accuracy']"
+    selection(db, "mst", "arch_open", [(1, bursts, "batch_size=8, keep='best'"), (1, bursts, "batch_size=8")])
+    run_id = fit(db, "flowers_packed", "models", "mst", iterations=4, validation="flowers_val", frequency=1)
+    info = rows(db)
+    assert info[1]["error"] is None and info[1]["iteration"] in (1, 2) and len(info[1]["validation_loss"]) == 2
+    assert info[1]["validation_loss_final"] == min(info[1]["validation_loss"])
+    assert "iteration 3" in info[2]["error"] and info[2]["validation_loss"] is None
+    trials = {r["mst_key"]: r for r in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
+    assert trials[1]["status"] == "stopped" and "iteration 3" in trials[1]["reason"] and trials[2]["status"] == "failed"
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert db.value("SELECT m.model_weights = a.model_weights FROM models m JOIN again a USING (mst_key)")
+    db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch_open', %s, 'median-stopping', "
+        "'iterations=4, trials=1, grace=3')",
+        [
+            "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [MultiStep(0.01, [2], 1e32)]}], "
+            "'batch_size': [8]}"
+        ],
+    )
+    (trial,) = db.run("SELECT * FROM found_trials JOIN found USING (mst_key)")
+    assert (
+        trial["status"] == "stopped"
+        and trial["metric_final"] == min(trial["metric"])
+        and "iteration 3" in trial["reason"]
+    )
 
 
 def test_the_best_state_is_kept_and_its_metrics_are_final(db, data):

@@ -78,7 +78,7 @@ class Measured(RemoteCatalog):
 
     def __init__(self, db):
         parameters = {"host": db.server.host, "port": db.server.port, "dbname": db.database, "user": ROLE}
-        super().__init__(Target(None, parameters, ROLE), "madlib", lambda: None)
+        super().__init__(Target("w1", parameters, ROLE), "madlib", lambda: None)
         self.fencing_token = 1
         self.notices = self.connection.notices = collections.deque()  # (psycopg2 would cut a list)
         self._run("SET client_min_messages = notice")

@@ -72,6 +72,11 @@ class RunController:
     def finish(self) -> None:
         """All is trained."""
 
+    def keeps(self, mst_key: int) -> bool:
+        """True where a configuration has a best state, which is written even if it can be trained no further. (A fold fails
+        with its configuration.)"""
+        return mst_key in self.kept and not self.configurations.folds
+
     # --- rules ----------------------------------------------------------------------------------------
     def watch(self) -> Steps:
         """Watch the configurations that have rules, from the metrics that are known."""

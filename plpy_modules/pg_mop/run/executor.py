@@ -579,13 +579,19 @@ class Executor:
         return self.recovery.failed(session.worker, work, error)
 
     def _give_up(self, attempt: Attempt, message: str, blame: str) -> None:
-        """The unit's stage cannot be trained: all configurations that need it have failed."""
+        """The unit's stage cannot be trained: all configurations that need it have failed, but for those that keep an earlier
+        state as their best one. These have stopped after the iteration before."""
         unit = attempt.unit
         message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
         keys = self.run.board.fail(unit.stage)
         if blame == "configuration":  # (otherwise mop_resume may try again)
             self.needed.need_no_parent([self.run.plan.stages[unit.stage]])
-        self.requests.give_up(keys, message, blame)
+            saved = {key for key in keys if self.controller.keeps(key)}
+            for key in sorted(saved):
+                self.requests.save(key, message, unit.iteration - 1)
+        else:
+            saved = set()
+        self.requests.give_up(keys - saved, message, blame)
         self.requests.perform(self.controller.failed(keys))
 
     # --- looking around -----------------------------------------------------------------------------

@@ -143,8 +143,19 @@ class RequestHandler:
         self.run.catalog.withdraw(self.run.run_id, mst_key, len(before) - len(gone), reason)
         return gone
 
+    def save(self, mst_key: int, message: str, iterations: int) -> None:
+        """Note that a configuration has stopped after `iterations` because it cannot be trained further; its best state is
+        kept."""
+        self.run.catalog.withdraw(self.run.run_id, mst_key, iterations, message)
+        self.run.db.warning(
+            f"configuration {mst_key} has stopped: {message}",
+            detail="It keeps the best state of its iterations before.",
+        )
+
     def give_up(self, keys: Iterable[int], message: str, blame: str = "infrastructure") -> None:
         """Note that configurations have failed."""
         keys = list(keys)
+        if not keys:
+            return
         self.failed.update(dict.fromkeys(keys, message))
         self.run.catalog.fail_configurations(self.run.run_id, keys, message, blame)
