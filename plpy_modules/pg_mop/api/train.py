@@ -257,7 +257,7 @@ class Training:
                 self.split_rows(steps, prefix, n)
                 self.pack_parts(steps, n)
                 kind = self.make_nets(steps, n)
-                self.tell_of_rows(n, kind)
+                self.tell_of_rows(steps, n, kind)
                 prepared = time.monotonic() - began
                 self.search_nets(steps, n, kind, began)
             except BaseException:
@@ -404,14 +404,14 @@ class Training:
         row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
         return "regression" if row[0][0] == "float32" else "classification"
 
-    def tell_of_rows(self, n: dict[str, str], kind: str) -> None:
+    def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
         """Tell the caller what makes measures too good, or a model useless. The parts are committed views."""
         train = self._found(n["train"])
-        training_checks.tell_copies(self.db, train, self._found(n["test"]), self.used, self.parts)
+        training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
-            training_checks.tell_long_tail(self.db, train, self.column)
+            training_checks.tell_long_tail(self.db, steps, train, self.column)
         elif self.arguments["weight"] is None:
-            training_checks.tell_rare_class(self.db, train, self.column)
+            training_checks.tell_rare_class(self.db, steps, train, self.column)
 
     def _tell_giveaway(self, session: Any, model: NamedModel, part: str, metrics: dict[str, float]) -> None:
         """Tell the caller of a column that gives the target away."""

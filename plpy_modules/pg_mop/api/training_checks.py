@@ -11,6 +11,7 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.inference.named_model import NamedModel
+from pg_mop.run.steps import Steps
 
 END_SECONDS = 2.0  # beyond 1.1 times the time limit, that a call may take
 MOST_COMPARED = 300_000  # training rows that test rows are compared with
@@ -59,51 +60,62 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
     )
 
 
-def tell_copies(db: Database, train: Any, test: Any, columns: Sequence[str], rows: dict[str, int]) -> None:
+# The checks before training read the parts in the session of the steps: the caller's locks would last until its transaction
+# ends, and so keep a failed call from dropping them.
+
+
+def _read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
+    return steps.run(f"SET LOCAL search_path = pg_catalog, pg_temp; {sql}")
+
+
+def tell_copies(
+    db: Database, steps: Steps, train: str, test: str, columns: Sequence[str], rows: dict[str, int]
+) -> None:
     """Tell the caller of rows that are in the training part and in the test part. `columns`: that training uses."""
     if not 1 < rows["train"] <= MOST_COMPARED or not columns:
         return
     row = f"md5(ROW({', '.join(map(quote_identifier, columns))})::text)"
-    found = db.one(
-        f"WITH seen AS (SELECT DISTINCT {row} AS h FROM {train}) SELECT (SELECT count(*) FROM seen) AS distinct, "
-        f"(SELECT count(*) FROM (SELECT {row} AS h FROM {test}) t WHERE h IN (SELECT h FROM seen)) AS copies"
+    ((distinct, copies),) = _read(
+        steps,
+        f"WITH seen AS (SELECT DISTINCT {row} AS h FROM {train}) SELECT (SELECT count(*) FROM seen), "
+        f"(SELECT count(*) FROM (SELECT {row} AS h FROM {test}) t WHERE h IN (SELECT h FROM seen))",
     )
-    assert found is not None
-    if found["copies"] > COPIES * rows["test"] and found["distinct"] > DISTINCT * rows["train"]:
+    if copies > COPIES * rows["test"] and distinct > DISTINCT * rows["train"]:
         db.warning(
-            f"{found['copies']} of the {rows['test']} test rows are training rows, too, but for their id",
+            f"{copies} of the {rows['test']} test rows are training rows, too, but for their id",
             detail="The measures tell how well the model remembers them.",
             hint="Train on SELECT DISTINCT ..., or with split => 'group', by => a column that all copies of a row share.",
         )
 
 
-def tell_rare_class(db: Database, train: Any, target: str) -> None:
+def tell_rare_class(db: Database, steps: Steps, train: str, target: str) -> None:
     """Tell the caller of two classes with very different numbers of rows."""
     name = quote_identifier(target)
-    counts = db.execute(f"SELECT {name}::text AS label, count(*) AS n FROM {train} GROUP BY 1 ORDER BY 2 LIMIT 3")
-    total = sum(row["n"] for row in counts)
-    if len(counts) == 2 and counts[0]["n"] < RARE * total:
-        rare, common = counts
+    counts = _read(steps, f"SELECT {name}::text, count(*) FROM {train} GROUP BY 1 ORDER BY 2 LIMIT 3")
+    total = sum(count for _, count in counts)
+    if len(counts) == 2 and counts[0][1] < RARE * total:
+        (rare, count), (common, others) = counts
         db.warning(
-            f'{100 * rare["n"] / total:.1f} % of the training rows have class "{rare["label"]}": a model that never predicts '
+            f'{100 * count / total:.1f} % of the training rows have class "{rare}": a model that never predicts '
             "it has a high accuracy",
-            detail=f'A model that always predicts "{common["label"]}" has accuracy {common["n"] / total:.3f}. Read auc and the '
+            detail=f'A model that always predicts "{common}" has accuracy {others / total:.3f}. Read auc and the '
             "probabilities, not accuracy.",
             hint="weight => 'balanced' makes both classes count alike.",
         )
 
 
-def tell_long_tail(db: Database, train: Any, target: str) -> None:
+def tell_long_tail(db: Database, steps: Steps, train: str, target: str) -> None:
     """Tell the caller of a target of one sign whose values differ by decades."""
     name = f"{quote_identifier(target)}::float8"
-    found = db.one(
-        f"SELECT percentile_disc(0.01) WITHIN GROUP (ORDER BY abs({name})) AS low, percentile_disc(0.99) WITHIN GROUP "
-        f"(ORDER BY abs({name})) AS high, min(sign({name})) = max(sign({name})) AS one_sign FROM {train}"
+    ((low, high, least, most),) = _read(
+        steps,
+        f"SELECT percentile_disc(0.01) WITHIN GROUP (ORDER BY abs({name})), percentile_disc(0.99) WITHIN GROUP "
+        f"(ORDER BY abs({name})), min(sign({name})), max(sign({name})) FROM {train}",
     )
-    if found is not None and found["one_sign"] and found["low"] and found["high"] / found["low"] >= RATIO:
-        sign = "" if db.value(f"SELECT max({name}) > 0 FROM {train}") else "-"
+    if low and least == most and high / low >= RATIO:
+        sign = "" if most > 0 else "-"
         db.warning(
-            f'98 % of the values of target "{target}" are between {found["low"]:.3g} and {found["high"]:.3g}, without the sign',
+            f'98 % of the values of target "{target}" are between {low:.3g} and {high:.3g}, without the sign',
             detail="The largest values decide what is learned; errors of small ones hardly count.",
             hint=f"Train on the logarithm: SELECT *, ln({sign}{quote_identifier(target)}) AS log_{target} FROM ...; with "
             f"exclude => '{target}'.",

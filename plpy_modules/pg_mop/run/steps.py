@@ -20,6 +20,7 @@ LOCK_SECONDS = 1  # between two looks at what a step waits for
 UNDEFINED_TABLE = "42P01"
 OWN_SESSION = "Steps run in a session of their own. It sees what is committed, and no temporary tables."
 END_SECONDS = 10  # that a canceled step has to end
+FINISH_SECONDS = 60  # that dropping the relations of all steps may take on a busy machine
 NOTICE = re.compile(r"^(NOTICE|WARNING|INFO):\s+(.*)$", re.DOTALL)
 
 
@@ -106,7 +107,7 @@ class Steps:
             self.session.begin(f"{self.session.clean_sql()}{sql}")
         except SessionLost:
             return
-        self._await_end()
+        self._await_end(FINISH_SECONDS)
 
     def _check_locks(self) -> None:
         """Raises MopError where the statement waits for the caller's transaction, which waits for the statement."""
@@ -120,11 +121,11 @@ class Steps:
 
     def _stop(self) -> None:
         self.session.cancel()
-        self._await_end()
+        self._await_end(END_SECONDS)
 
-    def _await_end(self) -> None:
+    def _await_end(self, seconds: int) -> None:
         try:
-            for _ in range(END_SECONDS * 10):
+            for _ in range(seconds * 10):
                 if sessions.wait([self.session], lambda: None):
                     return
         except (psycopg2.Error, SessionLost):
