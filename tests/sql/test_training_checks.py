@@ -30,7 +30,11 @@ def train(db, source="plain", limit="20 s", more="", layers="linear"):
 
 def test_a_timeout_before_the_time_limit_shortens_it_or_is_refused(rows):
     client = rows.another()
-    client.run("SET search_path = public, madlib; SET statement_timeout = '2 s'")
+    client.run("SET search_path = public, madlib")
+    client.error(
+        CALL.format(source="plain", limit="0 s", more="", layers="linear")
+    )  # (Python and its modules are loaded)
+    client.run("SET statement_timeout = '3 s'")
     error = client.error(CALL.format(source="plain", limit="1 min", more="", layers="linear"))
     assert error.pgcode == "22023" and error.diag.message_hint == "SET statement_timeout = 0;"
     assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
@@ -70,7 +74,7 @@ def test_copies_of_training_rows_in_the_test_part_are_told(rows):
 )
 def test_a_column_that_gives_the_target_away_is_named(rows, column):
     source = f"SELECT *, {column} AS late FROM plain"
-    told, _ = train(rows, source, layers="small")
+    told, _ = train(rows, source, limit="2 min", layers="small")
     assert 'column "late" alone explains the target' in told and "exclude => 'late'" in told
 
 
