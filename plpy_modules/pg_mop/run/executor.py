@@ -71,6 +71,9 @@ class Controller(Protocol):
     def control_requests(self, requests: list[dict[str, Any]]) -> Steps:
         """Do what people request. Returns True if something else has changed, too."""
 
+    def keeps(self, mst_key: int) -> bool:
+        """True where a configuration has a best state, which is written even if it can be trained no further."""
+
 
 class Executor:
     """Runs a board's units on worker sessions.
