@@ -70,7 +70,7 @@ def typed(db):
 def answers(db, source):
     """The answers of both forms for the single row of a query."""
     row = db.run(f"SELECT p.* FROM ({source}) t, mop_predict('typed_model', t) AS p")
-    table = db.run("SELECT p.* FROM mop_predict('typed_model', %s) AS p", [source])
+    table = db.run("SELECT p.* FROM mop_predict('typed_model', source => %s) AS p", [source])
     return [r["probabilities"] for r in (*row, *table)]
 
 
@@ -199,8 +199,8 @@ def test_json_with_a_character_that_text_cannot_have_matters_only_where_it_is_re
     used = f"SELECT {others}, {nul} AS bag FROM typed WHERE id = 5"
     for call in (
         f"SELECT p.* FROM ({used}) t, mop_predict('typed_model', t) AS p",
-        f"SELECT * FROM mop_predict('typed_model', $q${used}$q$)",
-        f"SELECT * FROM mop_predict('typed_model', $q${source}$q$, keep => 'id, unused')",
+        f"SELECT * FROM mop_predict('typed_model', source => $q${used}$q$)",
+        f"SELECT * FROM mop_predict('typed_model', source => $q${source}$q$, keep => 'id, unused')",
         f"""SELECT mop_pack($q${used}$q$, 'no', target => 'y', transform => '{{"bag->b": "category"}}')""",
     ):
         error = typed.error(call)
@@ -211,5 +211,5 @@ def test_any_number_of_columns_is_kept(typed):
     made = ", ".join(f"id * {k} AS n{k}" for k in range(1, 121))
     kept = ", ".join(f"n{k}" for k in range(1, 121))
     source = f"SELECT t.*, {made} FROM typed t WHERE id = 3"
-    found = typed.value("SELECT kept FROM mop_predict('typed_model', %s, keep => %s)", [source, kept])
+    found = typed.value("SELECT kept FROM mop_predict('typed_model', source => %s, keep => %s)", [source, kept])
     assert found == {f"n{k}": 3 * k for k in range(1, 121)}

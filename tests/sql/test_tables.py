@@ -913,7 +913,7 @@ def test_a_label_of_an_enum_that_is_renamed_is_told_and_drifts(shop):
         told = "".join(other.connection.notices)
         assert told.count('column "size" has values that training rows did not have') == 1 and "middle" in told
         del other.connection.notices[:]
-        other.run("SELECT * FROM mop_predict('order_model', 'orders')")
+        other.run("SELECT * FROM mop_predict('order_model', source => 'orders')")
         assert "Its type has no label m any more" in "".join(other.connection.notices)
         error = other.error("SELECT mop_pack('orders', 'no', fitted_on => 'size_model')")
         assert "has no label m, which is a class of the model" in str(error) and "RENAME" in error.diag.message_hint
