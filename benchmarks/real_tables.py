@@ -111,7 +111,7 @@ def main() -> None:
             ],
         )
         took = [time.monotonic() - began]
-        parts = {part: read(cursor, f"{name}_model_{part}", frame) for part in ("train", "valid", "test")}
+        parts = {part: read(cursor, f"{name}_model", part, frame) for part in ("train", "valid", "test")}
         measured, own = measure_own(cursor, name, job, parts["test"])
         began = time.monotonic()
         mlp = search(job, parts, given.seconds)
@@ -136,17 +136,21 @@ def load(cursor, name: str, frame: pd.DataFrame) -> None:
     cursor.copy_expert(f"COPY {name} FROM STDIN CSV", rows)
 
 
-def read(cursor, view: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a part, as the frame has them."""
-    cursor.execute(f"SELECT row_id FROM {view} ORDER BY 1")
+def read(cursor, model: str, part: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a part of a model, as the frame has them."""
+    cursor.execute(
+        "SELECT (kept->>'row_id')::integer FROM mop_predict(%s, source => %s, keep => 'row_id') ORDER BY 1",
+        [model, f"{model}_{part}"],
+    )
     return frame.loc[[row_id for (row_id,) in cursor.fetchall()]]
 
 
 def measure_own(cursor, name: str, job: Job, test: pd.DataFrame) -> tuple[str, float]:
     """(the measure's name, its value) of pg_mop's model on the test rows, computed by scikit-learn."""
     cursor.execute(
-        f"SELECT (kept->>'row_id')::integer, prediction, probabilities FROM mop_predict('{name}_model', source => '{name}_model_test', "
-        "keep => 'row_id') ORDER BY 1"
+        "SELECT (kept->>'row_id')::integer, prediction, probabilities FROM mop_predict(%s, source => %s, keep => 'row_id') "
+        "ORDER BY 1",
+        [f"{name}_model", f"{name}_model_test"],
     )
     rows = cursor.fetchall()
     if [row[0] for row in rows] != list(test.index):

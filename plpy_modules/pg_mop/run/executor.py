@@ -65,9 +65,6 @@ class Controller(Protocol):
     def failed(self, mst_keys: Collection[int]) -> Steps:
         """Configurations have failed."""
 
-    def keeps(self, mst_key: int) -> bool:
-        """Whether a configuration has a best state, which is written even if it can be trained no further."""
-
     def control_requests(self, requests: list[dict[str, Any]]) -> Steps:
         """Do what people request. Returns True if something else has changed, too."""
 
