@@ -38,16 +38,16 @@ def first_sql(target: Any) -> str:
     another server may not know transaction_timeout. And it sets the settings of the caller's application: policies and views
     that read them then show the session the rows that the caller sees.
     """
-    carried = "".join(
-        f"SELECT pg_catalog.set_config({quote_literal(name)}, {quote_literal(value)}, false); "
-        for name, value in target.settings
-    )
     if target.server is None:
+        carried = "".join(
+            f"SELECT pg_catalog.set_config({quote_literal(name)}, {quote_literal(value)}, false); "
+            for name, value in target.settings
+        )
         return f"SET ROLE {quote_identifier(target.role)}; {carried}"
     return (
         "SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s "
         "WHERE s.name OPERATOR(pg_catalog.=) 'transaction_timeout'; "
-        f"SET ROLE {quote_identifier(target.role)}; {carried}"
+        f"SET ROLE {quote_identifier(target.role)}; "
     )
 
 

@@ -58,7 +58,8 @@ class Target:
 
     `server`: the name of the foreign server; None: this server. `parameters`: of psycopg2.connect. `role`: for SET ROLE.
     `by_password`: the connection counts only if the server asked for the password. `lacks`: the settings in MAY_LACK
-    that the server does not know. `settings`: (name, value) of the settings of the caller's application.
+    that the server does not know. `settings`: (name, value) of the settings of the caller's application, for this server
+    alone: another one has packed rows, which no policy of the caller's tables hides, and the values may be secrets.
     """
 
     server: str | None
@@ -282,7 +283,7 @@ def to(db: Database, name: str) -> Target:
     parameters["user"] = given["user"]
     if given.get("password"):
         parameters["password"] = given["password"]
-    return Target(name, parameters, given["user"], by_password, settings=custom_settings.of_applications(db))
+    return Target(name, parameters, given["user"], by_password)
 
 
 def is_postgres_fdw(handler: str) -> bool:
