@@ -191,13 +191,18 @@ class Training:
             )
         self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
 
-    def _count(self, rows: Any) -> None:
-        self.rows = self.db.value(f"SELECT count(*) FROM {rows}")
+    def _count(self, rows: Any, steps: Any = None) -> None:
+        self.rows = self._value(f"SELECT count(*) FROM {rows}", steps)
         if self.rows < 10:
             raise MopError(
                 f"there are {self.rows} rows: too few to train, to choose and to measure",
                 detail="Each of the three parts needs rows of its own.",
             )
+
+    def _value(self, sql: str, steps: Any) -> Any:
+        """The only value of a query; with `steps`, of their relations: a lock of this session's would keep a failed call from
+        dropping them."""
+        return self.db.value(sql) if steps is None else training_checks.read(steps, sql)[0][0]
 
     def _check_folds(self) -> None:
         """Raises MopError where the folds cannot choose among the trials of this call."""
@@ -217,7 +222,7 @@ class Training:
             )
         self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
 
-    def _groups(self, rows: Any) -> int:
+    def _groups(self, rows: Any, steps: Any = None) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
         by, folds = split_names(self.arguments["by"])[:1], self.arguments["folds"]
         found = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
@@ -225,9 +230,8 @@ class Training:
         if column is None:
             raise MopError("split => 'group' needs a column", hint="by => 'column'")
         name = quote_identifier(column)
-        count = self.db.value(
-            f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {found}"
-        )
+        sql = f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {found}"
+        count = self._value(sql, steps)
         if count < folds:
             raise MopError(
                 f'column "{column}" has {count} group{"s" * (count != 1)} in {found}, fewer than the {folds} folds',
@@ -331,7 +335,7 @@ class Training:
                 f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {self.source.strip().rstrip(';')}\n;",
                 [n["rows"]],
             )
-            self._count(self._found(n["rows"]))
+            self._count(self._found(n["rows"]), steps)
 
     def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
@@ -372,7 +376,7 @@ class Training:
             least = self.segments
             if self.split == "group":
                 given["grouped_by"] = a["by"]
-                least = min(least, self._groups(n["train"]))
+                least = min(least, self._groups(n["train"], steps))
             if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
                 self._say(steps, f"SET pg_mop.segments = {a['folds']};")
         self._pack(steps, n["train"], n["packed"], given)

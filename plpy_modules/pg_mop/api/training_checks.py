@@ -64,7 +64,8 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
 # ends, and so keep a failed call from dropping them.
 
 
-def _read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
+def read(steps: Steps, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query of the steps' relations."""
     return steps.run(f"SET LOCAL search_path = pg_catalog, pg_temp; {sql}")
 
 
@@ -75,7 +76,7 @@ def tell_copies(
     if not 1 < rows["train"] <= MOST_COMPARED or not columns:
         return
     row = f"md5(ROW({', '.join(map(quote_identifier, columns))})::text)"
-    ((distinct, copies),) = _read(
+    ((distinct, copies),) = read(
         steps,
         f"WITH seen AS (SELECT DISTINCT {row} AS h FROM {train}) SELECT (SELECT count(*) FROM seen), "
         f"(SELECT count(*) FROM (SELECT {row} AS h FROM {test}) t WHERE h IN (SELECT h FROM seen))",
@@ -91,7 +92,7 @@ def tell_copies(
 def tell_rare_class(db: Database, steps: Steps, train: str, target: str) -> None:
     """Tell the caller of two classes with very different numbers of rows."""
     name = quote_identifier(target)
-    counts = _read(steps, f"SELECT {name}::text, count(*) FROM {train} GROUP BY 1 ORDER BY 2 LIMIT 3")
+    counts = read(steps, f"SELECT {name}::text, count(*) FROM {train} GROUP BY 1 ORDER BY 2 LIMIT 3")
     total = sum(count for _, count in counts)
     if len(counts) == 2 and counts[0][1] < RARE * total:
         (rare, count), (common, others) = counts
@@ -107,7 +108,7 @@ def tell_rare_class(db: Database, steps: Steps, train: str, target: str) -> None
 def tell_long_tail(db: Database, steps: Steps, train: str, target: str) -> None:
     """Tell the caller of a target of one sign whose values differ by decades."""
     name = f"{quote_identifier(target)}::float8"
-    ((low, high, least, most),) = _read(
+    ((low, high, least, most),) = read(
         steps,
         f"SELECT percentile_disc(0.01) WITHIN GROUP (ORDER BY abs({name})), percentile_disc(0.99) WITHIN GROUP "
         f"(ORDER BY abs({name})), min(sign({name})), max(sign({name})) FROM {train}",
