@@ -93,7 +93,7 @@ CREATE FUNCTION @extschema@.mop_predict(
 LANGUAGE plpython3u STABLE AS $$
 #python
 from pg_mop.api import answers
-return answers.refuse_text(plpy, *args[:2])
+return answers.mop_predict(plpy, *args[:2])
 $$;
 
 -- Users write the answers for a table, view or query into a new table with this; it returns the number of rows.

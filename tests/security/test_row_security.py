@@ -43,22 +43,29 @@ def test_a_setting_of_the_transaction_counts(tenant):
 
 
 def test_a_job_sees_them(tenant):
-    tenant.run('SET "App.Odd" = $$it\'s$$; SET app.empty = $$$$')
+    tenant.run(
+        'SET "App.Odd" = $$it\'s$$; SET app.empty = $$$$; SELECT set_config($$app.long$$, repeat($$x.y$$, 100000), false)'
+    )
     job = tenant.value(
         "SELECT madlib.mop_submit($$CREATE TABLE seen AS SELECT count(*) AS n, current_setting('app.odd', true) AS odd, "
-        "current_setting('app.empty', true) AS empty FROM rented$$)"
+        "current_setting('app.empty', true) AS empty, length(current_setting('app.long')) AS long FROM rented$$)"
     )
     tenant.run("SELECT madlib.mop_wait(%s)", [job])
-    assert tenant.run("SELECT * FROM seen") == [{"n": 100, "odd": "it's", "empty": ""}]
+    assert tenant.run("SELECT * FROM seen") == [{"n": 100, "odd": "it's", "empty": "", "long": 300_000}]
 
 
-@pytest.mark.parametrize("source", ["rented", "SELECT * FROM rented", "shown"])
+@pytest.mark.parametrize("source", ["rented", "SELECT * FROM rented", "shown", "SELECT * FROM mine()"])
 def test_other_rows_are_refused_by_the_name_of_the_policy(tenant, source):
     condition = "id < 90 OR current_setting('application_name') ~ '^mop_train'"
     tenant.run(f"DROP POLICY theirs ON rented; CREATE POLICY strange ON rented USING ({condition})")
     tenant.run("CREATE VIEW shown AS SELECT * FROM rented")
+    tenant.run(
+        "CREATE FUNCTION mine() RETURNS TABLE(id int, tenant int, size int, y text) LANGUAGE sql STABLE AS "
+        "$$ SELECT id, tenant, size, y FROM public.rented $$"
+    )
     error = tenant.error(TRAIN.format("homes").replace("'rented'", f"'{source}'"))
-    assert error.pgcode == "42501" and "strange of public.rented" in error.diag.message_detail
+    named = "a function reads" if "mine" in source else "strange of public.rented"
+    assert error.pgcode == "42501" and named in error.diag.message_detail
     assert tenant.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'homes%%'") == 0
 
 

@@ -66,8 +66,8 @@ def test_a_part_is_read_by_its_name(people, leaving):
     assert counts == people.value("SELECT details->'rows' FROM leaving WHERE version = 1")
     for name in ("leaving_v9_test", "leaving_rest", "other_test", "other.leaving_test"):
         assert "does not exist" in str(people.error("SELECT * FROM mop_evaluate('leaving', %s)", [name]))
-    people.run("CREATE VIEW leaving_valid AS SELECT * FROM people LIMIT 7")  # (a relation of this name comes first)
-    assert people.value("SELECT count(*) FROM mop_predict('leaving', source => 'leaving_valid')") == 7
+    people.run("CREATE VIEW leaving_valid AS SELECT * FROM people LIMIT 7")  # (another role could have made it)
+    assert people.value("SELECT count(*) FROM mop_predict('leaving', source => 'leaving_valid')") == counts["valid"]
     people.run("DROP VIEW leaving_valid")
 
 

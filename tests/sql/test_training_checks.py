@@ -1,5 +1,7 @@
 """What mop_train tells before and after it trains, and what it does with a source that is a query."""
 
+import json
+
 import pytest
 
 CALL = (
@@ -138,3 +140,38 @@ def test_a_query_with_too_few_rows_is_refused_and_leaves_nothing(rows):
     error = rows.error(CALL.format(source="SELECT * FROM plain WHERE id < 7", limit="9 s", more="", layers="linear"))
     assert "there are 6 rows" in str(error)
     assert rows.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_'") == 0
+
+
+def test_temporary_relations_with_the_names_of_the_steps_are_left_alone(rows):
+    client = rows.another()
+    client.run("SET search_path = public, madlib; CREATE TEMPORARY TABLE m_rows AS SELECT 1 AS x")
+    client.run("CREATE TEMPORARY VIEW m_test AS SELECT * FROM plain WHERE id < 8")
+    client.value(CALL.format(source="plain", limit="20 s", more="", layers="linear"))
+    measured = client.value("SELECT value FROM mop_evaluate('m', 'm_test') WHERE metric = 'rows'")
+    assert measured == client.value("SELECT (details->'rows'->>'test')::int FROM m") > 8
+    assert client.value("SELECT count(*) FROM m_rows") == 1 and client.value("SELECT count(*) FROM m_test") == 7
+    assert (
+        rows.value("SELECT count(*) FROM pg_class WHERE relname ~ '^m_' AND relnamespace = 'public'::regnamespace") == 2
+    )
+    client.run("DROP TABLE m")
+    client.close()
+
+
+def test_stored_arguments_of_another_type_are_refused_before_any_work(rows):
+    rows.value(CALL.format(source="plain", limit="20 s", more="", layers="linear"))
+    for forged in (
+        {"folds": "2; DROP TABLE plain"},
+        {"valid": True},
+        {"target": ["y"]},
+        {"layers": 3},
+        {"keep": "yes"},
+    ):
+        rows.run(
+            "BEGIN; UPDATE m SET details = jsonb_set(details, '{arguments}', details->'arguments' || %s)",
+            [json.dumps(forged)],
+        )
+        assert "no arguments of mop_train that can be read" in str(
+            rows.error("SELECT mop_retrain('m', source => 'plain')")
+        )
+        rows.run("ROLLBACK")
+    rows.run("DROP TABLE m")

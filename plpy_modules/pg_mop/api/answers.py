@@ -57,7 +57,7 @@ def _no_row(db: Any, model: str, text: str | None) -> MopError:
 
 
 @sql_function
-def refuse_text(db, model, text):
+def mop_predict(db, model, text):
     """Raises MopError: the caller gave a text in place of a row."""
     raise _no_row(db, model, text)
 

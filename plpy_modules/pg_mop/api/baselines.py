@@ -58,10 +58,12 @@ def contenders(
         found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
     else:
         classes = len(model.labels(int(model.outputs[0])))
-        if (y_test < 0).any():  # (rows of classes without training rows: errors of each contender, as of the model)
+        unknown = int((y_test < 0).any())
+        if unknown:  # (rows of classes without training rows: errors of each contender, as of the model)
             y_test, classes = np.where(y_test < 0, classes, y_test), classes + 1
         shares = np.bincount(y, minlength=classes) / len(y)
-        found = [Contender("majority", scores.classification(y_test, np.tile(shares, (len(y_test), 1))))]
+        majority = np.tile(shares, (len(y_test), 1))
+        found = [Contender("majority", scores.classification(y_test, majority, unknown))]
     with trainer_of(session, trainer_options(db, False)) as trainer:
         trainer.send(
             {
@@ -81,7 +83,7 @@ def contenders(
         else:
             probabilities = np.zeros((len(x_test), classes))
             probabilities[:, columns] = predicted
-            found.append(Contender(name, scores.classification(y_test, probabilities)))
+            found.append(Contender(name, scores.classification(y_test, probabilities, unknown)))
     return found
 
 

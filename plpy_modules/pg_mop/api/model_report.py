@@ -100,10 +100,9 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
 
 def _test_part(db: Database, model: NamedModel) -> str | None:
     """The name of the test part of the version, if the caller may read it."""
-    name = db.suffixed(step_prefix(db, model.name, model.version), "_test")
-    if db.find_table(name) is None and not part_is_callers(db, model.table, model.version, "test"):
+    if not part_is_callers(db, model.table, model.version, "test"):
         return None
-    return name
+    return db.suffixed(step_prefix(db, model.name, model.version), "_test")
 
 
 def _measured(db: Database, session: Any, model: NamedModel, source: str) -> list[model_data.Section]:

@@ -37,17 +37,17 @@ class Measured:
     """The truth and the outputs of a model for rows with a known target.
 
     `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units. A class that
-    the model does not know has a unit of its own with probability 0: its rows are errors.
+    the model does not know (the last `unknown` ones) has a unit of its own with probability 0: its rows are errors.
     """
 
-    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str]) -> None:
-        self.truth, self.outputs, self.labels = truth, outputs, labels
+    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int = 0) -> None:
+        self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
 
     def measures(self, regression: bool) -> dict[str, float]:
         """The measures, by name."""
         if regression:
             return scores.regression(self.truth, self.outputs[:, 0])
-        return scores.classification(self.truth, self.outputs)
+        return scores.classification(self.truth, self.outputs, self.unknown)
 
 
 def measure(db: Database, session: Any, model: NamedModel, source: str | None) -> Measured:
@@ -81,7 +81,7 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
         named.append("(other classes)")
     together = np.pad(together, ((0, 0), (0, len(named) - len(labels))))
     codes = class_numbers(named, truth)
-    return Measured(np.where(codes < 0, len(named) - 1, codes), together, named)
+    return Measured(np.where(codes < 0, len(named) - 1, codes), together, named, len(named) - len(labels))
 
 
 def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:

@@ -58,6 +58,8 @@ ARGUMENTS = (
     "keep",
     "folds",
 )
+NUMBERS = ("valid", "test", "max_trials", "folds")
+SWITCHES = ("baselines", "keep")
 
 
 @with_trainer
@@ -86,7 +88,11 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     """
     table = table_of(db, name)
     row = db.one(
-        f"SELECT version, details::text AS details FROM {table} WHERE details ? 'arguments' ORDER BY version DESC LIMIT 1"
+        # (one statement: another role may write between two)
+        f"SELECT details::text AS details, {is_callers(db)} AS own FROM {table} WHERE details ? 'arguments' "
+        "ORDER BY version DESC LIMIT 1",
+        ["oid"],
+        [table.oid],
     )
     if row is None:
         raise MopError(
@@ -96,11 +102,17 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
         )
     with understood(f'the details of model "{name}" name no arguments of mop_train that can be read'):
         arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
+        check_types(arguments)
     check_writable(db, table)
-    if source is None:
-        _check_signed(db, table, row["version"], name, arguments["source"])
-    else:
+    if source is not None:
         arguments["source"] = source
+    elif not row["own"]:  # (who may write to the table now does not matter: another role may have written to it before)
+        raise MopError(
+            f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
+            detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(arguments['source'])});",
+            sqlstate="42501",
+        )
     if time_limit is not None:
         arguments["time_limit"] = time_limit
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
@@ -108,18 +120,13 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     return Training(db, arguments, present if warm else None).run(session, version, not automatic)
 
 
-def _check_signed(db: Database, table: Any, version: int, name: str, source: str) -> None:
-    """Raises MopError unless the caller, or a superuser, had mop_train write the source: it would run as the caller.
-
-    Who may write to the table now does not matter: another role may have written to it before.
-    """
-    if not db.value(f"SELECT {is_callers(db)} FROM {table} WHERE version = {version}", ["oid"], [table.oid]):
-        raise MopError(
-            f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
-            detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
-            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(source)});",
-            sqlstate="42501",
-        )
+def check_types(arguments: dict[str, Any]) -> None:
+    """Raises ValueError where an argument, stored in a row that another role may write, has another type than a call's."""
+    kinds = dict.fromkeys(NUMBERS, (int, float)) | dict.fromkeys(SWITCHES, bool)
+    for name in ARGUMENTS:
+        value, kind = arguments[name], kinds.get(name, str)
+        if value is not None and (not isinstance(value, kind) or kind is not bool and isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r}")
 
 
 class Training:
@@ -245,7 +252,8 @@ class Training:
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
         db, began = self.db, time.monotonic()
-        prefix = step_prefix(db, self.name, version)
+        # (with the schema: a temporary relation of the caller may have the name of one of ours)
+        prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
             for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
@@ -303,6 +311,14 @@ class Training:
         self._complete(number, metrics, details)
         self._end_steps(n)
         return self._report(number, model, found, details, chosen, switched)
+
+    def _qualified(self, name: str) -> str:
+        """A name with the schema in which the caller creates relations of that name."""
+        schema, own = self.db.parse_name(name)
+        if schema is None:
+            with self.db.caller_path():
+                schema = self.db.value("SELECT pg_catalog.current_schema()")
+        return ".".join(written(part) for part in (schema, own) if part is not None)
 
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
@@ -498,9 +514,6 @@ class Training:
     def _reserve(self, prefix: str) -> None:
         """Reserve the names of the steps' relations until the end of the transaction. Raises MopError."""
         schema, name = self.db.parse_name(prefix)
-        if schema is None:
-            with self.db.caller_path():
-                schema = self.db.value("SELECT pg_catalog.current_schema()")
         reserved = self.db.value(
             f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
         )
@@ -526,27 +539,34 @@ class Training:
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
         ]
 
+    def _marked(self, n: dict[str, str]) -> list[tuple[str, str, str]]:
+        """(kind, name, the relation whose comment is ours where this one is ours) of all relations of the steps."""
+        packed = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")}
+        return [(kind, name, packed.get(name, name)) for kind, name in self._relations(n)]
+
     def _dropping(self, n: dict[str, str]) -> str:
         """SQL: drops what this call has made, or one that was killed or rolled back: our comment tells it."""
-        known = {name: name for _, name in self._relations(n)}  # relation -> the one with our comment
-        known.update({n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")})
         rows = ", ".join(
-            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(known[name]))})"
-            for kind, name in self._relations(n)
+            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(told))})"
+            for kind, name, told in self._marked(n)
         )
         return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
 
     def _end_steps(self, n: dict[str, str]) -> None:
         """Drop what the steps have made, in the caller's transaction; with `keep`, say what it is."""
-        for kind, name in self._relations(n):
-            table = self.db.find_table(name)
-            if table is None:
-                continue
+        made = [(kind, name, told) for kind, name, told in self._marked(n) if self._has_remark(told)]
+        for kind, name, told in made:
+            table = self._found(name)
             if not self.arguments.get("keep"):
                 self.db.execute(f"DROP {kind} {table}")
-            elif self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
+            elif name == told:
                 said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
                 self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
+
+    def _has_remark(self, name: str) -> bool:
+        table = self.db.find_table(name)
+        comment = table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid])
+        return bool(comment == REMARK)
 
     # --- the result ---
 

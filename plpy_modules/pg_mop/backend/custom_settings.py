@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pg_mop.backend.database import Database
 
 OWN = "pg_mop."
-NAME = re.compile(rb"([A-Za-z_\x80-\xff][\w$\x80-\xff]*(?:\.[A-Za-z_\x80-\xff][\w$\x80-\xff]*)+)\0")
+NAME = re.compile(rb"[A-Za-z_\x80-\xff][\w$\x80-\xff]*(?:\.[A-Za-z_\x80-\xff][\w$\x80-\xff]*)+\Z")
+MOST = 256  # bytes of a name; a longer text is a value
 
 
 def own_names(db: Database) -> set[str]:
@@ -46,7 +47,9 @@ def _names_in(text: bytes) -> set[str]:
     >>> sorted(_names_in(b"work_mem\\0004MB\\0app.Tenant\\0001\\0pg_mop.seed\\0002\\0a.b-c\\0"))
     ['app.Tenant', 'pg_mop.seed']
     """
-    return {match.decode("utf-8", "replace") for match in NAME.findall(text)}
+    # (other bytes may precede a name; a search in all of a long value would take a time that grows with its square)
+    ends = (part[-MOST:] for part in text.split(b"\0"))
+    return {found[0].decode("utf-8", "replace") for end in ends if b"." in end and (found := NAME.search(end))}
 
 
 def _settings_in_memory() -> bytes:

@@ -1,7 +1,7 @@
 """The parts of a source that mop_train has made for a version of a model: kept as queries in the version's row.
 
-No relation has the name of such a part: reports about a model take the names <model>_train, <model>_valid and <model>_test,
-of a later version <model>_v2_test and so on, wherever they take a source.
+Functions about a model take the names <model>_train, <model>_valid and <model>_test, of a later version <model>_v2_test and so
+on, wherever they take a source. A part comes before a relation of its name, which another role could have made.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def part_query(db: Database, model: str, table: Table, source: str) -> str | Non
         [table.oid],
     )
     if row is None or row["query"] is None:
+        return None
+    if not row["own"] and db.find_table(source) is not None:
         return None
     if not row["own"]:
         raise MopError(

@@ -318,7 +318,7 @@ class RowReader:
         """Raises MopError where a column has a type that the model cannot read."""
         self.db, self.model, self.is_query = db, model, is_query(source)
         part = None
-        if isinstance(model, NamedModel) and source and not self.is_query and db.find_table(source) is None:
+        if isinstance(model, NamedModel) and source and not self.is_query:
             part = part_query(db, model.name, model.table, source)
         self.origin, self.columns, self.exact_types = origin_of(db, source, part)
         self.types, zones = model.types(), model.zones()

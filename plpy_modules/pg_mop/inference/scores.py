@@ -10,11 +10,12 @@ from pg_mop.backend.arrays import np
 LEAST = 1e-15  # of a probability in a logarithm
 
 
-def classification(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 0) -> dict[str, float]:
     """Measures of class probabilities [rows, classes] against class numbers; macro averages for several classes: over those
     that occur in the truth or in the predictions (of recall alone, as balanced_accuracy: in the truth).
 
-    auc: of the second class for two classes, else one against the rest, averaged over the classes that occur.
+    auc: of the second class for two classes, else one against the rest, averaged over the classes that occur. The last
+    `unknown` classes are those that the model does not know: two others are still two classes.
     """
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(1)
@@ -25,7 +26,7 @@ def classification(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, fl
     table = confusion(truth, predicted, classes)
     report = class_report(table)
     rows = [row for row, said in zip(report, table.sum(0)) if row["support"] or said]
-    if classes == 2:
+    if classes - unknown == 2:
         second = report[1]
         found.update({name: second[name] for name in ("precision", "recall", "f1")})
         found["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
