@@ -8,7 +8,7 @@ import pytest
 from pg_mop import columns
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import Kind
-from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, Transform, madlib
+from pg_mop.columns import Column, Identity, OneHot, Request, Scale, SourceColumn, TargetNumber, Transform, madlib
 from pg_mop.columns.weight import Weight
 from pg_mop.packing.buffers import Buffers
 from pg_mop.packing.source_columns import _type_like
@@ -293,3 +293,11 @@ def test_what_cannot_be_a_sample_weight_is_refused(kind, negative, text):
     )
     with pytest.raises(MopError, match=text):
         Weight.fit(SourceColumn(Negatives(), "t", "w", of_kind), Request())
+
+
+def test_predictions_of_a_target_of_one_sign_stay_in_the_training_range():
+    outputs, scale = np.array([[-9.0], [0.5], [9.0]]), {"mean": 10.0, "deviation": 2.0, "shape": [1]}
+    for least, most, numbers in ((4.0, 15.0, [4, 11, 15]), (-4.0, 15.0, [-8, 11, 28])):
+        column = TargetNumber("y", {**scale, "least": least, "most": most})
+        assert column.decode(outputs)[1][:, 0].tolist() == numbers
+        assert column.to_keras()["limits"] == ((least, most) if least > 0 else None)
