@@ -390,9 +390,9 @@ class Searched:
 @pytest.mark.parametrize("name", ["random", "asha", "successive-halving", "median-stopping"])
 def test_a_long_search_counts_as_many_times_a_short_one(name):
     parameters = {"trials": 900, "iterations": 9}
-    whole = search_outlook.drive(Searched(name, parameters), 3, 2, most_trials=900)
+    whole = search_outlook.drive(Searched(name, parameters), 3, 2, most_trials=900, seconds=600.0)
     search = Searched(name, parameters)
-    part = search_outlook.drive(search, 3, 2, most_trials=100)
+    part = search_outlook.drive(search, 3, 2, most_trials=100, seconds=600.0)
     assert search.asked == [None, 100, 100, 100] and (whole.scale, part.scale) == (1.0, 9.0)
     costs = search_outlook.Costs(1, 2, 2, 0.1, 0.01, 0.0, None, FIXED)
     for key in ("least", "expected", "most"):
@@ -401,7 +401,7 @@ def test_a_long_search_counts_as_many_times_a_short_one(name):
         assert scaled["iterations"] == pytest.approx(full["iterations"], rel=0.15)
         assert scaled["seconds"] == pytest.approx(full["seconds"], rel=0.15)
     limited = Searched(name, parameters, most_trials=300)
-    assert search_outlook.drive(limited, 3, 2, most_trials=100).scale == 3.0
+    assert search_outlook.drive(limited, 3, 2, most_trials=100, seconds=600.0).scale == 3.0
 
 
 def test_a_search_that_is_too_long_to_drive_is_driven_once():
