@@ -84,7 +84,7 @@ def test_the_first_screen_of_the_documents_runs_and_says_what_it_shows(db, psql)
     assert head in told and head in said
     for part in (
         'Version 1 of model "disc" predicts inside (classification).',
-        "Rows: 1237 train, 361 valid, 402 test.",
+        "Rows: 1200 train, 400 valid, 400 test.",
     ):
         assert part in told and part in said
     shown = re.findall(r"^ +\d+ \| .*\| (?:true|false) ", told, re.M)
