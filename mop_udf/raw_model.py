@@ -24,8 +24,7 @@ def build(
 
     `inputs`: for each input of `net`, descriptions of the raw values that it is made of (`Column.raw_inputs`); `output`:
     a layer between the net's output and the target's terms, and the `limits` of numbers; `classes`: the layer takes class
-    numbers. The outputs are
-    {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises ConfigurationError.
+    numbers. The outputs are {"prediction"} and, for classes, {"probabilities": [rows, classes]}. Raises ConfigurationError.
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError("a model that takes texts can be written by Keras on TensorFlow alone")

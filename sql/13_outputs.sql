@@ -43,17 +43,27 @@ BEGIN
 END
 $$;
 
--- Returns the process of another session that has reserved a table's name, or NULL. A role without the right to create the
--- table learns nothing.
-CREATE FUNCTION @extschema@.mop_reserved_by(output_schema text, output_name name,
-    token text DEFAULT @extschema@.mop_token()) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- Returns the schema in which the caller may create an output table, or raises an error. (An internal function.)
+CREATE FUNCTION @extschema@.mop_output_namespace(output_schema text, token text) RETURNS oid
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     namespace oid := (SELECT n.oid FROM pg_namespace n WHERE n.nspname = output_schema);
 BEGIN
     IF has_schema_privilege(@extschema@.mop_caller(token), namespace, 'CREATE') IS NOT TRUE THEN
         RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
     END IF;
+    RETURN namespace;
+END
+$$;
+
+-- Returns the process of another session that has reserved a table's name, or NULL. A role without the right to create the
+-- table learns nothing.
+CREATE FUNCTION @extschema@.mop_reserved_by(output_schema text, output_name name,
+    token text DEFAULT @extschema@.mop_token()) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    namespace oid := @extschema@.mop_output_namespace(output_schema, token);
+BEGIN
     RETURN (SELECT min(l.pid) FROM pg_locks l
         WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
         AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
@@ -68,11 +78,8 @@ CREATE FUNCTION @extschema@.mop_reserve(output_schema text, output_name name,
     token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    namespace oid := (SELECT n.oid FROM pg_namespace n WHERE n.nspname = output_schema);
+    namespace oid := @extschema@.mop_output_namespace(output_schema, token);
 BEGIN
-    IF has_schema_privilege(@extschema@.mop_caller(token), namespace, 'CREATE') IS NOT TRUE THEN
-        RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
-    END IF;
     PERFORM pg_try_advisory_xact_lock(@extschema@.mop_reservation(namespace, output_name, pg_backend_pid()));
     RETURN @extschema@.mop_reserved_by(output_schema, output_name, token) IS NULL;
 END

@@ -24,7 +24,7 @@ BEGIN
         SELECT p.oid::pg_catalog.regprocedure AS name, p.prorettype IN ('pg_catalog.trigger'::pg_catalog.regtype,
                'pg_catalog.event_trigger'::pg_catalog.regtype) AS is_trigger,
                p.proname ~ '^mop_lock_.*_(shared|exclusive)$' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
-                   'mop_backend', 'mop_reservation', 'mop_lock_number', 'mop_forget_outputs', 'mop_make_state_table',
+                   'mop_backend', 'mop_reservation', 'mop_output_namespace', 'mop_lock_number', 'mop_forget_outputs', 'mop_make_state_table',
                    'mop_copy_state', 'mop_delete_state_tables', 'mop_delete_run', 'mop_tables_of_runs',
                    'mop_at_objects', 'mop_at_host', 'mop_the_secret', 'mop_token_role', 'mop_standing', 'mop_know',
                    'mop_count_rows', 'mop_position', 'mop_take_rights', 'mop_count', 'mop_count_whole',

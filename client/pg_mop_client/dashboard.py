@@ -432,7 +432,7 @@ class Dashboard:
                 return found if isinstance(found, Response) else JSONResponse(found)
             except ClientDisconnect:  # the request broke off, and nobody reads this answer
                 return _wrong(400, "the request is not whole")
-            except asyncio.CancelledError:  # uvicorn ends, and does not wait for what takes long
+            except asyncio.CancelledError:  # uvicorn ends before a long request does
                 return _wrong(503, "the page has ended")
             except LostError as error:
                 return _wrong(503, "the connection to the database is lost", str(error))

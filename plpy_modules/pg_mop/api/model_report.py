@@ -13,7 +13,7 @@ from pg_mop.backend import weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
 from pg_mop.backend.quoting import finite_json
-from pg_mop.inference.model_parts import part_is_callers
+from pg_mop.inference.model_parts import stored_part
 from pg_mop.inference.named_model import NamedModel, table_of
 from pg_mop.packing.row_source import is_query
 from pg_mop.report import model_data
@@ -100,9 +100,8 @@ def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
 
 def _test_part(db: Database, model: NamedModel) -> str | None:
     """The name of the test part of the version, if the caller may read it."""
-    if not part_is_callers(db, model.table, model.version, "test"):
-        return None
-    return db.suffixed(step_prefix(db, model.name, model.version), "_test")
+    query, own = stored_part(db, model.table, model.version, "test")
+    return db.suffixed(step_prefix(db, model.name, model.version), "_test") if query is not None and own else None
 
 
 def _measured(db: Database, session: Any, model: NamedModel, source: str) -> list[model_data.Section]:

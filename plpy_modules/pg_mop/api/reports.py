@@ -18,7 +18,7 @@ from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns import Column, Image, OneHot, Series, TargetNumber, Words
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
-from pg_mop.columns.features.conversion import TIMES, UTC, as_trained, family, number_sql
+from pg_mop.columns.features.conversion import TIMES, UTC, WHOLE, as_trained, family, number_sql
 from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import Boolean, Number, shares
 from pg_mop.columns.features_column import Features
@@ -28,7 +28,6 @@ from pg_mop.inference.row_inputs import PackedInputs, RowInputs
 
 MOST_ROWS = 10_000  # rows that mop_importance permutes
 MOST_BYTES = 128 << 20  # of their inputs
-WHOLE = {"smallint", "integer", "bigint"}  # types whose equal values have one text
 REPEATS = 5
 MOST_UNKNOWN = 100  # classes without training rows that are told apart
 
@@ -132,7 +131,7 @@ def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | Non
     Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
     """
     sql_type, as_type = None, f"{value}::{trained}"
-    if actual in NUMBERS and trained in NUMBERS and not {actual, trained} <= WHOLE:
+    if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
         sql_type = trained
         if actual != trained:
             sql_type, as_type = "numeric", f"{value}::text::numeric"

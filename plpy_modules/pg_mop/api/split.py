@@ -12,7 +12,7 @@ from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows
 
 METHODS = ("random", "stratified", "group", "time", "column")
 TRAIN, VALID, TEST = "train", "valid", "test"
-SHARE = 0.2  # of the validation part and of the test part, where the caller does not say it
+SHARE = 0.2  # the default share of the validation part, and of the test part (sql/22_tables.sql, sql/64_train.sql)
 UNIT = 1 << 30  # a hash becomes one of so many positions
 # types whose hashes depend on no setting
 HASHED = (
@@ -182,7 +182,7 @@ def _parts(value: str, cast: str, cuts: dict[str, str], usable: str = "") -> dic
 def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test: float, what: str) -> dict[str, str]:
     """{part: its least value}: parts of whole values whose shares of the rows are as near as can be to those wanted.
 
-    Each part has a value at least. Raises MopError where there are fewer values than parts; `what` has the values.
+    Each part has at least one value. Raises MopError where there are fewer values than parts. `what` names what has the values.
     """
     later = _later(valid, test)
     found = db.one(

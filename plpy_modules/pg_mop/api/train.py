@@ -15,7 +15,7 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.named_models import Version, add_version, check_writable, step_prefix, switch, with_shapes
 from pg_mop.api.pack import Options
 from pg_mop.api.session import with_trainer
-from pg_mop.api.split import read_shares
+from pg_mop.api.split import SHARE, read_shares
 from pg_mop.api.table_nets import layer_names
 from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
@@ -29,7 +29,6 @@ from pg_mop.run import same_rows
 from pg_mop.run.steps import Steps
 
 REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
-VALID = 0.2  # the default share of the validation part (sql/64_train.sql)
 RESERVED = 0.05  # of the time limit, for measuring the winner
 FOR_BASELINES = 0.1  # of the time limit, for training these
 LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
@@ -106,7 +105,8 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
     check_writable(db, table)
     if source is not None:
         arguments["source"] = source
-    elif not row["own"]:  # (who may write to the table now does not matter: another role may have written to it before)
+    elif not row["own"]:
+        # Present rights on the table prove nothing: a role without them may have written the source earlier.
         raise MopError(
             f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
             detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
@@ -215,7 +215,7 @@ class Training:
         """Raises MopError where the folds cannot choose among the trials of this call."""
         db, a = self.db, self.arguments
         check_folds(db, a["folds"], {})
-        if a["valid"] not in (None, 0, VALID):
+        if a["valid"] not in (None, 0, SHARE):
             raise MopError(
                 "folds and valid cannot be combined",
                 detail="With folds there is no validation part: the folds of the training part choose.",
@@ -292,7 +292,9 @@ class Training:
         if self.arguments.get("baselines") is not False:
             left = self.seconds - (time.monotonic() - began)
             found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
-        self._tell_giveaway(session, model, n["test"], metrics)
+        main = main_metric(model.regression)
+        without = 0.0 if model.regression else scores.most_frequent(measured.truth)
+        training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
@@ -330,7 +332,7 @@ class Training:
     def _say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
         """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
 
-        They are marked in the same transaction: the next call drops what a killed one has left.
+        The same transaction gives the tables our comment. If the call is killed, the next call finds them by it.
         """
         self.statements.append(sql)
         self._run(steps, sql, made, quiet)
@@ -425,24 +427,13 @@ class Training:
         return "regression" if row[0][0] == "float32" else "classification"
 
     def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
-        """Tell the caller what makes measures too good, or a model useless. The parts are committed views."""
+        """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
         train = self._found(n["train"])
         training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
             training_checks.tell_long_tail(self.db, steps, train, self.column)
         elif self.arguments["weight"] is None:
             training_checks.tell_rare_class(self.db, steps, train, self.column)
-
-    def _tell_giveaway(self, session: Any, model: NamedModel, part: str, metrics: dict[str, float]) -> None:
-        """Tell the caller of a column that gives the target away."""
-        main = main_metric(model.regression)
-        without = 0.0
-        if not model.regression:
-            name = quote_identifier(model.target)
-            without = self.db.value(
-                f"SELECT max(n)::float8 / sum(n) FROM (SELECT count(*) AS n FROM {self._found(part)} GROUP BY {name}::text) c"
-            )
-        training_checks.tell_giveaway(self.db, session, model, part, main, metrics[main], without)
 
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
         rows = self.parts["train"]
@@ -466,11 +457,12 @@ class Training:
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
         reserved = RESERVED + FOR_BASELINES * (self.arguments.get("baselines") is not False)
-        left = self.seconds * (1 - reserved) - (time.monotonic() - began)
+        prepared = time.monotonic() - began
+        left = self.seconds * (1 - reserved) - prepared
         if left < 0.2 * self.seconds:
             self.db.warning(
-                f"preparing the rows has taken {time.monotonic() - began:.0f} s of the time_limit of {self.seconds:.0f} s",
-                hint=f"time_limit => '{math.ceil(6 * (time.monotonic() - began))} s'",
+                f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
+                hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
             )
         given: dict[str, Any] = {
             "procedure": "asha",
@@ -539,34 +531,27 @@ class Training:
             *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
         ]
 
-    def _marked(self, n: dict[str, str]) -> list[tuple[str, str, str]]:
-        """(kind, name, the relation whose comment is ours where this one is ours) of all relations of the steps."""
-        packed = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")}
-        return [(kind, name, packed.get(name, name)) for kind, name in self._relations(n)]
-
     def _dropping(self, n: dict[str, str]) -> str:
-        """SQL: drops what this call has made, or one that was killed or rolled back: our comment tells it."""
+        """SQL that drops the relations with our comment. This call has made them, or an earlier call has left them."""
+        marked = {
+            n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")
+        }  # by their summaries
         rows = ", ".join(
-            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(told))})"
-            for kind, name, told in self._marked(n)
+            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(marked.get(name, name)))})"
+            for kind, name in self._relations(n)
         )
         return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
 
     def _end_steps(self, n: dict[str, str]) -> None:
-        """Drop what the steps have made, in the caller's transaction; with `keep`, say what it is."""
-        made = [(kind, name, told) for kind, name, told in self._marked(n) if self._has_remark(told)]
-        for kind, name, told in made:
-            table = self._found(name)
-            if not self.arguments.get("keep"):
-                self.db.execute(f"DROP {kind} {table}")
-            elif name == told:
+        """Drop the relations of the steps in the caller's transaction. With `keep`, give them comments instead."""
+        if not self.arguments.get("keep"):
+            self.db.execute(self._dropping(n))
+            return
+        for kind, name in self._relations(n):
+            table = self.db.find_table(name)
+            if table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
                 said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
                 self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
-
-    def _has_remark(self, name: str) -> bool:
-        table = self.db.find_table(name)
-        comment = table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid])
-        return bool(comment == REMARK)
 
     # --- the result ---
 

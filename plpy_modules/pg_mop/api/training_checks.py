@@ -1,4 +1,4 @@
-"""What mop_train tells before and after it trains: what would end the call, and what makes its measures too good."""
+"""The warnings of mop_train: timeouts that would end the call, and rows or columns that make its measures too good."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seconds_until_timeout(db: Database, seconds: float) -> float:
 
 
 def tell_beginning(db: Database, name: str, seconds: float) -> None:
-    """Tell the caller what becomes of the model where the transaction or the connection ends."""
+    """Tell the caller that the model depends on the connection, and on the COMMIT of an open transaction."""
     if transaction.is_in_block():
         db.notice(f'model "{name}" exists for other sessions from the COMMIT of this transaction on')
     db.info(

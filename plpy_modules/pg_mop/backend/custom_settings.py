@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OWN = "pg_mop."
 NAME = re.compile(rb"[A-Za-z_\x80-\xff][\w$\x80-\xff]*(?:\.[A-Za-z_\x80-\xff][\w$\x80-\xff]*)+\Z")
 MOST = 256  # bytes of a name; a longer text is a value
+STRAY = 4  # bytes of the OID of a role, which may stand before a name
 
 
 def own_names(db: Database) -> set[str]:
@@ -42,14 +43,21 @@ def of_applications(db: Database) -> tuple[tuple[str, str], ...]:
 
 
 def _names_in(text: bytes) -> set[str]:
-    """All texts that have the form of such a setting's name.
+    """All texts that may be such a setting's name.
 
-    >>> sorted(_names_in(b"work_mem\\0004MB\\0app.Tenant\\0001\\0pg_mop.seed\\0002\\0a.b-c\\0"))
-    ['app.Tenant', 'pg_mop.seed']
+    PostgreSQL 15 and later write the OID of a role before a name. Its last byte may look like a letter of the name, so each
+    name is among the texts with and without its first letters.
+
+    >>> role = (1100000000).to_bytes(4, "little")
+    >>> names = _names_in(b"work_mem\\0004MB\\0app.Tenant\\0001\\0a.b-c\\0" + role + b"pg_mop.seed\\0")
+    >>> "app.Tenant" in names, "pg_mop.seed" in names, "work_mem" in names
+    (True, True, False)
     """
-    # (other bytes may precede a name; a search in all of a long value would take a time that grows with its square)
-    ends = (part[-MOST:] for part in text.split(b"\0"))
-    return {found[0].decode("utf-8", "replace") for end in ends if b"." in end and (found := NAME.search(end))}
+    # (a search in all of a long value would take a time that grows with its square)
+    ends = (part[-MOST:] for part in text.split(b"\0") if b"." in part)
+    longest = [found[0] for end in ends if (found := NAME.search(end))]
+    shorter = (name[count:] for name in longest for count in range(STRAY + 1))
+    return {name.decode("utf-8", "replace") for name in shorter if NAME.fullmatch(name)}
 
 
 def _settings_in_memory() -> bytes:

@@ -97,7 +97,7 @@ class RemoteCatalog(Catalog):
             if not any(select.select(reading, writing, [], 0.1)):
                 self.check_interrupts()
                 if patience.over():
-                    if self._is_at_work(connection):  # what takes long in a large run is no failure
+                    if self._is_at_work(connection):  # a statement about a large run may take minutes
                         patience = Patience(self.SECONDS)
                         continue
                     raise MopError(

@@ -127,7 +127,7 @@ class CatalogSession:
         at = f"(t.run_id, t.{key}) = (p.run_id, p.{key}) AND {where}"
         if self.prefix.endswith("mop_own_"):  # Greenplum
             sql = f"{rows} JOIN {wanted} ON {at}"
-        else:  # place by place, each by the primary key, whatever the planner expects
+        else:  # OFFSET 0 makes the planner look up each place by the primary key
             sql = f"SELECT t.* FROM {wanted} CROSS JOIN LATERAL ({rows} WHERE {at} OFFSET 0) AS t"
         return self.execute(sql, tuple(map(list, zip(*places))))
 

@@ -38,32 +38,24 @@ def part_query(db: Database, model: str, table: Table, source: str) -> str | Non
     found = re.fullmatch(rf"{re.escape(db.parse_name(model)[1])}(?:_v(\d{{1,9}}))?_(train|valid|test)", name)
     if found is None or schema not in (None, table.schema):
         return None
-    version, part = int(found[1] or 1), found[2]
+    query, own = stored_part(db, table, int(found[1] or 1), found[2])
+    if query is None or own:
+        return query
+    if db.find_table(source) is None:
+        raise MopError(
+            f'it is not certain who gave model "{model}" the query of part "{source}"',
+            detail="Your role did not. The stored query would be read with your rights. Name it if you trust it.",
+            hint=f"source => {quote_literal(query)}",
+            sqlstate="42501",
+        )
+    return None
+
+
+def stored_part(db: Database, table: Table, version: int, part: str) -> tuple[str | None, bool]:
+    """(the query of a version's part, or None; whether it may be read with the caller's rights)."""
     row = db.one(
         f"SELECT details->'parts'->>'{part}' AS query, {is_callers(db)} AS own FROM {table} WHERE version = {version}",
         ["oid"],
         [table.oid],
     )
-    if row is None or row["query"] is None:
-        return None
-    if not row["own"] and db.find_table(source) is not None:
-        return None
-    if not row["own"]:
-        raise MopError(
-            f'it is not certain who gave model "{model}" the query of part "{source}"',
-            detail="Your role did not. The stored query would be read with your rights. Name it if you trust it.",
-            hint=f"source => {quote_literal(row['query'])}",
-            sqlstate="42501",
-        )
-    return str(row["query"])
-
-
-def part_is_callers(db: Database, table: Table, version: int, part: str) -> bool:
-    """Whether a version's row has the query of a part that may be read with the caller's rights."""
-    return bool(
-        db.value(
-            f"SELECT details->'parts' ? '{part}' AND {is_callers(db)} FROM {table} WHERE version = {version}",
-            ["oid"],
-            [table.oid],
-        )
-    )
+    return (None, False) if row is None else (row["query"], row["own"])

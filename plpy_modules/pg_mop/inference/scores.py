@@ -41,6 +41,11 @@ def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 
     return found
 
 
+def most_frequent(truth: np.ndarray) -> float:
+    """The share of the most frequent class number: the accuracy of a model that always predicts it."""
+    return float(np.bincount(truth).max() / len(truth))
+
+
 def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Measures of predicted numbers."""
     errors = predicted - truth

@@ -51,29 +51,29 @@ def check(db: Database, steps: Steps, source: str) -> None:
         for table in tables
         if table["readable"]
     ]
-    if more or len(looks) < len(
-        tables
-    ):  # (a view's owner may read them; the caller sees of them what the source shows)
+    # A view's owner may read tables that the caller may not read: then the source alone shows the caller their rows.
+    if more or len(looks) < len(tables):
         looks.append(f"SELECT pg_catalog.count(*) AS count, NULL::text AS text FROM {table or in_brackets(source)} t")
-    for _ in range(TRIES if looks else 0):
+    if not looks:
+        return
+    for _ in range(TRIES):
         own = _seen(db, looks)
         if own == [tuple(steps.run(sql)[0]) for sql in looks]:
             return
         if own == _seen(db, looks):
             break
-    else:  # (a function may have other rows each time; it is not known to read a table with policies)
-        looks = looks if tables else []
-    if looks:
-        known = [f"{table['policies']} of {table['name']}" for table in tables]
-        named = "; ".join(known) or "those of tables that a function reads"
-        raise MopError(
-            "row security shows other rows to the sessions that train than to this one",
-            detail=f"The policies: {named}. Sessions that train have your role, your search_path and the settings of your "
-            "application such as app.tenant. They see what is committed.",
-            hint="COMMIT; where this transaction has changed the rows. Else train on a copy of the rows that you see: "
-            "CREATE TABLE my_rows AS SELECT * FROM ...;",
-            sqlstate="42501",
-        )
+    else:
+        if not tables:  # a function may return other rows at each call, and may read no table with policies
+            return
+    known = [f"{table['policies']} of {table['name']}" for table in tables]
+    raise MopError(
+        "row security shows other rows to the sessions that train than to this one",
+        detail=f"The policies: {'; '.join(known) or 'those of tables that a function reads'}. Sessions that train have your "
+        "role, your search_path and the settings of your application such as app.tenant. They see what is committed.",
+        hint="COMMIT; where this transaction has changed the rows. Else train on a copy of the rows that you see: "
+        "CREATE TABLE my_rows AS SELECT * FROM ...;",
+        sqlstate="42501",
+    )
 
 
 def _seen(db: Database, looks: list[str]) -> list[tuple[int, str | None]]:

@@ -72,9 +72,7 @@ def category_sql(raw: str, sql_type: str, zone: str = UTC) -> str:
         )
     if family(sql_type) != "text":
         return text
-    if (
-        sql_type == "inet"
-    ):  # (the text of a single address has its mask, its output has not; a text column may have either)
+    if sql_type == "inet":  # PostgreSQL casts a single address to text with its mask, and writes it without
         single = quote_literal(r"^([0-9.]+)/32$|^([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)/128$")
         text = (
             f"pg_catalog.regexp_replace({text}, {single}::text, {quote_literal(chr(92) + '1' + chr(92) + '2')}::text)"
