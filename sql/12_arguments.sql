@@ -26,3 +26,11 @@ EXCEPTION WHEN data_exception THEN
     END;
 END
 $$;
+
+-- Locks a table as a query of it does, without waiting. (LOCK TABLE itself is refused in STABLE functions.)
+CREATE FUNCTION @extschema@.mop_hold(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE NOWAIT', relation);
+END
+$$;

@@ -177,7 +177,7 @@ def _locked(db: Database, name: str, accepts: Callable[[Table], bool]) -> Table 
     table = db.find_table(name)
     if table is None or not accepts(table):
         return None
-    db.execute(f"LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT")
+    db.execute(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"], [table.oid])
     # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
     if db.relation(table.sql) != table.oid or not accepts(table):
         return None
