@@ -586,7 +586,7 @@ ARGUMENTS = {
     "several; mop_space: the table to create",
     "test_table": "evaluate: a packed table, or a table, a view or a query with raw rows; "
     "predict: a table with a row for each example",
-    "time_limit": "no training starts after this time",
+    "time_limit": "no iteration starts after this time; those that have begun are finished",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",
     "use_caching": "accepted, without effect; rows always stay in memory while they fit",
     "warm_start": "continue from the tables of an earlier call, and replace them",

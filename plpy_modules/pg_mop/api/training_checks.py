@@ -14,6 +14,7 @@ from pg_mop.inference.named_model import NamedModel
 from pg_mop.run.steps import Steps
 
 END_SECONDS = 2.0  # beyond 1.1 times the time limit, that a call may take
+SHORT_SECONDS = 20.0  # a limit below which the start of the trainers and the first nets' compilation count
 MOST_COMPARED = 300_000  # training rows that test rows are compared with
 COPIES = 0.1  # a larger share of test rows that are training rows, too, is told
 DISTINCT = 0.05  # a smaller share of different rows: rows of few values are equal by nature
@@ -51,13 +52,17 @@ def seconds_until_timeout(db: Database, seconds: float) -> float:
 
 
 def tell_beginning(db: Database, name: str, seconds: float) -> None:
-    """Tell the caller that the model depends on the connection, and on the COMMIT of an open transaction."""
+    """Tell the caller that the model depends on the connection, and on the COMMIT of an open transaction; and that a short
+    time limit may be exceeded."""
     if transaction.is_in_block():
         db.notice(f'model "{name}" exists for other sessions from the COMMIT of this transaction on')
     db.info(
-        f'training model "{name}" for at most {seconds:.0f} s, in this session; if the connection is lost, so is the model. '
+        f'training model "{name}" for {seconds:.0f} s, in this session: the iterations that have begun by then are finished. '
+        "If the connection is lost, so is the model: "
         f"SELECT {db.extension}.mop_submit(...) trains without a connection."
     )
+    if seconds < SHORT_SECONDS:
+        db.info("the start of the trainers and the first compilation of a net take seconds: so short a limit may be exceeded")
 
 
 # The checks before training read the parts in the session of the steps: the caller's locks would last until its transaction
