@@ -56,13 +56,13 @@ def tell_beginning(db: Database, name: str, seconds: float) -> None:
     time limit may be exceeded."""
     if transaction.is_in_block():
         db.notice(f'model "{name}" exists for other sessions from the COMMIT of this transaction on')
+    limit = "the iterations that have begun by then are finished"
+    if seconds < SHORT_SECONDS:
+        limit = "a limit so short may be exceeded by seconds, since trainers must start and nets be compiled"
     db.info(
-        f'training model "{name}" for {seconds:.0f} s, in this session: the iterations that have begun by then are finished. '
-        "If the connection is lost, so is the model: "
+        f'training model "{name}" for {seconds:.0f} s ({limit}), in this session: if the connection is lost, so is the model. '
         f"SELECT {db.extension}.mop_submit(...) trains without a connection."
     )
-    if seconds < SHORT_SECONDS:
-        db.info("the start of the trainers and the first compilation of a net take seconds: so short a limit may be exceeded")
 
 
 # The checks before training read the parts in the session of the steps: the caller's locks would last until its transaction
