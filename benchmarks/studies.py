@@ -8,7 +8,7 @@ import dataclasses
 
 from workloads import Configuration, Workload, dense
 
-from mop_udf import sequence_parser, sequences
+from mop_udf.params import sequence_parser, sequences
 from pg_mop.search.random_sampler import RandomSampler
 from pg_mop.search.space import Space
 

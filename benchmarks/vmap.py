@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from mop_udf import process
+from mop_udf.pool import process
 
 ROWS, INPUTS, CLASSES, BATCH = 1437, 64, 10, 32
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr={})'"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import mop_udf
 from mop_udf.errors import raise_error
-from mop_udf.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
+from mop_udf.pool.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs that tell the coordinator how to handle a failed unit
 CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry

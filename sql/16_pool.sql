@@ -7,7 +7,7 @@ CREATE FUNCTION @extschema@.mop_pool(OUT role oid, OUT database oid, OUT pid int
     OUT memory_bytes bigint, OUT nets integer, OUT rows_bytes bigint) RETURNS SETOF record
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import trainers
+from pg_mop.api.runs import trainers
 return trainers.mop_pool(plpy)
 $$;
 
@@ -23,7 +23,7 @@ LEFT JOIN pg_catalog.pg_database d ON d.oid = p.database;
 -- superusers. Returns their number.
 CREATE FUNCTION @extschema@.mop_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import trainers
+from pg_mop.api.runs import trainers
 return trainers.mop_end_trainers(plpy)
 $$;
 

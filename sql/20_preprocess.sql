@@ -13,7 +13,7 @@ CREATE FUNCTION @extschema@.training_preprocessor_dl(
     dependent_dtype text DEFAULT 'int16'
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 preprocess.training_preprocessor_dl(plpy, *args)
 $$;
 
@@ -28,7 +28,7 @@ CREATE FUNCTION @extschema@.validation_preprocessor_dl(
     distribution_rules text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 preprocess.validation_preprocessor_dl(plpy, *args)
 $$;
 
@@ -38,14 +38,14 @@ $$;
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var real[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'real')
 $$;
 
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var smallint[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'smallint')
 $$;
 
@@ -53,7 +53,7 @@ $$;
 CREATE FUNCTION @extschema@.convert_bytea_to_real_array(var bytea)
 RETURNS real[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'real')
 $$;
 
@@ -61,7 +61,7 @@ $$;
 CREATE FUNCTION @extschema@.convert_bytea_to_smallint_array(var bytea)
 RETURNS smallint[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'smallint')
 $$;
 

@@ -17,7 +17,7 @@ CREATE FUNCTION @extschema@.mop_pack(
     grouped_by text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import pack
+from pg_mop.api.tables import pack
 pack.mop_pack(plpy, *args)
 $$;
 
@@ -25,7 +25,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_architecture(arch_table text, packed_table text, layers text DEFAULT NULL)
 RETURNS SETOF integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import table_nets
+from pg_mop.api.tables import table_nets
 return table_nets.mop_architecture(plpy, *args)
 $$;
 
@@ -41,7 +41,7 @@ CREATE FUNCTION @extschema@.mop_split(
     seed double precision DEFAULT 0
 ) RETURNS TABLE(part text, view_name text, row_count bigint) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import split
+from pg_mop.api.tables import split
 return split.mop_split(plpy, source, output, valid, test, method, by, id, seed)
 $$;
 
@@ -50,6 +50,6 @@ CREATE FUNCTION @extschema@.mop_split_for(source text, output text, valid double
     method text, by text, id text, remark text) RETURNS TABLE(part text, row_count bigint, query text)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import split
+from pg_mop.api.tables import split
 return split.mop_split_for(plpy, source, output, valid, test, method, by, id, remark)
 $$;

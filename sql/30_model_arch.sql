@@ -9,7 +9,7 @@ CREATE FUNCTION @extschema@.load_keras_model(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
@@ -21,7 +21,7 @@ CREATE FUNCTION @extschema@.load_keras_model(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
@@ -34,7 +34,7 @@ CREATE FUNCTION @extschema@.load_keras_model(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
@@ -42,6 +42,6 @@ $$;
 CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.delete_keras_model(plpy, *args)
 $$;

@@ -10,7 +10,7 @@ CREATE FUNCTION @extschema@.mop_space(
     object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space(plpy, *args)
 $$;
 
@@ -23,7 +23,7 @@ CREATE FUNCTION @extschema@.mop_space(
     object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space(plpy, *args)
 $$;
 
@@ -36,14 +36,14 @@ CREATE FUNCTION @extschema@.mop_space(
     object_table text DEFAULT NULL
 ) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space(plpy, *args)
 $$;
 
 -- Users count the members of a space with this.
 CREATE FUNCTION @extschema@.mop_space_size(space text) RETURNS numeric LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space_size(plpy, *args)
 $$;
 
@@ -55,20 +55,20 @@ CREATE FUNCTION @extschema@.mop_space_sample(
 ) RETURNS TABLE(member numeric, model_id integer, choices jsonb, model_arch json, parameters bigint, primitives jsonb)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space_sample(plpy, space, n, seed)
 $$;
 
 -- Users read a space with this: the layers of its base models, with their choice points.
 CREATE FUNCTION @extschema@.mop_space_show(space text, format text DEFAULT 'text') RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import spaces
+from pg_mop.api.search import spaces
 return spaces.mop_space_show(plpy, *args)
 $$;
 
 -- Users look at the family tree of a search with this: who was made from whom, what was changed and inherited.
 CREATE FUNCTION @extschema@.mop_family(run_id double precision) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import families
+from pg_mop.api.runs import families
 return families.mop_family(plpy, *args)
 $$;

@@ -8,7 +8,7 @@ CREATE FUNCTION @extschema@.load_custom_function(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.load_custom_function(plpy, *args)
 $$;
 
@@ -16,14 +16,14 @@ $$;
 CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.delete_custom_function(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, name text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.delete_custom_function(plpy, *args)
 $$;
 
@@ -31,7 +31,7 @@ $$;
 CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.load_top_k_accuracy_function(plpy, *args)
 $$;
 
@@ -39,6 +39,6 @@ $$;
 CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n double precision, fn_name varchar)
 RETURNS bytea LANGUAGE plpython3u VOLATILE STRICT AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 return objects.top_k_categorical_acc_pickled(*args)
 $$;

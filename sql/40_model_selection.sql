@@ -10,7 +10,7 @@ CREATE FUNCTION @extschema@.load_model_selection_table(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import configurations
+from pg_mop.api.madlib import configurations
 configurations.load_model_selection_table(plpy, *args)
 $$;
 
@@ -27,6 +27,6 @@ CREATE FUNCTION @extschema@.generate_model_configs(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import configurations
+from pg_mop.api.madlib import configurations
 configurations.generate_model_configs(plpy, *args)
 $$;

@@ -16,6 +16,6 @@ CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
     folds double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import fit_multiple
+from pg_mop.api.madlib import fit_multiple
 fit_multiple.madlib_keras_fit_multiple_model(plpy, *args)
 $$;

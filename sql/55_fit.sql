@@ -18,6 +18,6 @@ CREATE FUNCTION @extschema@.madlib_keras_fit(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import fit
+from pg_mop.api.madlib import fit
 fit.madlib_keras_fit(plpy, *args)
 $$;

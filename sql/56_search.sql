@@ -22,7 +22,7 @@ CREATE FUNCTION @extschema@.mop_search(
     model_space varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import search
+from pg_mop.api.search import search
 search.mop_search(plpy, *args)
 $$;
 
@@ -47,7 +47,7 @@ CREATE FUNCTION @extschema@.madlib_keras_automl(
     use_caching boolean DEFAULT FALSE
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import automl
+from pg_mop.api.search import automl
 automl.madlib_keras_automl(plpy, *args)
 $$;
 
@@ -59,7 +59,7 @@ CREATE FUNCTION @extschema@.hyperband_schedule(
     skip_last double precision DEFAULT 0
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import automl
+from pg_mop.api.search import automl
 automl.hyperband_schedule(plpy, *args)
 $$;
 
@@ -84,6 +84,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_more(run_id double precision, mst_key double precision, iterations double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import more
+from pg_mop.api.search import more
 more.mop_more(plpy, *args)
 $$;

@@ -6,7 +6,7 @@ CREATE FUNCTION @extschema@.mop_explain(command text, format text DEFAULT 'text'
 RETURNS text
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import explain
+from pg_mop.api.common import explain
 return explain.mop_explain(plpy, *args)
 $$;
 
@@ -15,6 +15,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_explain_run(run_id double precision, format text DEFAULT 'text') RETURNS text
 LANGUAGE plpython3u STABLE AS $$
 #python
-from pg_mop.api import explain_run
+from pg_mop.api.runs import explain_run
 return explain_run.mop_explain_run(plpy, *args)
 $$;

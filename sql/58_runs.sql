@@ -3,7 +3,7 @@
 -- Users continue a run that failed or was cancelled with this.
 CREATE FUNCTION @extschema@.mop_resume(run_id double precision) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import runs
+from pg_mop.api.runs import runs
 runs.mop_resume(plpy, *args)
 $$;
 
@@ -11,7 +11,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_replay(run_id double precision, output_table varchar) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import runs
+from pg_mop.api.runs import runs
 runs.mop_replay(plpy, *args)
 $$;
 
@@ -28,7 +28,7 @@ CREATE FUNCTION @extschema@.mop_simulate(
 ) RETURNS TABLE(scheduler text, sessions integer, makespan double precision, lower_bound double precision,
     utilization double precision) LANGUAGE plpython3u STABLE AS $$
 #python
-from pg_mop.api import simulate
+from pg_mop.api.runs import simulate
 return simulate.mop_simulate(plpy, *args)
 $$;
 
@@ -36,6 +36,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_configuration_report(run_id double precision, mst_key double precision) RETURNS text
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import configuration_report
+from pg_mop.api.tables import configuration_report
 return configuration_report.mop_configuration_report(plpy, *args)
 $$;

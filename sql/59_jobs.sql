@@ -54,7 +54,7 @@ $$;
 -- returns the number of the job.
 CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import jobs
+from pg_mop.api.runs import jobs
 return jobs.mop_submit(plpy, *args)
 $$;
 

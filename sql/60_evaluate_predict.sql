@@ -9,7 +9,7 @@ CREATE FUNCTION @extschema@.madlib_keras_evaluate(
     mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import evaluate
+from pg_mop.api.madlib import evaluate
 evaluate.madlib_keras_evaluate(plpy, *args)
 $$;
 
@@ -25,7 +25,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, *args)
 $$;
 
@@ -40,7 +40,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, *args)
 $$;
 
@@ -55,7 +55,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, *args)
 $$;
 
@@ -74,7 +74,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, *args)
 $$;
 
@@ -92,7 +92,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, *args)
 $$;
 
@@ -110,6 +110,6 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, *args)
 $$;

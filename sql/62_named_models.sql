@@ -8,7 +8,7 @@ CREATE FUNCTION @extschema@.mop_deploy(
     description text DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import named_models
+from pg_mop.api.tables import named_models
 return named_models.mop_deploy(plpy, *args)
 $$;
 
@@ -16,14 +16,14 @@ $$;
 CREATE FUNCTION @extschema@.mop_use_version(name text, version double precision) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import named_models
+from pg_mop.api.tables import named_models
 named_models.mop_use_version(plpy, *args)
 $$;
 
 -- Users let another role predict with a named model with this.
 CREATE FUNCTION @extschema@.mop_share(name text, role text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import named_models
+from pg_mop.api.tables import named_models
 named_models.mop_share(plpy, *args)
 $$;
 
@@ -40,7 +40,7 @@ CREATE FUNCTION @extschema@.mop_list_models() RETURNS TABLE(
     description text
 ) LANGUAGE plpython3u STABLE AS $$
 #python
-from pg_mop.api import named_models
+from pg_mop.api.tables import named_models
 return named_models.mop_list_models(plpy)
 $$;
 
@@ -51,7 +51,7 @@ CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" json, version doub
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
 LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$
 #python
-from pg_mop.api import answers
+from pg_mop.api.tables import answers
 return answers.mop_predict_row(plpy, *args)
 $$;
 
@@ -59,7 +59,7 @@ CREATE FUNCTION @extschema@.mop_predict_table(model text, source text, keep text
 RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import answers
+from pg_mop.api.tables import answers
 return answers.mop_predict_table(plpy, *args)
 $$;
 
@@ -92,7 +92,7 @@ CREATE FUNCTION @extschema@.mop_predict(
 ) RETURNS TABLE(kept jsonb, prediction text, probability double precision, probabilities jsonb)
 LANGUAGE plpython3u STABLE AS $$
 #python
-from pg_mop.api import answers
+from pg_mop.api.tables import answers
 return answers.mop_predict(plpy, *args[:2])
 $$;
 
@@ -105,7 +105,7 @@ CREATE FUNCTION @extschema@.mop_predict_into(
     version double precision DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import answers
+from pg_mop.api.tables import answers
 return answers.mop_predict_into(plpy, *args)
 $$;
 
@@ -115,7 +115,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_evaluate(model text, source text, version double precision DEFAULT NULL)
 RETURNS TABLE(metric text, value double precision) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_evaluate(plpy, *args)
 $$;
 
@@ -123,7 +123,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_confusion_matrix(model text, source text, version double precision DEFAULT NULL)
 RETURNS TABLE(actual text, predicted text, row_count bigint) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_confusion_matrix(plpy, *args)
 $$;
 
@@ -132,7 +132,7 @@ CREATE FUNCTION @extschema@.mop_class_report(model text, source text, version do
 RETURNS TABLE(label text, "precision" double precision, recall double precision, f1 double precision, support bigint)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_class_report(plpy, *args)
 $$;
 
@@ -142,7 +142,7 @@ RETURNS TABLE(lowest double precision, highest double precision, row_count bigin
     mean_predicted double precision, mae double precision, rmse double precision, bias double precision)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_regression_report(plpy, *args)
 $$;
 
@@ -155,7 +155,7 @@ CREATE FUNCTION @extschema@.mop_roc_curve(
 ) RETURNS TABLE(threshold double precision, false_positive_rate double precision, true_positive_rate double precision)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_roc_curve(plpy, *args)
 $$;
 
@@ -168,7 +168,7 @@ CREATE FUNCTION @extschema@.mop_calibration(
 ) RETURNS TABLE(probability double precision, share double precision, row_count bigint)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_calibration(plpy, *args)
 $$;
 
@@ -180,7 +180,7 @@ CREATE FUNCTION @extschema@.mop_model_report(
     version double precision DEFAULT NULL
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import model_report
+from pg_mop.api.tables import model_report
 return model_report.mop_model_report(plpy, *args)
 $$;
 
@@ -193,7 +193,7 @@ CREATE FUNCTION @extschema@.mop_importance(
 ) RETURNS TABLE(column_name text, importance double precision, deviation double precision)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_importance(plpy, *args)
 $$;
 
@@ -211,7 +211,7 @@ CREATE FUNCTION @extschema@.mop_feature_info(model text, version double precisio
     top_values jsonb
 ) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_feature_info(plpy, *args)
 $$;
 
@@ -220,6 +220,6 @@ CREATE FUNCTION @extschema@.mop_drift(model text, source text, version double pr
 RETURNS TABLE(column_name text, stability double precision, null_share_then double precision,
     null_share_now double precision, verdict text) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import reports
+from pg_mop.api.tables import reports
 return reports.mop_drift(plpy, *args)
 $$;

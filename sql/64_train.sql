@@ -22,7 +22,7 @@ CREATE FUNCTION @extschema@.mop_train(
     folds double precision DEFAULT NULL
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import train
+from pg_mop.api.tables import train
 return train.mop_train(plpy, *args)
 $$;
 
@@ -35,7 +35,7 @@ CREATE FUNCTION @extschema@.mop_retrain(
     warm boolean DEFAULT FALSE
 ) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import train
+from pg_mop.api.tables import train
 return train.mop_retrain(plpy, *args)
 $$;
 
@@ -44,7 +44,7 @@ CREATE FUNCTION @extschema@.mop_compare(name text, first double precision, secon
 RETURNS TABLE(metric text, first_value double precision, second_value double precision, difference double precision)
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import train
+from pg_mop.api.tables import train
 return train.mop_compare(plpy, args[0], args[1], args[2], args[3])
 $$;
 
@@ -56,6 +56,6 @@ CREATE FUNCTION @extschema@.mop_baselines(
     version double precision DEFAULT NULL
 ) RETURNS TABLE(contender text, metric text, value double precision) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import baselines
+from pg_mop.api.tables import baselines
 return baselines.mop_baselines(plpy, *args)
 $$;

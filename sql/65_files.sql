@@ -4,7 +4,7 @@
 CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key double precision)
 RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import files
+from pg_mop.api.madlib import files
 return files.mop_export_model(plpy, *args)
 $$;
 
@@ -13,7 +13,7 @@ CREATE FUNCTION @extschema@.mop_export_parts(model_table varchar, mst_key double
     OUT part integer, OUT data bytea)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import files
+from pg_mop.api.madlib import files
 return files.mop_export_parts(plpy, *args)
 $$;
 
@@ -25,7 +25,7 @@ CREATE FUNCTION @extschema@.mop_import_model(
     description text DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import files
+from pg_mop.api.madlib import files
 return files.mop_import_model(plpy, *args)
 $$;
 
@@ -33,7 +33,7 @@ $$;
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import gpus
+from pg_mop.api.runs import gpus
 gpus.gpu_configuration(plpy, *args)
 $$;
 
@@ -41,7 +41,8 @@ $$;
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import gpus, help
+from pg_mop.api.common import help
+from pg_mop.api.runs import gpus
 words = ('', 'usage', 'help', '?', 'example', 'examples')
 if (args[0] if args[0] is not None else 'NULL').strip().lower() in words:
     return help.answer(plpy, 'gpu_configuration', args[0])

@@ -22,7 +22,7 @@ BEGIN
 CREATE FUNCTION %s.%I(message varchar DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$
 #python
-from pg_mop.api import help
+from pg_mop.api.common import help
 return help.answer(plpy, '%s', message)
 $body$
 $create$, '@extschema@', name, name);
@@ -34,7 +34,7 @@ $do$;
 CREATE FUNCTION @extschema@.mop_functions(OUT name text, OUT trains boolean, OUT about text, OUT usage text)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import help
+from pg_mop.api.common import help
 return help.mop_functions(plpy)
 $$;
 
@@ -42,6 +42,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_settings(OUT name text, OUT value text, OUT "default" text, OUT takes text)
 RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import help
+from pg_mop.api.common import help
 return help.mop_settings(plpy)
 $$;

@@ -1,7 +1,7 @@
 """Writes docs/reference.md, docs/reference/ and their part of mkdocs.yml: the extension's views, settings and functions (make
 reference).
 
-Functions and their texts come from pg_mop.api.help (madlib.mop_functions), their arguments from the SQL files, the
+Functions and their texts come from pg_mop.api.common.help (madlib.mop_functions), their arguments from the SQL files, the
 names, defaults and ranges of the settings from pg_mop.settings (madlib.mop_settings). No server is needed.
 """
 
@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "plpy_modules"), str(ROOT)]
 
-from pg_mop.api import help as helps  # noqa: E402
+from pg_mop.api.common import help as helps  # noqa: E402
 
 VIEWS = {
     "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",

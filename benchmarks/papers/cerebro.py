@@ -7,8 +7,8 @@ from statistics import mean
 
 from papers.common import bound, plan_of, run, seconds, span, table
 from pg_mop.schedule import SCHEDULERS as BY_NAME
-from pg_mop.schedule import milp
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.compared import milp
 from pg_mop.schedule.dealing import Dealer
 from pg_mop.schedule.simulator import Transport, makespan, simulate
 

@@ -152,7 +152,7 @@ class Watcher:
         return rows[0].run_id if rows else None
 
     def steps_of(self, call: Mapping[Any, Any], name: str) -> Any:
-        """The session in which mop_train executes its steps (run/steps.py): pid, start, since, query; None without one.
+        """The session in which mop_train executes its steps (api/tables/steps.py): pid, start, since, query; None without one.
 
         `call`: the result of `this_call`; `name`: of the model.
         """

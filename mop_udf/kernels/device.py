@@ -2,8 +2,8 @@
 
 import keras
 
-from mop_udf import compile_cache
 from mop_udf.kernels.framework import framework
+from mop_udf.pool import compile_cache
 
 
 def described(threads: int) -> tuple[str, str]:

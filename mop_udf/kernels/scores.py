@@ -14,10 +14,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from mop_udf import keras_calls
 from mop_udf.kernels.batches import array
-from mop_udf.losses import labels_for
-from mop_udf.parameter_names import OF_ALL_ROWS
+from mop_udf.params import keras_calls
+from mop_udf.params.parameter_names import OF_ALL_ROWS
+from mop_udf.training.losses import labels_for
 
 
 class Scores:

@@ -2,7 +2,6 @@
 
 import time
 
-from mop_udf import custom_models
 from mop_udf.data import whole_batches
 from mop_udf.errors import refusal
 from mop_udf.kernels.autotuner import MOST_TIMINGS, Autotuner, Measurement
@@ -10,6 +9,7 @@ from mop_udf.kernels.batches import cached, weighted
 from mop_udf.kernels.framework import framework
 from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
 from mop_udf.kernels.training_metrics import TrainingMetrics
+from mop_udf.training import custom_models
 
 TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after its first batch compiled the step
 

@@ -30,7 +30,7 @@ $$;
 -- mop_share_host calls this: the process uses the fork server in this data directory.
 CREATE FUNCTION @extschema@.mop_at_host(directory text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
-from mop_udf import server_folder
+from mop_udf.pool import server_folder
 server_folder.share(directory)
 return True
 $$;
@@ -68,14 +68,14 @@ $$;
 -- mop_pool reads the pool of a host with this: a row of it is a JSON array.
 CREATE FUNCTION @extschema@.mop_at_pool() RETURNS SETOF text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import trainers
+from pg_mop.api.runs import trainers
 return trainers.mop_at_pool(plpy)
 $$;
 
 -- mop_end_trainers ends the idle trainers in the pool of a host with this.
 CREATE FUNCTION @extschema@.mop_at_end_trainers() RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import trainers
+from pg_mop.api.runs import trainers
 return trainers.mop_at_end_trainers(plpy)
 $$;
 

@@ -27,6 +27,6 @@ $$;
 -- Returns a line for each GPU of the segment's host.
 CREATE FUNCTION @extschema@.mop_gpus(source text) RETURNS text[] LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import gpus
+from pg_mop.api.runs import gpus
 return gpus.gpus_here(plpy, source)
 $$;

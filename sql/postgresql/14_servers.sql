@@ -12,7 +12,7 @@ $$;
 -- GPUs, the identity, and the servers that the role can reach from this one.
 CREATE FUNCTION @extschema@.mop_server_info() RETURNS json LANGUAGE plpython3u STABLE AS $$
 #python
-from pg_mop.api import servers
+from pg_mop.api.runs import servers
 return servers.info(plpy)
 $$;
 

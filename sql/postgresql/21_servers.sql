@@ -3,7 +3,7 @@
 -- Users drop a packed table with all its segments and copies on other servers with this.
 CREATE FUNCTION @extschema@.mop_drop_packed(packed_table varchar) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import servers
+from pg_mop.api.runs import servers
 servers.mop_drop_packed(plpy, *args)
 $$;
 
@@ -11,7 +11,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_add_server(run_id double precision, server text) RETURNS void
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import servers
+from pg_mop.api.runs import servers
 servers.mop_add_server(plpy, *args)
 $$;
 
@@ -20,6 +20,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_connect_servers(servers text)
 RETURNS TABLE (on_server text, server text, role text, missing text) LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import servers
+from pg_mop.api.runs import servers
 return servers.mop_connect_servers(plpy, *args)
 $$;

@@ -14,6 +14,6 @@ CREATE PROCEDURE @extschema@.mop_fit_multiple_model(
     folds double precision DEFAULT NULL
 ) LANGUAGE plpython3u AS $$
 #python
-from pg_mop.api import fit_multiple
+from pg_mop.api.madlib import fit_multiple
 fit_multiple.mop_fit_multiple_model(plpy, *args)
 $$;

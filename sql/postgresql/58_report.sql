@@ -4,6 +4,6 @@ CREATE FUNCTION @extschema@.mop_report(run_id double precision, format text DEFA
     mst_keys double precision[] DEFAULT NULL) RETURNS text
 LANGUAGE plpython3u STABLE SET work_mem = '64MB' SET jit = off AS $$
 #python
-from pg_mop.api import report
+from pg_mop.api.runs import report
 return report.mop_report(plpy, *args)
 $$;

@@ -155,7 +155,7 @@ def look_at_processes(server, seen, over):
                 command = pathlib.Path(folder, "cmdline").read_bytes()
                 kind = (
                     "trainer"
-                    if b"mop_udf.trainer" in command
+                    if b"mop_udf.training.trainer" in command
                     else "backend"
                     if b"lodger" in command and b"postgres" in command
                     else "other"

@@ -17,7 +17,8 @@ import numpy as np
 import psycopg2
 import pytest
 
-from mop_udf import architecture, params
+from mop_udf.architecture import architecture
+from mop_udf.params import params
 from support import payloads
 from support.forged import own_run
 from support.payloads import ARCHITECTURES, FILES, PARAMETERS, Writes

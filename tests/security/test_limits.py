@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from mop_udf import process
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
+from mop_udf.pool import process
 from support.cluster import HOME, programs
 from support.trainers import all_trainers
 from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
@@ -202,7 +202,7 @@ def batches_of(count, *layers):
 )
 def test_a_layer_that_keeps_its_state_is_refused_whatever_says_that_it_does(wrapped, value):
     """One that does not is sized as every other, whatever number of rows it was made for."""
-    from mop_udf import models, sizes
+    from mop_udf.training import models, sizes
 
     with pytest.raises(models.ConfigurationError, match="is stateful"):
         models.normalise(batches_of(100, wrapped(stateful(value, 3))))
@@ -220,7 +220,7 @@ def test_a_layer_that_keeps_its_state_is_refused_whatever_says_that_it_does(wrap
 
 
 def test_what_spreads_a_number_over_its_input_is_sized():
-    from mop_udf import models
+    from mop_udf.training import models
 
     wide_input = sequential(
         "n", [10**12], layer("Normalization", name="n", mean=0.0, variance=1.0), layer("Dense", name="out", units=3)
@@ -233,7 +233,7 @@ def test_what_cannot_be_sized_is_not_built(monkeypatch):
     """Whatever Keras says while the size is asked for: the model itself is not made then."""
     import keras
 
-    from mop_udf import models, sizes
+    from mop_udf.training import models, sizes
 
     made, load_model = [], keras.models.model_from_json
 
@@ -304,7 +304,7 @@ def test_memory_that_cannot_be_had_is_the_configurations_fault_under_a_limit(hol
 def test_what_the_size_costs(holder):
     """Each architecture is measured once, in milliseconds; and it does not change what is drawn from the seed."""
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-    from mop_udf import models, optimizers, sizes
+    from mop_udf.training import models, optimizers, sizes
 
     models.build(models.normalise(dense(name="warm")), 1)
     took = []
@@ -322,7 +322,8 @@ def test_what_the_size_costs(holder):
 
 
 def test_every_optimizers_variables_are_counted():
-    from mop_udf import models, optimizers, parameter_names, sizes
+    from mop_udf.params import parameter_names
+    from mop_udf.training import models, optimizers, sizes
 
     model = models.build(models.normalise(wide(300, 200)), 1)
     weights = [(tuple(v.shape), v.dtype) for v in model.trainable_variables]

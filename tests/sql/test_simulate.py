@@ -88,7 +88,7 @@ def solvers():
     found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if b"pg_mop.schedule.milp_process" in (process / "cmdline").read_bytes():
+            if b"pg_mop.schedule.compared.milp_process" in (process / "cmdline").read_bytes():
                 found.append(process.name)
         except OSError:
             pass

@@ -22,8 +22,10 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from keras import layers as kl  # noqa: E402
 
-from mop_udf import evaluation, model_cache, params, state  # noqa: E402
+from mop_udf import state  # noqa: E402
 from mop_udf.kernels.vmap_batch import VmapBatch  # noqa: E402
+from mop_udf.params import params  # noqa: E402
+from mop_udf.training import evaluation, model_cache  # noqa: E402
 
 ROWS, SIZE, PASSES = 45, 8, 2  # the last batch is short
 SEED = 7

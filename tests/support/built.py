@@ -15,7 +15,8 @@ def assert_same(model, shapes):
     """The model's JSON gives, after the check, the model itself; and `shapes` are those of its outputs."""
     import keras
 
-    from mop_udf import architecture, architecture_shapes, models
+    from mop_udf.architecture import architecture, architecture_shapes
+    from mop_udf.training import models
 
     text = model.to_json()
     made = architecture.check(text)

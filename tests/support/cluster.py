@@ -319,7 +319,7 @@ def fork_servers(cluster):
     for lock in folder(cluster).glob("*.lock"):
         pid = lock.read_text()
         try:
-            if pid and b"mop_udf.fork_server" in pathlib.Path("/proc", pid, "cmdline").read_bytes():
+            if pid and b"mop_udf.pool.fork_server" in pathlib.Path("/proc", pid, "cmdline").read_bytes():
                 found.append(int(pid))
         except OSError:
             pass

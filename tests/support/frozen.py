@@ -4,7 +4,8 @@ import dill
 import numpy as np
 import pytest
 
-from mop_udf import data, params, state
+from mop_udf import data, state
+from mop_udf.params import params
 
 ROWS, BATCH, SHAPE = 83, 8, (8, 8, 1)
 
@@ -163,7 +164,8 @@ NOT_CUT = {
 
 def built(original):
     """The model as a trainer builds it."""
-    from mop_udf import architecture, models
+    from mop_udf.architecture import architecture
+    from mop_udf.training import models
 
     return models.build(architecture.check(original.to_json()), 3)
 
@@ -189,7 +191,7 @@ def columns(whole, seed=0, rows=ROWS):
 
 
 def compiled(original, optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", metrics=("accuracy",), **functions):
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     text = f"loss='{loss}', optimizer='{optimizer}', metrics={list(metrics)!r}"
     made = model_cache.ModelCache().get(
@@ -225,7 +227,7 @@ def kept(rows, limit=1 << 30):
 
 def trained(made, rows, kernel, shared, inputs=1, class_weight=None, passes=3):
     """Losses of passes, the weights and the optimizer's variables after them, and an evaluation."""
-    from mop_udf import evaluation, prefixes
+    from mop_udf.training import evaluation, prefixes
 
     cache, kernels, told, own = kept(rows), made.kernels, unit(rows, inputs), inputs
     columns = rows

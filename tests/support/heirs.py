@@ -1,6 +1,6 @@
 """Parents and children of which the children inherit weights."""
 
-from mop_udf.architecture import check
+from mop_udf.architecture.architecture import check
 from pg_mop.spaces.inheritance import inheritance
 from support.workload import layer, sequential
 

@@ -1,9 +1,9 @@
-"""Jacobian covariance (mop_udf/zero_cost.py) on Keras' framework of this process, compared with the published formula."""
+"""Jacobian covariance (training/zero_cost.py) on this process's framework, compared with the published formula."""
 
 import keras
 import numpy as np
 
-from mop_udf import models, zero_cost
+from mop_udf.training import models, zero_cost
 from support.workload import dense, layer, sequential
 
 

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from mop_udf import process, state
+from mop_udf import state
+from mop_udf.pool import process
 from support.workload import ADAM, dense, layer, random_rows, sequential
 
 ROWS = 45

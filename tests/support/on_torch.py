@@ -105,7 +105,8 @@ def by_keras(make, x, y, optimizer, arguments):
 
 
 def by_ours(make, x, y, optimizer, arguments):
-    from mop_udf import evaluation, model_cache, models, params
+    from mop_udf.params import params
+    from mop_udf.training import evaluation, model_cache, models
 
     text = ", ".join(
         f"{key}=Exponential({value[0]}, {value[1]}, per='batch')" if isinstance(value, tuple) else f"{key}={value}"

@@ -2,7 +2,7 @@
 
 import json
 
-from mop_udf import parameter_resolver
+from mop_udf.params import parameter_resolver
 from pg_mop.engines.base import Segment
 from pg_mop.plan import identity
 from pg_mop.plan.cost_history import CostHistory

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from mop_udf import evaluation, model_cache, params, state
+from mop_udf import state
+from mop_udf.params import params
+from mop_udf.training import evaluation, model_cache
 from support.workload import dense
 
 PIECES = (1, 7, 0, 130, 62)  # rows

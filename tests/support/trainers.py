@@ -33,6 +33,6 @@ def of_backend(pid):
     try:
         with open(f"/proc/{pid}/cmdline") as file:
             words = file.read().replace(" ", "\0").split("\0")
-        return int(words[words.index("mop_udf.trainer") + 1])
+        return int(words[words.index("mop_udf.training.trainer") + 1])
     except (OSError, ValueError):
         return None

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from mop_udf import architecture, architecture_shapes
-from mop_udf.architecture import ArchitectureError, check
+from mop_udf.architecture import architecture, architecture_shapes
+from mop_udf.architecture.architecture import ArchitectureError, check
 from support.circles import draws
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
@@ -290,7 +290,7 @@ def test_what_an_operation_would_make_is_not_made_when_it_is_checked():
     """Sizes beyond all memory: nothing of them is allocated before a row comes, and what cannot be is refused."""
     import resource
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     huge = 10**12
     for made in (
@@ -406,7 +406,7 @@ def test_a_stateful_layer_is_refused_and_a_fixed_batch_is_not(wrapped):
     import keras
     import numpy as np
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     def made(stateful):
         lstm = keras.layers.LSTM(4, stateful=stateful, name="memory")

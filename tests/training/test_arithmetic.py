@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mop_udf import architecture
+from mop_udf.architecture import architecture
 from pg_mop.plan.arithmetic import Arithmetic
 from support.workload import layer, sequential
 

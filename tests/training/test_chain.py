@@ -7,7 +7,9 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import numpy as np
 import pytest
 
-from mop_udf import chain, data, nvml, work_meter
+from mop_udf import data
+from mop_udf.pool import nvml
+from mop_udf.training import chain, work_meter
 from support import gpu_library
 from support.workload import NAN, dense, layer, random_rows, sequential
 
@@ -76,16 +78,16 @@ def cache():
 
 def trained(cache, steps):
     """(reports, {place of a model: bytes of its state}) of a chain, or of one step by itself."""
-    from mop_udf import model_cache
     from mop_udf.kernels import device
+    from mop_udf.training import model_cache
 
     return chain.train(steps, iter(()), {}, cache, model_cache.ModelCache(), device.described(1))
 
 
 def one_by_one(cache, steps):
     """The same, each unit by itself, from the bytes that the unit before has left."""
-    from mop_udf import model_cache
     from mop_udf.kernels import device
+    from mop_udf.training import model_cache
 
     reports, states = [], [None] * len(steps[0])
     compiled = model_cache.ModelCache()
@@ -140,7 +142,7 @@ def test_rows_that_are_not_there_are_an_error(cache):
 
 
 def test_a_loss_that_is_no_number_ends_the_chain(cache):
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     units = [model(1, 1), model(2, 1, compile_params=NAN)]
     with pytest.raises(ConfigurationError, match="NaN"):

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from mop_udf import compile_cache, server_folder
-from mop_udf.compile_cache import CompileCache
+from mop_udf.pool import compile_cache, server_folder
+from mop_udf.pool.compile_cache import CompileCache
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from mop_udf import architecture
-from mop_udf.architecture import ArchitectureError, custom_classes, custom_name
+from mop_udf.architecture import architecture
+from mop_udf.architecture.architecture import ArchitectureError, custom_classes, custom_name
 from support.custom_code import LAYER, made, pickle, with_scale
 from support.workload import layer
 
@@ -109,9 +109,9 @@ def test_a_name_of_keras_stays_keras_own():
 
 
 def compiled(pickles, text, loss="mse", metrics=(), seed=5):
-    from mop_udf import params
-    from mop_udf.compiled_model import CompiledModel
     from mop_udf.kernels.autotuner_memory import AutotunerMemory
+    from mop_udf.params import params
+    from mop_udf.training.compiled_model import CompiledModel
 
     parameters = params.parse_compile_params(f"loss='{loss}', optimizer='SGD(lr=0.1)', metrics={list(metrics)!r}")
     return CompiledModel(text, parameters, pickles, lambda architecture, part: AutotunerMemory(), "net", seed)
@@ -154,7 +154,7 @@ def test_two_versions_of_a_class_are_two_classes(pickles):
 def test_losses_may_be_classes(pickles):
     import keras
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     text = net(class_name="Dropout", config={"name": "d", "rate": 0.0})
     ours = compiled({name: pickles[name] for name in ("Half", "absolute")}, text, "Half", ["absolute"])
@@ -187,15 +187,15 @@ PLAIN = net(class_name="Dropout", config={"rate": 0.1})
     ],
 )
 def test_what_is_no_layer_loss_or_metric_is_refused(pickles, text, loss, metrics, names, problem):
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=problem):
         compiled({name: pickles[name] for name in names.split()}, text, loss, metrics)
 
 
 def test_a_custom_layer_above_the_memory_limit_is_refused_before_it_is_made(pickles, monkeypatch):
-    from mop_udf import sizes
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training import sizes
+    from mop_udf.training.models import ConfigurationError
 
     monkeypatch.setattr(sizes, "limit_mb", 1)
     with pytest.raises(ConfigurationError, match="more than pg_mop.max_model_mb allows"):

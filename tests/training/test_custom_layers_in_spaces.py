@@ -257,8 +257,8 @@ class Large(keras.layers.Layer):
 
 
 def told(name, shapes, listed=False, code=HALF, **config):
-    from mop_udf import custom_layers, layer_shapes
-    from mop_udf.losses import load_functions
+    from mop_udf.training import custom_layers, layer_shapes
+    from mop_udf.training.losses import load_functions
 
     objects = {name: pickle(name, code)}
     custom = custom_layers.register(objects, load_functions(objects))

@@ -7,8 +7,8 @@ import dill
 import numpy as np
 import pytest
 
-from mop_udf import architecture, architecture_shapes
-from mop_udf.architecture import ArchitectureError, custom_classes, custom_model, custom_name
+from mop_udf.architecture import architecture, architecture_shapes
+from mop_udf.architecture.architecture import ArchitectureError, custom_classes, custom_model, custom_name
 from support.cluster import ROOT
 from support.custom_code import LAYER, MODEL, MODEL_FOR_JAX, functional, made, of_class, pickle, stepper, with_scale
 from support.workload import dense, layer
@@ -91,9 +91,9 @@ def test_a_trainer_tells_layers_from_models():
 
 
 def compiled(text, pickles, loss="mse", optimizer="Adam(learning_rate=0.05)", metrics=()):
-    from mop_udf import params
-    from mop_udf.compiled_model import CompiledModel
     from mop_udf.kernels.autotuner_memory import AutotunerMemory
+    from mop_udf.params import params
+    from mop_udf.training.compiled_model import CompiledModel
 
     parameters = params.parse_compile_params(f"loss='{loss}', optimizer='{optimizer}', metrics={list(metrics)!r}")
     return CompiledModel(text, parameters, pickles, lambda architecture, part: AutotunerMemory(), "net", 5)
@@ -112,7 +112,7 @@ def as_keras_trains(ours, passes):
     """The weights after `fit` of plain Keras, of a model of the same class with the same initial weights."""
     import keras
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     net = models.build(architecture.check(stepper("Functional")), 0)
     plain = made(MODEL)["Stepper"](net.inputs, net.outputs)
@@ -272,7 +272,7 @@ OPTIMIZER = "type('Adam', (type('Optimizer', (), {'__module__': 'torch.optim.opt
     ],
 )
 def test_what_no_state_keeps_is_refused(name, value, problem):
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     text = OWN_WEIGHT.replace("Counter", "Kept")
     at = text.index("self.seen")
@@ -283,7 +283,7 @@ def test_what_no_state_keeps_is_refused(name, value, problem):
 
 
 def test_a_variable_in_a_layer_of_keras_is_refused():
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     own = "def __init__(self, *args, **kwargs):\n        super().__init__(*args, **kwargs)\n"
     own += "        self.layers[-1].secret = tf.Variable(0.0)"
@@ -312,7 +312,7 @@ DRAWN = "tf.cond(data[0][0, 0] > 9, lambda: 0.0, lambda: tf.random.uniform(()))"
 )
 def test_what_the_trace_of_a_step_shows_is_refused(step, problem):
     """Variables within objects, and draws whose state no unit keeps: resumed training would give other weights."""
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     holder = (
         "type('Holder', (), {'second': tf.Variable(0.0, name='second'), 'draw': tf.random.Generator.from_seed(1)})()"
@@ -377,7 +377,7 @@ def test_a_class_without_a_training_step_is_said_to_have_code():
 
 
 def test_a_constructor_that_keras_does_not_call_is_named():
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     own = "def __init__(self, *a, **k):\n        super().__init__(*a, **k)\n"
     with pytest.raises(ConfigurationError) as error:
@@ -389,7 +389,7 @@ def test_a_constructor_that_keras_does_not_call_is_named():
 
 
 def test_a_step_of_another_framework_is_refused():
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     code = MODEL_FOR_JAX.replace("import jax\n", "").replace("jax.value_and_grad", "len")
     ours = of_steps(code)
@@ -413,14 +413,14 @@ def test_a_step_that_tells_no_loss_has_none():
     ],
 )
 def test_what_is_no_model_or_no_layer_is_refused(text, name, code, problem):
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=problem):
         compiled(text, {name: pickle(name, code)})
 
 
 def test_a_hostile_pickle_is_the_configurations_error():
-    from mop_udf.models import ConfigurationError
+    from mop_udf.training.models import ConfigurationError
 
     for data in (b"", b"no pickle", pickle("Stepper", MODEL)[:-20]):
         with pytest.raises(ConfigurationError, match="custom function 'Stepper' cannot be used"):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import mop_udf
-from mop_udf import child_process
+from mop_udf.pool import child_process
 from support.workload import OTHERS
 
 HOME = pathlib.Path(mop_udf.__file__).parent

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from mop_udf.inherited_weights import channels
+from mop_udf.training.inherited_weights import channels
 from pg_mop.spaces import Base, ModelSpace
 from support.heirs import SEED, dense, found, layers
 from support.workload import layer, sequential
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
 def build(text):
-    from mop_udf import models
+    from mop_udf.training import models
 
     return models.build(models.normalise(text), 1)
 
@@ -38,7 +38,7 @@ def trained(text, seed):
 
 def heir(parent, child, seed=SEED):
     """(the parent, the child with what it inherits, the Inheritance)."""
-    from mop_udf.inherited_weights import inherited
+    from mop_udf.training.inherited_weights import inherited
 
     made = found(parent, child)
     old, new = trained(parent, seed), build(child)
@@ -336,8 +336,8 @@ def deep(depth):
 )
 def test_hostile_inheritance_is_an_error_of_the_configuration(layers):
     """A client can send any unit."""
-    from mop_udf import models
-    from mop_udf.compiled_model import CompiledModel
+    from mop_udf.training import models
+    from mop_udf.training.compiled_model import CompiledModel
     from support.workload import dense as net
 
     parsed, _ = models.parse("loss='mse', optimizer='SGD()'", "batch_size=8")

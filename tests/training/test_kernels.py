@@ -5,8 +5,8 @@ import os
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
-from mop_udf import parameter_names, params
 from mop_udf.kernels import timed_loop
+from mop_udf.params import parameter_names, params
 from support.conformance import KernelConformance
 from support.conformance.kernels import PAIRS, parsed
 

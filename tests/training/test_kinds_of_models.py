@@ -53,7 +53,7 @@ def test_outputs_that_no_layer_with_units_makes(name):
 def test_a_model_as_the_first_layer():
     import keras
 
-    from mop_udf import architecture, architecture_shapes
+    from mop_udf.architecture import architecture, architecture_shapes
 
     first = functional((4,), lambda x, k, ops: k.Dense(3)(x) + 1)
     model = keras.Sequential([first, keras.layers.Dense(2)])
@@ -107,7 +107,7 @@ def test_every_layer_draws_the_initial_weights_that_plain_keras_draws():
     ],
 )
 def test_an_output_of_another_shape_is_refused(call, said):
-    from mop_udf import models
+    from mop_udf.training import models
 
     model = functional((5, 4), call)
     with pytest.raises(models.ConfigurationError) as caught:
@@ -116,7 +116,7 @@ def test_an_output_of_another_shape_is_refused(call, said):
 
 
 def test_an_output_of_steps_suits_vectors_of_steps_and_class_numbers():
-    from mop_udf import models
+    from mop_udf.training import models
 
     model = functional((5, 4), lambda x, k, ops: k.Dense(3)(x))
     of_steps = {"widths": [3], "steps": [[5]], "what": "classes", "table": "t"}
@@ -147,7 +147,7 @@ def test_an_output_of_steps_suits_vectors_of_steps_and_class_numbers():
     ],
 )
 def test_what_keras_refuses_is_named(config, said):
-    from mop_udf import models
+    from mop_udf.training import models
 
     text = json.dumps(
         {
@@ -165,7 +165,8 @@ def test_what_keras_refuses_is_named(config, said):
 def test_numbers_in_pieces_are_those_of_the_definition():
     import keras
 
-    from mop_udf import architecture, models
+    from mop_udf.architecture import architecture
+    from mop_udf.training import models
     from pg_mop.plan import nets
 
     edges = ((-2.0, -1.0, 0.0, 3.0), (0.0, 1.0))

@@ -2,7 +2,7 @@
 
 import keras
 
-from mop_udf import parameter_names as names
+from mop_udf.params import parameter_names as names
 
 
 def test_the_names_are_those_of_the_installed_keras():

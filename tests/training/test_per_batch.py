@@ -9,7 +9,9 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import pytest
 
-from mop_udf import architecture, architecture_dropout, params, state
+from mop_udf import state
+from mop_udf.architecture import architecture, architecture_dropout
+from mop_udf.params import params
 from support.conformance.kernels import BATCH, PASSES, ROWS, flat, parsed, trained
 from support.workload import dense, layer, random_rows, sequential
 
@@ -40,7 +42,7 @@ def test_what_is_computed_otherwise_is_compiled_for_itself():
 
 
 def test_a_state_goes_on_with_its_sequence_per_batch():
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     saved, text = [], 'SGD(lr=Exponential(0.5, 0.8, per="batch"), momentum=Exponential(0.9, 0.9, per="batch"))'
     expected = trained(model_cache.ModelCache(), text, "plain", saved)
@@ -87,8 +89,8 @@ def with_rates(cache, rates, kernel="plain"):
 def test_a_rate_of_dropout_is_that_of_a_keras_model_whose_layers_are_given_it(rates):
     import keras
 
-    from mop_udf import model_cache, models
     from mop_udf.kernels.on_tensorflow.plain import Plain
+    from mop_udf.training import model_cache, models
 
     cache = model_cache.ModelCache()
     result = with_rates(cache, rates)
@@ -107,7 +109,7 @@ def test_a_rate_of_dropout_is_that_of_a_keras_model_whose_layers_are_given_it(ra
 
 
 def test_every_rate_of_dropout_begins_with_the_same_weights_and_zero_draws_nothing():
-    from mop_udf import model_cache, models
+    from mop_udf.training import model_cache, models
 
     cache, begins = model_cache.ModelCache(), []
     for rate in (0.0, 0.5, 0.9):
@@ -130,7 +132,7 @@ def test_dropout_in_layers_within_layers():
     inner = keras.Sequential([keras.Input((5, 4)), k.SpatialDropout1D(0.1, name="maps")], name="inner")
     x = keras.Input((5, 4))
     text = keras.Model(x, k.Dense(3)(k.Flatten()(k.TimeDistributed(k.Dropout(0.1, name="each"))(inner(x))))).to_json()
-    from mop_udf import models
+    from mop_udf.training import models
 
     made = models.build(models.normalise(text, {"maps": 0.3, "each": 0.0}), 1)
     models.set_zero_rates(made, {"maps": 0.3, "each": 0.0})

@@ -159,7 +159,7 @@ def test_a_custom_loss_and_weights_of_classes_count_in_the_head():
 
 
 def test_heads_share_what_one_of_them_had_computed():
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     rows = columns(model(transfer))
     cache, arrays = kept(rows), []
@@ -181,7 +181,7 @@ def transferred():
 
 
 def test_units_that_do_not_share_and_the_last_pass_that_does(transferred):
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     made, rows = transferred
     for more in ({"share_prefixes": False}, {"kernel": "plain"}, {"kernel": "loop"}, {"keeps_rows": False}):
@@ -193,7 +193,7 @@ def test_units_that_do_not_share_and_the_last_pass_that_does(transferred):
 
 
 def test_features_stay_within_the_caches_limit_and_go_before_rows(monkeypatch, transferred):
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     made, rows = transferred
     size, features = sum(c.nbytes for c in rows), ROWS * 36 * 4
@@ -231,7 +231,7 @@ def test_features_in_turn_do_not_drive_one_another_out():
 
 
 def test_a_prefix_that_cannot_be_computed_by_itself_is_trained_as_a_whole(monkeypatch):
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     made, rows = compiled(model(transfer)), columns(model(transfer))
     cache = kept(rows)
@@ -248,7 +248,7 @@ def test_a_prefix_that_cannot_be_computed_by_itself_is_trained_as_a_whole(monkey
 def test_a_batch_for_which_memory_does_not_suffice_is_halved(monkeypatch, transferred):
     import tensorflow as tf
 
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     made, rows = transferred
     whole = prefixes.features(kept(rows), unit(rows), made).segment(BATCH).columns[0]
@@ -266,7 +266,7 @@ def test_a_batch_for_which_memory_does_not_suffice_is_halved(monkeypatch, transf
 
 
 def test_a_model_that_is_not_cut_is_trained_by_its_own_kernels_alone():
-    from mop_udf import prefixes
+    from mop_udf.training import prefixes
 
     original = model(lambda x, k: head(k.Dense(4)(x), k), (6,))
     made, rows = compiled(original), columns(original)

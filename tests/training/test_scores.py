@@ -6,8 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import evaluation, model_cache, params, state
+from mop_udf import state
 from mop_udf.kernels.batch_size import BatchSize
+from mop_udf.params import params
+from mop_udf.training import evaluation, model_cache
 from support.scored import by_keras, compiled, in_pieces, rows
 from support.workload import dense, layer, sequential
 

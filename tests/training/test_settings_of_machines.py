@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import mop_udf
-from mop_udf import process
+from mop_udf.pool import process
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from support.workload import dense, needs_jax, needs_torch

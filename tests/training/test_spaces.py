@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mop_udf.architecture_classes import LAYERS, OTHER_MODULES
+from mop_udf.architecture.architecture_classes import LAYERS, OTHER_MODULES
 from pg_mop.plan.shapes import NEEDED_BY
 from pg_mop.spaces.graph import Graph
 from support.spaces import RESIDUAL, RICH, RICH_MUTATORS, change, space

@@ -58,8 +58,8 @@ def weights_for(model, name, chosen):
     ids=lambda mutators: ", ".join(m["change"] for m in mutators),
 )
 def test_each_path_computes_what_its_member_does(mutators):
-    from mop_udf import models
-    from mop_udf import super_net as layers
+    from mop_udf.training import models
+    from mop_udf.training import super_net as layers
 
     space, net = net_of(*mutators)
     model = models.build(models.normalise(net.architecture), 1)
@@ -80,8 +80,8 @@ def test_each_path_computes_what_its_member_does(mutators):
 
 
 def test_training_draws_each_path_equally_often_and_closed_points_have_no_option():
-    from mop_udf import models
-    from mop_udf.super_net import Paths
+    from mop_udf.training import models
+    from mop_udf.training.super_net import Paths
 
     space, net = net_of(FILTERS, times("hidden", 1, 2), UNITS)
     model = models.build(models.normalise(net.architecture), 1)
@@ -107,7 +107,7 @@ def changes(net, layer):
     """Which numbers of each weight of a layer change, for each of twelve mini-batches."""
     import keras
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     model = models.build(models.normalise(net.architecture), 1)
     model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy")
@@ -183,8 +183,8 @@ def with_normalization():
 def test_a_branch_that_overflows_spoils_only_its_own_path(mutators):
     import tensorflow as tf
 
-    from mop_udf import models
-    from mop_udf import super_net as layers
+    from mop_udf.training import models
+    from mop_udf.training import super_net as layers
 
     space, net = net_of(*mutators)
     model = models.build(models.normalise(net.architecture), 1)
@@ -202,7 +202,7 @@ def test_a_branch_that_overflows_spoils_only_its_own_path(mutators):
 
 
 def test_channels_that_overflow_are_cut_off():
-    from mop_udf.super_net import PathWidth
+    from mop_udf.training.super_net import PathWidth
 
     values, paths = np.array([[1.0, np.inf, np.nan]], "f4"), np.array([[0.0]], "f4")
     assert np.asarray(PathWidth(0, [1, 3])([values, paths])).tolist() == [[1, 0, 0]]
@@ -211,7 +211,7 @@ def test_channels_that_overflow_are_cut_off():
 def test_many_widths_of_a_wide_layer_take_little_memory():
     import tracemalloc
 
-    from mop_udf.super_net import PathWidth
+    from mop_udf.training.super_net import PathWidth
 
     widths, values = list(range(1, 401)), np.ones((3, 20_000), "f4")
     made = PathWidth(1, widths)

@@ -14,8 +14,8 @@ import dill
 import numpy as np
 import pytest
 
-from mop_udf import compile_cache
-from mop_udf.compile_cache import CompileCache
+from mop_udf.pool import compile_cache
+from mop_udf.pool.compile_cache import CompileCache
 from support.workload import dense, random_rows
 
 NUMBERS = itertools.count()
@@ -43,7 +43,7 @@ def traced(tmp_path, monkeypatch):
 
 
 def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functions=None):
-    from mop_udf import model_cache, models
+    from mop_udf.training import model_cache, models
 
     text = f"loss='{loss}', optimizer=\"{optimizer}\", metrics=['accuracy']"
     compile_params, _ = models.parse(text, "batch_size=8, epochs=1", 1)
@@ -57,7 +57,7 @@ def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functio
 
 def trained(kernel, **more):
     """The weights and losses of a model that a new trainer trains and evaluates."""
-    from mop_udf import evaluation
+    from mop_udf.training import evaluation
 
     model, rows = model_of(**more), random_rows(203)
     report = model.kernels.train([rows], 203, 8, 1, forced=kernel)

@@ -8,13 +8,14 @@ import dill
 import numpy as np
 import pytest
 
-from mop_udf import params, state
+from mop_udf import state
 from mop_udf.errors import first_line
+from mop_udf.params import params
 from support.workload import dense, random_rows
 
 
 def compiled(optimizer="Adam(lr=0.01)", **functions):
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     loss = next(iter(functions), "categorical_crossentropy")
     text = f"loss='{loss}', optimizer='{optimizer}', metrics=['accuracy']"
@@ -127,7 +128,7 @@ def test_what_is_reported_is_what_keras_would_report(outputs, watched):
     """Of every pass, also of the first, in which Keras makes what it reports from."""
     import keras
 
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     inputs = keras.Input((4,))
     heads = [keras.layers.Dense(3, activation="softmax", name=f"out{n}")(inputs) for n in range(outputs)]
@@ -206,7 +207,7 @@ def test_the_values_that_were_read_stay_when_the_variables_change():
 
 
 def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
-    from mop_udf.evaluation import Evaluation
+    from mop_udf.training.evaluation import Evaluation
 
     model, other, data = compiled(), compiled("SGD()"), random_rows(203)
     weights = state.values(model.model.weights)
@@ -229,7 +230,7 @@ def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
 def test_an_error_says_what_is_wrong_first(kernel):
     import json
 
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     text = json.dumps(
         {
@@ -268,7 +269,7 @@ def in_turn(cache, count, rounds):
 
 
 def test_compiled_models_are_kept_as_long_as_memory_holds_them():
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     cache = model_cache.ModelCache()
     assert in_turn(cache, 40, 2) == 0, "also more than 32"
@@ -284,7 +285,7 @@ def test_compiled_models_are_kept_as_long_as_memory_holds_them():
 
 
 def test_what_is_compiled_counts():
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     small, large = (
         compiled(),
@@ -304,7 +305,7 @@ def test_what_is_compiled_counts():
 def test_memory_for_compiled_models_follows_the_limit_in_force():
     import os
 
-    from mop_udf import model_cache
+    from mop_udf.training import model_cache
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
@@ -314,7 +315,7 @@ def test_memory_for_compiled_models_follows_the_limit_in_force():
 
 
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
-    from mop_udf import evaluation, model_cache
+    from mop_udf.training import evaluation, model_cache
 
     text = "loss='categorical_crossentropy', optimizer='Adam()'"
     cache, parsed = model_cache.ModelCache(), params.parse_compile_params(text)

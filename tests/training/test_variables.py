@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import model_cache, models
 from mop_udf.kernels.on_tensorflow.variables import FEWEST, MOST_BYTES, PATIENCE, Variables
+from mop_udf.training import model_cache, models
 from support.workload import ADAM, layer, sequential
 
 OF_ADAM, OF_NADAM = ADAM.format(0.01), "loss='categorical_crossentropy', optimizer='Nadam()'"

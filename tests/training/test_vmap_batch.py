@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from mop_udf import process
+from mop_udf.pool import process
 from support.on_jax import (
     ADAMS,
     CONVOLUTION,

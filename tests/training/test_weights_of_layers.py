@@ -106,7 +106,7 @@ def loaded_by_keras(model, weights, path):
 
 
 def test_every_layer_that_may_be_loaded_is_tried():
-    from mop_udf.architecture_classes import LAYERS
+    from mop_udf.architecture.architecture_classes import LAYERS
 
     tried = {name for kinds in SHAPES.values() for name in kinds}
     assert tried | set(PAIRS) | OTHERS == LAYERS
@@ -116,8 +116,8 @@ def test_every_layer_that_may_be_loaded_is_tried():
 def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path):
     import keras
 
-    from mop_udf import compiled_model, evaluation, models
     from mop_udf.kernels.autotuner_memory import AutotunerMemory
+    from mop_udf.training import compiled_model, evaluation, models
 
     model = model_of(shape, SHAPES[shape])
     text = model.to_json()

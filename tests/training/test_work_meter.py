@@ -12,8 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from mop_udf import child_process, evaluation, nvml, work_meter
-from mop_udf.work_meter import WorkMeter
+from mop_udf.pool import child_process, nvml
+from mop_udf.training import evaluation, work_meter
+from mop_udf.training.work_meter import WorkMeter
 from support import gpu_library
 from support.cluster import eventually
 

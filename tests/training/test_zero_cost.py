@@ -30,7 +30,7 @@ def test_synflow_is_the_sum_of_weights_times_gradients(text):
     import keras
     import tensorflow as tf
 
-    from mop_udf import models, zero_cost
+    from mop_udf.training import models, zero_cost
 
     def made():
         return models.build(models.normalise(text), 3)
@@ -47,7 +47,7 @@ def test_synflow_is_the_sum_of_weights_times_gradients(text):
 
 
 def test_naswot_is_the_determinant_of_agreeing_units():
-    from mop_udf import models, zero_cost
+    from mop_udf.training import models, zero_cost
 
     model = models.build(models.normalise(dense(64)), 3)
     rows = np.random.default_rng(1).normal(size=(8, 4)).astype("f4")
@@ -67,7 +67,7 @@ def test_jacob_cov_is_the_score_of_correlations_between_jacobians():
 
 
 def test_a_net_that_has_no_score_or_cannot_be_built_has_none():
-    from mop_udf import zero_cost
+    from mop_udf.training import zero_cost
 
     linear = sequential("net", [4], layer("Dense", name="out", units=3))
     rows = [np.ones((4, 4), "f4")]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mop_udf import baselines
+from mop_udf.training import baselines
 
 pytest.importorskip("sklearn", reason="not run: scikit-learn is not installed (make install WITH=baseline)")
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor

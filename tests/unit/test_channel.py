@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mop_udf import data
-from mop_udf.channel import Channel, ChannelClosed
+from mop_udf.pool.channel import Channel, ChannelClosed
 
 
 def frame(header, *payloads):

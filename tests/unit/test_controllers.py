@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mop_udf import params
+from mop_udf.params import params
 from pg_mop.backend.errors import MopError
+from pg_mop.call.earlier import End
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.run.controllers import FixedController, ReplayController
-from pg_mop.run.earlier import End
 from pg_mop.run.requests import Ask, GiveUp, Pin, Register, Withdraw, perform
 
 

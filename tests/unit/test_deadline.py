@@ -2,7 +2,7 @@
 
 import pytest
 
-from pg_mop.run.deadline import is_ambiguous
+from pg_mop.call.deadline import is_ambiguous
 
 
 @pytest.mark.parametrize(

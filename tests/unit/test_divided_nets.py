@@ -4,18 +4,18 @@ import math
 
 import pytest
 
-from mop_udf.layout import divided_dimension, numbers_on_a_device
-from mop_udf.pool import Member, Pool
-from mop_udf.process import device_of
+from mop_udf.kernels.layout import divided_dimension, numbers_on_a_device
+from mop_udf.pool.pool import Member, Pool
+from mop_udf.pool.process import device_of
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.settings import parsed
+from pg_mop.call.devices import Places
+from pg_mop.call.trainer_memory import check_virtual
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.cost_history import CostHistory, Net
 from pg_mop.plan.memory import Need
 from pg_mop.plan.stages import Plan
 from pg_mop.run.attempt import Action, Attempt, DeviceMemoryExceeded, MemoryExceeded, Policy, State, decide
-from pg_mop.run.devices import Places
-from pg_mop.run.trainer_memory import check_virtual
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.divided_nets import DividedNets, fewest, sizes
 from pg_mop.schedule.longest_first import LongestFirst

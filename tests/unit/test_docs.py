@@ -74,7 +74,7 @@ def test_the_reference_is_the_one_that_the_tool_writes(reference):
 
 
 def test_old_links_into_the_reference_lead_to_each_function_and_from_there_to_its_page(reference):
-    from pg_mop.api import help as helps
+    from pg_mop.api.common import help as helps
 
     pages = reference.pages()
     index = pages["reference.md"]
@@ -95,7 +95,7 @@ def test_a_family_that_is_gone_leaves_no_page(reference, tmp_path):
 
 
 def test_the_reference_has_every_function_view_and_setting(reference):
-    from pg_mop.api import help as helps
+    from pg_mop.api.common import help as helps
 
     page = "\n".join(reference.pages().values())
     for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:

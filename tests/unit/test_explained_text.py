@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from pg_mop.api.call_text import Call, parse
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.local import literal, literals
-from pg_mop.report import plan_text, run_account
+from pg_mop.explain import plan_text, run_account
+from pg_mop.explain.call_text import Call, parse
 from support.golden import assert_golden
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mop_udf import architecture, architecture_shapes
+from mop_udf.architecture import architecture, architecture_shapes
 from pg_mop.backend.errors import MopError
 from pg_mop.columns import Words
 from pg_mop.columns.features import Source, Statistics, choice

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mop_udf.architecture import check
+from mop_udf.architecture.architecture import check
 from pg_mop.plan.planner import Planner
 from pg_mop.plan.reuse import Known, adoptable
 from pg_mop.plan.stages import Plan

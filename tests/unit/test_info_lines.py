@@ -2,7 +2,7 @@
 
 import pytest
 
-from pg_mop.run import metrics
+from pg_mop.call import metrics
 from pg_mop.run.messages import listed
 from support.golden import assert_golden
 

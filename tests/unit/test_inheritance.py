@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mop_udf.inherited_weights import InheritanceError, changed, channels, shares
+from mop_udf.training.inherited_weights import InheritanceError, changed, channels, shares
 from support.heirs import SEED, dense, found, layers
 from support.workload import layer, sequential
 

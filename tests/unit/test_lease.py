@@ -3,7 +3,7 @@
 import os
 import threading
 
-from mop_udf import lease
+from mop_udf.pool import lease
 
 
 def test_work_ahead_goes_on_until_nothing_is_left_and_keeps_the_priority(monkeypatch):

@@ -9,16 +9,17 @@ import time
 
 import pytest
 
+from pg_mop.explain.what_if import Step, Work, compare
 from pg_mop.plan.stages import Plan
 from pg_mop.run.solver import SolverProcess
-from pg_mop.schedule import SCHEDULERS, milp, monte_carlo, vector_rearrangement
+from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.compact_sums import compact_order, order_of_proof
-from pg_mop.schedule.milp import Here, Solution, choices
-from pg_mop.schedule.open_shop import Operation, check, loads, longest, longest_first, lower_bound, makespan
+from pg_mop.schedule.compared import milp, monte_carlo, vector_rearrangement
+from pg_mop.schedule.compared.compact_sums import compact_order, order_of_proof
+from pg_mop.schedule.compared.milp import Here, Solution, choices
+from pg_mop.schedule.compared.open_shop import Operation, check, loads, longest, longest_first, lower_bound, makespan
 from pg_mop.schedule.simulator import makespan as makespan_of
 from pg_mop.schedule.simulator import simulate
-from pg_mop.schedule.what_if import Step, Work, compare
 from support.simulated import assert_nobody_is_idle_for_ever
 
 PLANNED = ["vector-rearrangement", "milp", "monte-carlo"]

@@ -4,9 +4,9 @@ import pytest
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.settings import parsed
+from pg_mop.call import trainer_memory
 from pg_mop.plan.cost_history import CostHistory, Net
 from pg_mop.plan.stages import Plan
-from pg_mop.run import trainer_memory
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.longest_first import LongestFirst
 from pg_mop.schedule.packing import Packing, levels, parts, unpacked

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mop_udf import parameter_resolver, params
-from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
+from mop_udf.params import parameter_resolver, params
+from mop_udf.params.params import ParameterError, parse_compile_params, parse_fit_params
 from pg_mop.search import grids
 from support.circles import draws
 

@@ -2,7 +2,7 @@
 
 import types
 
-from mop_udf import patience
+from mop_udf.pool import patience
 
 
 def test_of_a_long_time_between_two_looks_only_a_part_counts(monkeypatch):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pg_mop.call import metrics
 from pg_mop.plan import folds
-from pg_mop.run import metrics
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.simulator import simulate
 from support.conformance.schedulers import with_folds

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from pg_mop.explain.prediction import predict
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts
 from pg_mop.plan.planner import Planner
 from pg_mop.schedule import setup
-from pg_mop.schedule.prediction import predict
 from pg_mop.schedule.simulator import makespan, simulate
 from support.plans import OPTIONS, configuration, measured, planned, workload
 

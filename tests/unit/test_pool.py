@@ -1,6 +1,6 @@
 """The pool's decisions: which idle trainer a lease gets, and which trainers end."""
 
-from mop_udf.pool import (
+from mop_udf.pool.pool import (
     LATE_LOOK_SECONDS,
     RETURN_SECONDS,
     WAIT_SECONDS,

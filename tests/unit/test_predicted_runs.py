@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from mop_udf import architecture
+from mop_udf.architecture import architecture
+from pg_mop.call import search_outlook
+from pg_mop.explain.prediction import predict
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts, rate_of
 from pg_mop.plan.fixed_costs import learned
-from pg_mop.run import search_outlook
 from pg_mop.schedule.outline import outline
 from pg_mop.schedule.predicted import Prediction, in_brief, to_json
-from pg_mop.schedule.prediction import predict
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
 from support.plans import DENSE, configuration, measured, planned, segment, workload

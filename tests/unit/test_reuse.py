@@ -1,8 +1,8 @@
 """What of a plan an earlier run has trained: plan/reuse.py."""
 
+from pg_mop.call import metrics
 from pg_mop.plan.reuse import Beside, Known, adoptable, awaited
 from pg_mop.plan.stages import Plan
-from pg_mop.run import metrics
 
 
 def chain(*values):

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mop_udf.parameter_resolver import Resolver
+from mop_udf.params.parameter_resolver import Resolver
 from pg_mop.search import SearchError, create, find
 from pg_mop.search.asha import Rung
 from pg_mop.search.grids import GridError

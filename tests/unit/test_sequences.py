@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mop_udf import params, sequence_parser, sequences
-from mop_udf.parameter_resolver import Resolver, resolve
-from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
+from mop_udf.params import params, sequence_parser, sequences
+from mop_udf.params.parameter_resolver import Resolver, resolve
+from mop_udf.params.params import ParameterError, parse_compile_params, parse_fit_params
 
 LOSS = "loss='mse',"
 

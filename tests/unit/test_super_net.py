@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from pg_mop.call import search_outlook
 from pg_mop.plan.estimates import FixedCosts
-from pg_mop.run import search_outlook
 from pg_mop.search import SearchError, create, outlook
 from pg_mop.search.models import ModelChoices
 from pg_mop.search.space import Space
@@ -74,7 +74,7 @@ def test_a_base_model_that_is_no_chain_is_refused():
 
 
 def test_users_cannot_name_the_layers_of_super_nets():
-    from mop_udf.architecture import ArchitectureError, check
+    from mop_udf.architecture.architecture import ArchitectureError, check
 
     _, net = net_of(FILTERS)
     with pytest.raises(ArchitectureError, match="is not Keras' own"):

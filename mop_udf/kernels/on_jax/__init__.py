@@ -7,7 +7,7 @@ import jax
 import keras
 import numpy as np
 
-from mop_udf import compile_cache
+from mop_udf.pool import compile_cache
 
 jax.config.update("jax_enable_x64", True)  # sums over many rows, and schedules, are in float64
 

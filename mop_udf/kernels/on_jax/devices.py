@@ -5,7 +5,7 @@ gradients up before the optimizer's step, so an update is that of the whole mini
 DataParallel divides batches in this way). A mini-batch whose rows the devices do not divide evenly is computed on each device
 as a whole.
 
-Model parallelism: each device has a part of the variables (mop_udf/layout.py), for models that do not fit one device. Keras'
+Model parallelism: each device has a part of the variables (kernels/layout.py), for models that do not fit one device. Keras'
 ModelParallel places each variable as it is made or assigned, and a compiled step leaves the variables where they were. XLA
 divides the computation accordingly. An update is that of one device, up to the order of additions.
 """
@@ -17,8 +17,8 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mop_udf import child_process
-from mop_udf.layout import divided_dimension
+from mop_udf.kernels.layout import divided_dimension
+from mop_udf.pool import child_process
 
 ROWS, MODEL = "rows", "model"  # the axes of the meshes
 
@@ -28,7 +28,7 @@ class DeviceMemoryError(MemoryError):
 
 
 class DividedModel(keras.distribution.ModelParallel):
-    """Keras' ModelParallel with the layouts of mop_udf/layout.py, which depend on a variable's shape and not on its name."""
+    """Keras' ModelParallel with the layouts of kernels/layout.py, which depend on a variable's shape and not on its name."""
 
     def get_variable_layout(self, variable):
         """The layout of a variable that Keras makes."""

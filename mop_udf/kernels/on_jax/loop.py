@@ -10,9 +10,9 @@ import jax
 import keras
 import numpy as np
 
-from mop_udf import compile_cache
 from mop_udf.kernels.on_jax.step import Step
 from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
+from mop_udf.pool import compile_cache
 
 
 class Loop(TimedLoop):

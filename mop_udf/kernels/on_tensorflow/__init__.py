@@ -19,7 +19,6 @@ import types
 import keras
 import tensorflow as tf
 
-from mop_udf import child_process
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.gradients import of_inputs as input_gradients
 from mop_udf.kernels.on_tensorflow.loop import Loop
@@ -28,6 +27,7 @@ from mop_udf.kernels.on_tensorflow.plain import Plain
 from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 from mop_udf.kernels.scalars import variable_maker
+from mop_udf.pool import child_process
 
 __all__ = [
     "OUT_OF_MEMORY",

@@ -13,10 +13,10 @@ import time
 
 import tensorflow as tf
 
-from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.per_batch import numbers
 from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
+from mop_udf.pool import compile_cache
 
 # errors from a damaged or unwritable file of XLA's cache (otherwise they would be the model's)
 CACHE_ERRORS = (

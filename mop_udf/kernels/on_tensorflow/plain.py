@@ -71,7 +71,7 @@ class Plain:
 
     def _check(self, function):
         """Raise ConfigurationError where a traced step of a model's own class may not be trained (own_steps.py)."""
-        from mop_udf.models import ConfigurationError  # (which imports the framework)
+        from mop_udf.training.models import ConfigurationError  # (which imports the framework)
 
         if problem := own_steps.problem(function, self.model, self.own_class):
             raise ConfigurationError(problem)

@@ -19,8 +19,8 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
-from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow.lowering import lower
+from mop_udf.pool import compile_cache
 
 SUFFIX = "_kept"  # of the functions' names: the traced originals may still have theirs
 # unexpected content of a file, or of TensorFlow's internals used here

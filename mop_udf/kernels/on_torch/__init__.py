@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import torch
 
-from mop_udf import child_process
 from mop_udf.kernels.on_torch.gradients import of_inputs as input_gradients
 from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.scalars import Rate, make_variable
 from mop_udf.kernels.variables import Variables
+from mop_udf.pool import child_process
 
 __all__ = [
     "OUT_OF_MEMORY",

@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 
-from mop_udf import pool
+from mop_udf.pool import pool
 
 SMI = ("nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits")
 SMI_SECONDS = 30

@@ -1,6 +1,6 @@
 """While a call is explained, the function that it calls makes its checks and its plan, and nothing else.
 
-`mop_explain` (api/explain.py) executes the call in a subtransaction, which it rolls back, after it has set the setting
+`mop_explain` (api/common/explain.py) executes the call in a subtransaction, which it rolls back, after it has set the setting
 MARK for that subtransaction. PostgreSQL takes the setting back with the subtransaction, however that ends. So a function is
 explained only while both say so: this module, and the setting of the session. An error that unwinds Python's frames without
 running them leaves no function explained by mistake.

@@ -2,7 +2,7 @@
 
 import os
 
-from mop_udf.pool import WHOLE
+from mop_udf.pool.pool import WHOLE
 from pg_mop.backend.device_memory import gpu_bytes, main_bytes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
@@ -174,7 +174,7 @@ def _lease_in(words):
     """(backend, beginning of the lease) that a trainer's command line names; 0 for what it does not name, and
     (None, 0) for other processes and before the exec of a trainer."""
     for place, word in enumerate(words):
-        if word in (b"mop_udf.trainer", b"mop_udf.relay"):
+        if word in (b"mop_udf.training.trainer", b"mop_udf.pool.relay"):
             numbers = [int(text) if text.isdigit() else 0 for text in words[place + 1 : place + 4]]
             backend, _, since = (*numbers, 0, 0, 0)[:3]
             return backend, since

@@ -7,7 +7,7 @@ table must be in the extension's schema, and a superuser must own it. Each reade
 import hashlib
 import re
 
-from mop_udf import parameter_names, params
+from mop_udf.params import parameter_names, params
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import mop_udf
-from mop_udf import child_process, process
+from mop_udf.pool import child_process, process
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 
@@ -91,7 +91,7 @@ def capacity(db, name, use_gpus):
     target = cluster(db.plpy, name)
     gpus = target["gpus"] * bool(use_gpus)
     relay = subprocess.Popen(
-        process.command(mop_udf.home, "mop_udf.relay", "capacity", target["address"], gpus, target["cpus"]),
+        process.command(mop_udf.home, "mop_udf.pool.relay", "capacity", target["address"], gpus, target["cpus"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

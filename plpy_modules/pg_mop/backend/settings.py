@@ -239,7 +239,7 @@ _name.wanted = "the name of a foreign server"
 
 
 def _time(text):
-    """A time, which only the database can read (run/deadline.py)."""
+    """A time, which only the database can read (call/deadline.py)."""
     return _name(text)
 
 

@@ -8,10 +8,12 @@ import itertools
 import json
 
 import mop_udf
-from mop_udf import aggregate, fork_server_client, params
-from mop_udf.channel import PART_BYTES
+from mop_udf import aggregate
 from mop_udf.errors import raise_error
-from mop_udf.process import TrainerLost
+from mop_udf.params import params
+from mop_udf.pool import fork_server_client
+from mop_udf.pool.channel import PART_BYTES
+from mop_udf.pool.process import TrainerLost
 from pg_mop.backend import explaining, object_table, settings
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database

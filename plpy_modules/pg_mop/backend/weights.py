@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mop_udf.channel import PART_BYTES
+from mop_udf.pool.channel import PART_BYTES
 from pg_mop.backend import foreign_code
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError

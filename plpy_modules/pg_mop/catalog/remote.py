@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.extensions
 
-from mop_udf.patience import Patience
+from mop_udf.pool.patience import Patience
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.catalog.catalog import Catalog
 from pg_mop.catalog.session import T

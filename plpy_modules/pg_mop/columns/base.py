@@ -254,7 +254,7 @@ class Column(ABC):
         raise NotImplementedError
 
     def raw_inputs(self) -> list[dict[str, Any]]:
-        """Descriptions of the raw values that the packed column is made of, for an exported model (mop_udf/raw_model.py)."""
+        """Descriptions of the raw values of the packed column, for an exported model (mop_udf/training/raw_model.py)."""
         return [{"kind": "array", "name": self.name, "shape": self.shape, "layer": self.to_keras()}]
 
     # --- comparing and storing ---

@@ -38,7 +38,7 @@ class Transform:
         return "float32" if self.is_regression else "int16"
 
     def wanted_outputs(self, table: str, shapes: Sequence[list[int]]) -> dict[str, Any]:
-        """The outputs that a model must have for rows of `table` (see mop_udf.architecture_shapes.output_misfit).
+        """The outputs that a model must have for rows of `table` (see mop_udf.architecture.architecture_shapes.output_misfit).
 
         `shapes`: of a row of each dependent column: [width], or [steps, width] where a row has a vector for each step.
         """

@@ -76,7 +76,7 @@ class Links(dict[str, "Link"]):
 class Link:
     """A session with another server, in one transaction until the call ends: it reads, and holds locks.
 
-    `info`: the server's description of itself (api/servers.py). `schema`: the extension's on that server, quoted.
+    `info`: the server's description of itself (api/runs/servers.py). `schema`: the extension's on that server, quoted.
     """
 
     info: dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
-from mop_udf.patience import Patience
+from mop_udf.pool.patience import Patience
 from pg_mop.backend.errors import has_lost_segment
 from pg_mop.backend.session_settings import SESSION_OPTIONS, first_sql
 from pg_mop.connections import libpq

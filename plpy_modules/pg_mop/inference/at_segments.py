@@ -41,7 +41,7 @@ def insert(
     places: Iterable[int],
     options: dict[str, Any],
 ) -> MopError | None:
-    """Write the predictions for a test table into a PredictionTable of api/predict.py.
+    """Write the predictions for a test table into a PredictionTable of api/madlib/predict.py.
 
     Returns a MopError where the statement cannot run on the segments: then nothing is written. Raises other errors.
     `places`: the values of mop_host_segment, one on each segment; `options`: of the trainers on the segments.

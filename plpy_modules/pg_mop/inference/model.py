@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mop_udf import architecture, architecture_shapes
+from mop_udf.architecture import architecture, architecture_shapes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.weights import Source

@@ -261,7 +261,7 @@ class NamedModel(RowInputs, Model):
         ]
 
     def to_keras(self) -> dict[str, Any]:
-        """What the trainer needs to build the model that takes raw columns (mop_udf/raw_model.py); JSON-able."""
+        """What the trainer needs to build the model that takes raw columns (mop_udf/training/raw_model.py); JSON-able."""
         with _reading(self.what):
             return {
                 "inputs": [column.raw_inputs() for column in self.inputs],

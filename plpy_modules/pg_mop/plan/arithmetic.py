@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mop_udf.architecture_classes import MODELS
-from mop_udf.layout import numbers_on_a_device
+from mop_udf.architecture.architecture_classes import MODELS
+from mop_udf.kernels.layout import numbers_on_a_device
 
 Shape = tuple[int, ...]  # of one row, without the batch
 Config = Mapping[str, Any]
@@ -54,7 +54,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, architecture: Mapping[str, Any]) -> Arithmetic:
-        """Of an architecture, as mop_udf.architecture.check gives it.
+        """Of an architecture, as mop_udf.architecture.architecture.check gives it.
 
         >>> dense = {"class_name": "Dense", "config": {"units": 3, "use_bias": True}}
         >>> entry = {"class_name": "InputLayer", "config": {"batch_shape": [None, 4]}}
@@ -80,7 +80,7 @@ class Arithmetic:
         return NUMBER_BYTES * self.parameters
 
     def share_on_each_of(self, devices: int) -> float:
-        """The share of the weights that each of so many devices has, which divide the kernels among them (mop_udf/layout.py).
+        """The share of the weights that each of so many devices has, which divide the kernels among them (kernels/layout.py).
 
         >>> Arithmetic(parameters=110, kernels=[(10, 10)]).share_on_each_of(2)
         0.5454545454545454

@@ -34,7 +34,7 @@ class Need:
 
     def on_each_of(self, share: float, context: int = CONTEXT_BYTES) -> int:
         """Bytes of the memory of each device that trains the net together with others. `share`: of the variables, what each
-        device has (mop_udf/layout.py); `context`: bytes that a device takes for itself. Activations count as a whole: XLA
+        device has (kernels/layout.py); `context`: bytes that a device takes for itself. Activations count as a whole: XLA
         decides which of them it divides."""
         return context + int(2 * (self.weights + self.optimizer) * share) + self.activations
 

@@ -20,7 +20,7 @@ from pg_mop.plan.stages import Plan, Stage
 
 SAMPLED_STAGES = 500  # stages by which the duration of a run is estimated
 
-Configuration = dict[str, Any]  # see run/configurations.py
+Configuration = dict[str, Any]  # see call/configurations.py
 SegmentKey = tuple[str, int]  # (dataset, number of the segment)
 Shareable = Callable[[Sequence[Stage], Collection[int]], int]
 
@@ -72,7 +72,7 @@ class Planner:
     """Plans one run.
 
     `plan` is the search plan; `sharing` tells which of its stages share a compiled model. `earlier`: the run that this
-    one resumes or replays (:class:`~pg_mop.run.earlier.Earlier`), or None.
+    one resumes or replays (:class:`~pg_mop.call.earlier.Earlier`), or None.
     """
 
     def __init__(

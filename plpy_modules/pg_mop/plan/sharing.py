@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 from pg_mop.plan.cost_history import Net, digest
 from pg_mop.plan.stages import Stage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 
 
 def kept_state(fit_params: str | None, default: str) -> str:
@@ -22,7 +22,7 @@ class Watch:
     """
 
     def __init__(self, goal: str, stop: Mapping[str, Any] | None = None) -> None:
-        """`goal`: 'min' or 'max'; `stop`: the rule as mop_udf.params parses it, or None for no rule."""
+        """`goal`: 'min' or 'max'; `stop`: the rule as mop_udf.params.params parses it, or None for no rule."""
         self.goal, self.stop = goal, stop or {"patience": None, "min_delta": 0.0, "target": None}
         # (iteration, value); of equal values that of the smaller loss, then the earliest
         self.best: tuple[int, float] | None = None

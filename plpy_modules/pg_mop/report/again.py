@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mop_udf.params import ParameterError, split
+from mop_udf.params.params import ParameterError, split
 from pg_mop.backend.quoting import MAX_NAME, quote_literal
 
 MOST_ROWS = 20  # configurations of a statement

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 from pg_mop.backend.database import Database
 from pg_mop.plan.watch import Watch, kept_state
 from pg_mop.report.folds import HELD_OUT, merged

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pg_mop.call.metrics import HELD_OUT
 from pg_mop.plan.folds import summarize
 from pg_mop.report.numbers import rounded
-from pg_mop.run.metrics import HELD_OUT
 
 Data = dict[str, Any]
 

@@ -23,7 +23,7 @@ MOST_POINTS = 100  # of a curve
 MOST_DOTS = 500  # rows of the picture of predictions
 MOST_ROWS = 1000  # of a table
 MOST_MEASURES = 8  # columns of the table of versions
-OWN = "pg_mop"  # the model's name among its contenders (api/train.py)
+OWN = "pg_mop"  # the model's name among its contenders (api/tables/train.py)
 MAIN = ("accuracy", "auc", "log_loss", "r2", "rmse", "mae")
 UNCERTAIN = ("accuracy", "balanced_accuracy", "precision", "recall", "f1", "auc", "log_loss", "brier")
 UNCERTAIN_NUMBERS = ("r2", "rmse", "mae", "median_error", "bias", "explained_variance")
@@ -207,8 +207,8 @@ def measured_sections(
 ) -> list[Section]:
     """Sections about predictions for rows with a known target.
 
-    `truth`, `outputs`, `labels` as in api/reports.py; without labels the model predicts numbers. `importance`, `drift`: as
-    the functions of the same names return them. `source`: how the rows are called.
+    `truth`, `outputs`, `labels` as in api/tables/reports.py; without labels the model predicts numbers. `importance`, `drift`:
+    as the functions of the same names return them. `source`: how the rows are called.
     """
     of_classes = [_matrix, _classes, _roc, _calibration]
     found = [_measures(truth, outputs, labels, source)]

@@ -10,7 +10,7 @@ from pg_mop.report.page import document, drawn, in_script, pairs, section, table
 
 
 def model_page(data: Mapping[str, Any]) -> str:
-    """The HTML document of a report's data (api/model_report.py)."""
+    """The HTML document of a report's data (api/tables/model_report.py)."""
     about, *stored = data["stored"]
     sections = [about, *data["measured"], *stored]
     pictures = {own["name"]: own["picture"] for own in sections if own.get("picture")}

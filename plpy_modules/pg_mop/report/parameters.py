@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mop_udf.params import ParameterError, split
+from mop_udf.params.params import ParameterError, split
 
 
 def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from pg_mop.backend.database import Database
+from pg_mop.explain.run_account import pauses
 from pg_mop.report.numbers import rounded
-from pg_mop.report.run_account import pauses
 
 MOST_BARS, LANE_BARS = 3000, 250  # with more bars than the first, a session gets about as many as the second
 MOST_EVALUATED = 50  # evaluations of one unit batch whose configurations are listed

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.call.configurations import Configuration
+from pg_mop.call.spec import RunSpec
 from pg_mop.catalog import metric_of
 from pg_mop.catalog.shared_stages import is_alias
 from pg_mop.plan import reuse
@@ -15,10 +17,8 @@ from pg_mop.plan.planner import Planner
 from pg_mop.plan.reuse import Known
 from pg_mop.plan.stages import Stage
 from pg_mop.plan.watch import Watch
-from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import RunController
 from pg_mop.run.given_states import problem_of
-from pg_mop.run.spec import RunSpec
 
 Row = dict[str, Any]
 

@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.call.servers import Server
 from pg_mop.catalog import Catalog
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.run.attempt import UNDER_WAY, Attempt, Policy, State
-from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.states import States
 from pg_mop.schedule.board import Board, Unit
@@ -34,7 +34,7 @@ class RunContext:
     sessions: Sessions
     plan: Plan
     board: Board
-    unit_specs: Any  # see run/unit_specs.py
+    unit_specs: Any  # see call/unit_specs.py
     states: States
     policy: Policy
     attempts: dict[Unit, Attempt] = field(default_factory=dict)  # the last attempt at each unit that has not ended

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.call.configurations import Added, Configuration, Configurations, is_super_net
+from pg_mop.call.earlier import End
 from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
-from pg_mop.run.configurations import Added, Configuration, Configurations, is_super_net
-from pg_mop.run.earlier import End
 from pg_mop.run.messages import Messages
 from pg_mop.run.requests import Ask, GiveUp, Invite, Pin, Register, Steps, Withdraw
 

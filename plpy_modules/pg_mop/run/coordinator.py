@@ -16,28 +16,29 @@ import mop_udf
 from mop_udf import aggregate
 from pg_mop.backend import trainers
 from pg_mop.backend.errors import MopError
+from pg_mop.call import deadline, role_costs
+from pg_mop.call.configurations import Configuration
+from pg_mop.call.planned_run import PlannedRun
+from pg_mop.call.servers import Server
+from pg_mop.call.spec import RunResult, RunSpec
 from pg_mop.catalog import Catalog
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
-from pg_mop.run import deadline, ending, role_costs, runs_beside
+from pg_mop.run import ending, runs_beside
 from pg_mop.run.adoption import Adoption
-from pg_mop.run.configurations import Configuration
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
 from pg_mop.run.executor import Executor
 from pg_mop.run.messages import Messages, listed
-from pg_mop.run.planned_run import PlannedRun
 from pg_mop.run.remote_runs import RemoteRuns
 from pg_mop.run.search_controller import SearchController
-from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.solver import SolverProcess
-from pg_mop.run.spec import RunResult, RunSpec
 from pg_mop.run.turns import Answer, Turns
 from pg_mop.schedule import setup
+from pg_mop.schedule.compared.milp import Milp
+from pg_mop.schedule.compared.planned import Planned
 from pg_mop.schedule.dealing import Dealer, LoggedThreads, Threads
 from pg_mop.schedule.dealing_by_server import ServerDealers
-from pg_mop.schedule.milp import Milp
-from pg_mop.schedule.planned import Planned
 
 MEASURED_STAGES = 200  # stages of a net, about, whose units tell its cost: of the later half of iterations
 

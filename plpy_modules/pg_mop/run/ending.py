@@ -11,10 +11,10 @@ import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.call.spec import RunResult
 from pg_mop.catalog import note_output
 from pg_mop.connections.sessions import message_of
 from pg_mop.run.messages import listed
-from pg_mop.run.spec import RunResult
 
 KEPT = "Nothing is lost: the run is trained to its end, and its models are kept."
 

@@ -12,6 +12,7 @@ from mop_udf.aggregate import DEVICE_FULL
 from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
+from pg_mop.call.servers import Server
 from pg_mop.catalog import Catalog
 from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, WorkerSession, message_of, wait
 from pg_mop.connections.targets import Target
@@ -27,7 +28,6 @@ from pg_mop.run.recovery import Recovery
 from pg_mop.run.request_handler import RequestHandler
 from pg_mop.run.requests import Steps
 from pg_mop.run.runs_beside import RunsBeside
-from pg_mop.run.servers import Server
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.states import States
 from pg_mop.run.transfers import NotCarried, Transfers
@@ -79,7 +79,7 @@ class Executor:
     there counts once it is registered in the coordinator's catalog. A commit that is not registered is asked for on its
     server, and registered late; otherwise the unit is done again (run/recovery.py).
 
-    `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see run/unit_specs.py.
+    `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see call/unit_specs.py.
     `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
     `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
     the coordinator's server. `threads`: of their trainers. `packing`: of all trainers on devices. `hosts`: the RemoteRuns, for

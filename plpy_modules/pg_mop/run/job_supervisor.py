@@ -1,4 +1,4 @@
-"""The supervisor of a job: a small process that holds the session of a call whose client need not stay (api/jobs.py).
+"""The supervisor of a job: a small process that holds the session of a call whose client need not stay (api/runs/jobs.py).
 
 The backend of mop_submit starts `python -m pg_mop.run.job_supervisor` as the server's operating-system user. It writes one
 line of JSON to the process and reads one: {"job": number}, or {"error": reason, ...}. The command begins once the backend

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.run import metrics
-from pg_mop.run.earlier import Earlier
-from pg_mop.run.spec import RunSpec
+from pg_mop.call import metrics
+from pg_mop.call.earlier import Earlier
+from pg_mop.call.spec import RunSpec
 
 SILENT = 10  # INFO lines between two evaluations, at most
 ROUNDING = 1e-4  # a part of a value by which results differ where units timed kernels

@@ -11,12 +11,12 @@ from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop.backend import object_table, settings
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.call.segments import Segments
+from pg_mop.call.servers import Server
+from pg_mop.call.spec import RunSpec
 from pg_mop.catalog import RemoteCatalog
 from pg_mop.connections.sessions import SessionLost, within
 from pg_mop.packing.partitions import this_database
-from pg_mop.run.segments import Segments
-from pg_mop.run.servers import Server
-from pg_mop.run.spec import RunSpec
 
 BACK_SECONDS = 10  # a server that is back must answer everything within this time
 

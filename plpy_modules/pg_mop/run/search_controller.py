@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from pg_mop.backend.errors import MopError
+from pg_mop.call import metrics
+from pg_mop.call.configurations import Added, Configuration
+from pg_mop.call.earlier import END
+from pg_mop.call.spec import Search
 from pg_mop.plan import folds
 from pg_mop.plan.stages import Stage
-from pg_mop.run import metrics
-from pg_mop.run.configurations import Added, Configuration
 from pg_mop.run.controllers import Row, RunController
-from pg_mop.run.earlier import END
 from pg_mop.run.inheriting import inherit
 from pg_mop.run.requests import Ask, Fetch, GiveUp, HasState, Register, Steps, Withdraw
-from pg_mop.run.spec import Search
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
 from pg_mop.search.logged import outline
 from pg_mop.search.parameters import SearchError

@@ -1,6 +1,6 @@
 """The worker sessions of a run: asynchronous connections back to the database, each with the lease of a trainer.
 
-A session ends with the run; its trainer returns to the pool (mop_udf/pool.py) with its compiled models and rows.
+A session ends with the run; its trainer returns to the pool (mop_udf/pool/pool.py) with its compiled models and rows.
 """
 
 import json
@@ -10,9 +10,10 @@ from typing import Any
 import psycopg2
 import psycopg2.extensions
 
-from mop_udf.patience import Patience
+from mop_udf.pool.patience import Patience
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_literal
+from pg_mop.call.servers import Server
 from pg_mop.connections.sessions import (
     ATTEMPTS,
     CONNECT_SECONDS,
@@ -24,7 +25,6 @@ from pg_mop.connections.sessions import (
     wait,
 )
 from pg_mop.connections.targets import Target
-from pg_mop.run.servers import Server
 
 CANCEL_SECONDS = 1.5  # for the sessions of a cancelled run to notice
 

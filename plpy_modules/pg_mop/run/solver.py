@@ -5,17 +5,17 @@ import subprocess
 import tempfile
 from typing import IO
 
-from mop_udf.child_process import environment
-from mop_udf.process import command
-from pg_mop.schedule.milp import Solution, heuristic
-from pg_mop.schedule.milp_process import packed, unpacked
-from pg_mop.schedule.open_shop import Seconds, lower_bound
+from mop_udf.pool.child_process import environment
+from mop_udf.pool.process import command
+from pg_mop.schedule.compared.milp import Solution, heuristic
+from pg_mop.schedule.compared.milp_process import packed, unpacked
+from pg_mop.schedule.compared.open_shop import Seconds, lower_bound
 
 MOST_ERROR = 500  # characters of what a failed process wrote
 
 
 class SolverProcess:
-    """The `solver` of a run (schedule/milp.py). It has one process at most, which dies with it.
+    """The `solver` of a run (schedule/compared/milp.py). It has one process at most, which dies with it.
 
     A process that fails, for example because it got no memory, leaves the heuristic's schedule.
     """
@@ -36,7 +36,7 @@ class SolverProcess:
         other, self.life = os.pipe()
         try:
             self.process = subprocess.Popen(
-                command(self.home, "pg_mop.schedule.milp_process", other, seconds),
+                command(self.home, "pg_mop.schedule.compared.milp_process", other, seconds),
                 stdin=self.files[0],
                 stdout=self.files[1],
                 stderr=self.files[2],

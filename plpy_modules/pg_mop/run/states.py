@@ -7,8 +7,8 @@ import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.call.servers import Server
 from pg_mop.catalog.units import Move
-from pg_mop.run.servers import Server
 from pg_mop.run.state_tables import Sizes, StateTables
 
 

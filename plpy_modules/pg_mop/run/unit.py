@@ -14,9 +14,10 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from mop_udf import aggregate, params
+from mop_udf import aggregate
 from mop_udf.errors import raise_error
-from mop_udf.process import DeviceFull
+from mop_udf.params import params
+from mop_udf.pool.process import DeviceFull
 from pg_mop.backend import object_table
 from pg_mop.backend.caller import extension_schema
 from pg_mop.backend.database import Database

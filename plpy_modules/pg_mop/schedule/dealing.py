@@ -63,7 +63,7 @@ def shares(left: Mapping[StageNumber, float], cores: int, least: int) -> dict[St
 
 
 class Threads:
-    """A fixed number of threads, `least`; None: as each server has them (run/unit_specs.py)."""
+    """A fixed number of threads, `least`; None: as each server has them (call/unit_specs.py)."""
 
     def __init__(self, least: int | None) -> None:
         self.least = least

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 from pg_mop.search import grids
 
 Coordinate = Any  # the index of a choice, or a number of a distribution

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mop_udf import parameter_names, parameter_text, params, sequences
+from mop_udf.params import parameter_names, parameter_text, params, sequences
 
 Grid = dict[str, Any]  # key -> list of choices
 Row = tuple[int, str, str]  # (model_id, compile_params, fit_params)

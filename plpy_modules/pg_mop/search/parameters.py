@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 MOST_TRIALS, MOST_ITERATIONS = 1_000_000, 1_000_000

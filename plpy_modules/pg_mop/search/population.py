@@ -6,7 +6,7 @@ from collections.abc import Collection
 from random import Random
 from typing import Any
 
-from mop_udf.params import SCALARS
+from mop_udf.params.params import SCALARS
 from pg_mop.search.base import ENDED, FAILED, PAUSED, STOPPED, Procedure, Trial, TrialNumber
 from pg_mop.search.parameters import MOST_ITERATIONS, SearchError, integer, number, word
 from pg_mop.search.rungs import ordinal

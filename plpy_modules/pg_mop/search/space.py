@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from mop_udf import params
+from mop_udf.params import params
 from pg_mop.search import grids
 from pg_mop.search.dimension import CHANGEABLE, Coordinate, Dimension, Place, bare_optimizer
 from pg_mop.search.models import ModelChoices

@@ -1,7 +1,7 @@
 """The zero-cost filter of a search over models: of many members, those with the best scores before any training come first.
 
 Scores may tell nothing in a space. So the first trials are members at random, and where the ranks of their scores and of their
-results do not agree, the filter is dropped. Pure Python; the trainers compute the scores (mop_udf/zero_cost.py).
+results do not agree, the filter is dropped. Pure Python; the trainers compute the scores (mop_udf/training/zero_cost.py).
 """
 
 from __future__ import annotations

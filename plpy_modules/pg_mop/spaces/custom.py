@@ -18,7 +18,7 @@ MOST_TOLD = 20_000  # shapes that are kept with a space
 class CustomLayers:
     """The custom layers of a space.
 
-    `names`: {class: digest of its pickle}, as mop_udf.architecture.check takes them; `told`: what layers have told, by `key`: a
+    `names`: {class: digest of its pickle}, as mop_udf.architecture takes them; `told`: what layers have told, by `key`: a
     shape without the rows; None, where there is no single one; a text, why the layer takes no such inputs.
     """
 

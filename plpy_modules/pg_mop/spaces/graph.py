@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mop_udf import operations
-from mop_udf.architecture import is_reference
-from mop_udf.architecture_shapes import input_shapes
+from mop_udf.architecture import operations
+from mop_udf.architecture.architecture import is_reference
+from mop_udf.architecture.architecture_shapes import input_shapes
 from pg_mop.plan.shapes import Misfit
 
 Layer = dict[str, Any]  # as a functional model's JSON has it
@@ -21,7 +21,7 @@ class Graph:
     """A functional model: {name: layer}, and its inputs and outputs. `record`: the primitives so far."""
 
     def __init__(self, architecture: dict[str, Any]) -> None:
-        """`architecture`: as mop_udf.architecture.check gives it; it stays as it is."""
+        """`architecture`: as mop_udf.architecture.architecture.check gives it; it stays as it is."""
         config = json.loads(json.dumps(architecture["config"]))
         self.model_name = str(config.get("name") or "model")
         self.record: list[dict[str, Any]] = []
@@ -344,7 +344,7 @@ class Graph:
             self._note("remove", layer=name)
 
     def architecture(self) -> dict[str, Any]:
-        """The JSON of the model, for mop_udf.architecture.check."""
+        """The JSON of the model, for mop_udf.architecture.architecture.check."""
         config = {
             "name": self.model_name,
             "layers": [self.layers[name] for name in self.order()],

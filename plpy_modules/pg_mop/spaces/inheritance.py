@@ -3,7 +3,7 @@
 Layers correspond by their names, which mutations keep (as ModelKeeper matches layers, Lai et al., NSDI 2023, but by record in
 place of a search). A layer that has more units is widened, and an inserted one begins as the identity, so that the child
 computes what its parent does (Net2WiderNet, Net2DeeperNet; Chen, Goodfellow, Shlens: "Net2Net", ICLR 2016). The trainer does
-the arithmetic (mop_udf/inherited_weights.py).
+the arithmetic (mop_udf/training/inherited_weights.py).
 
 The *channel map* of a tensor of the child tells which channel of its parent's tensor each of its channels repeats. None is the
 identity. Others are JSON lists: ["wide", layer, n, m]: n channels, and m - n random repetitions; ["flat", map, positions]: of a
@@ -83,7 +83,7 @@ class Inheritance:
 
 
 def inheritance(parent: Mapping[str, Any], child: Mapping[str, Any]) -> Inheritance:
-    """What a model inherits from another one. `parent`, `child`: as mop_udf.architecture.check gives them.
+    """What a model inherits from another one. `parent`, `child`: as mop_udf.architecture.architecture.check gives them.
 
     A layer is widened only where all that take its output can take what they need from it. Nothing is inherited where the JSON
     of a model cannot be followed.

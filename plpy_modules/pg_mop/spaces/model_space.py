@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from mop_udf.architecture import ArchitectureError, check
-from mop_udf.architecture_shapes import input_shapes
+from mop_udf.architecture.architecture import ArchitectureError, check
+from mop_udf.architecture.architecture_shapes import input_shapes
 from pg_mop.plan.arithmetic import Arithmetic
 from pg_mop.plan.shapes import Misfit, Shape
 from pg_mop.spaces.choices import Chosen, Point

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mop_udf.architecture import ArchitectureError
+from mop_udf.architecture.architecture import ArchitectureError
 from pg_mop.plan.arguments import ARGUMENTS, EVERYWHERE, knows
 from pg_mop.plan.shapes import Misfit
 from pg_mop.spaces.cells import Cell

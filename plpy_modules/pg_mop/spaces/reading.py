@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mop_udf.architecture import ArchitectureError, check
-from mop_udf.architecture_classes import LAYERS, MODELS
+from mop_udf.architecture.architecture import ArchitectureError, check
+from mop_udf.architecture.architecture_classes import LAYERS, MODELS
 from pg_mop.plan.shapes import Misfit, check_needed, check_values
 from pg_mop.spaces.custom import NONE, CustomLayers
 

@@ -2,7 +2,7 @@
 
 Layers that members have in common, by record, are one layer. A layer that is not in all members is passed by those that lack
 it; of a choice between layers, the path decides which output goes on; a layer that may have several widths has the largest one,
-and the others use its first channels. The trainer draws a path for each mini-batch (mop_udf/super_net.py). So a path computes
+and the others use its first channels. The trainer draws a path for each mini-batch (training/super_net.py). So a path computes
 exactly what its member would compute with these weights.
 
 This works where the layers form a chain, and where what lies behind a choice has the same shape for each option.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from mop_udf.architecture import check
+from mop_udf.architecture.architecture import check
 from pg_mop.plan.shapes import Misfit, Shape, output_shape
 from pg_mop.spaces.choices import Point
 from pg_mop.spaces.graph import Graph
@@ -350,7 +350,7 @@ class _Builder:
 
 
 def _own(kind: str, **config: Any) -> dict[str, Any]:
-    return {"module": "mop_udf.super_net", "class_name": kind, "config": config, "registered_name": None}
+    return {"module": "mop_udf.training.super_net", "class_name": kind, "config": config, "registered_name": None}
 
 
 def _conditions(clauses: Sequence[Clause]) -> list[Any]:

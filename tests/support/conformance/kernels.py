@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from mop_udf import parameter_resolver, params, state
+from mop_udf import state
+from mop_udf.params import parameter_resolver, params
 from pg_mop.backend.settings import KERNELS, ONLY
 from support.conformance.base import Conformance
 from support.workload import dense, random_rows
@@ -124,7 +125,7 @@ def by_keras(optimizer, before_batch=None):
     """The weights that plain Keras gives; `before_batch(optimizer, number)` is called before each mini-batch."""
     import keras
 
-    from mop_udf import models
+    from mop_udf.training import models
 
     model = models.build(models.normalise(dense()), 7)
     model.compile(optimizer=optimizer, loss="categorical_crossentropy", jit_compile=False, run_eagerly=True)
@@ -139,8 +140,8 @@ def by_keras(optimizer, before_batch=None):
 
 def by_keras_in_our_steps(optimizer):
     """As by_keras, in compiled steps: what the plain kernel equals bit by bit."""
-    from mop_udf import models
     from mop_udf.kernels.on_tensorflow.plain import Plain
+    from mop_udf.training import models
 
     model = models.build(models.normalise(dense()), 7)
     model.compile(optimizer=optimizer, loss="categorical_crossentropy", jit_compile=False)
@@ -161,7 +162,7 @@ class KernelConformance(Conformance):
 
     def three(self, kind, texts):
         """What one, another and again the first configuration train, by one compiled model."""
-        from mop_udf import model_cache
+        from mop_udf.training import model_cache
 
         cache = model_cache.ModelCache()
         results = [trained(cache, text, kind) for text in (*texts, texts[0])]
@@ -173,7 +174,7 @@ class KernelConformance(Conformance):
         assert np.abs(result - expected).max() <= self.cases[kind] * np.abs(expected).max()
 
     def test_scalars_are_those_of_the_configuration(self, kind):
-        from mop_udf.optimizers import make_optimizer
+        from mop_udf.training.optimizers import make_optimizer
 
         for name in self.optimizers:
             texts = [f"{name.split(',')[0]}({arguments})" for arguments in PAIRS[name]]
@@ -224,7 +225,7 @@ class KernelConformance(Conformance):
     def test_a_warm_up_from_zero_compiles_nothing_anew(self, kind):
         import keras
 
-        from mop_udf import model_cache
+        from mop_udf.training import model_cache
 
         cache = model_cache.ModelCache()
         for iteration in range(1, PASSES + 1):
@@ -240,7 +241,7 @@ class KernelConformance(Conformance):
         self.assert_close(kind, flat(compiled.model), expected)
 
     def test_pieces_give_what_the_whole_gives(self, kind):
-        from mop_udf import model_cache
+        from mop_udf.training import model_cache
 
         data = random_rows(203)
         for most in self.mosts:
@@ -262,8 +263,8 @@ class KernelConformance(Conformance):
     def test_training_behind_an_adapted_normalization_is_keras(self, kind, frozen):
         import keras
 
-        from mop_udf import compiled_model
         from mop_udf.kernels.autotuner_memory import AutotunerMemory
+        from mop_udf.training import compiled_model
 
         x, random = keras.Input((3,)), np.random.default_rng(0)
         inner = keras.Sequential([keras.Input((3,)), keras.layers.Normalization(name="norm")], name="inner")

@@ -211,7 +211,7 @@ def test_who_may_not_use_the_server_trains_not_there(db, ray):
     )
     assert "permission denied" in str(other.error("SELECT madlib.mop_start_trainer(%s)", [options % '"gpus"']))
     other.run("SELECT madlib.mop_start_trainer(%s)", [options % "null"])
-    relays = subprocess.run(["pgrep", "-f", "mop_udf.relay"], capture_output=True, text=True).stdout.split()
+    relays = subprocess.run(["pgrep", "-f", "mop_udf.pool.relay"], capture_output=True, text=True).stdout.split()
     assert not relays
     other.close()
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from mop_udf import child_process
-from mop_udf.layout import divided_dimension
+from mop_udf.kernels.layout import divided_dimension
+from mop_udf.pool import child_process
 from support.workload import needs_jax
 
 pytestmark = needs_jax
@@ -22,7 +22,8 @@ PROGRAM = """
 import json, sys, keras, numpy as np
 from mop_udf.kernels.framework import framework
 assert framework.begin(1) is None
-from mop_udf import compiled_model, params
+from mop_udf.params import params
+from mop_udf.training import compiled_model
 from mop_udf.kernels.autotuner_memory import AutotunerMemory
 kernel, optimizer, before, after, arrays = sys.argv[1:]
 layers = [keras.Input((12,), dtype="int32"), keras.layers.Embedding(64, 8), keras.layers.Conv1D(16, 3, activation="relu"),

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from mop_udf import child_process
+from mop_udf.pool import child_process
 from support.workload import needs_jax
 
 pytestmark = needs_jax

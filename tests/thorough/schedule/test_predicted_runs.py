@@ -2,8 +2,8 @@
 
 import time
 
+from pg_mop.explain.prediction import predict
 from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts
-from pg_mop.schedule.prediction import predict
 from pg_mop.search import create, outlook
 from pg_mop.search.space import Space
 from support.plans import configuration, planned, workload

@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 
-from mop_udf import compile_cache
-from mop_udf.compile_cache import CompileCache
+from mop_udf.pool import compile_cache
+from mop_udf.pool.compile_cache import CompileCache
 from support.workload import dense
 
 TRAIN = """
 import hashlib, sys
 import tensorflow as tf
-from mop_udf import model_cache, params
+from mop_udf.params import params
+from mop_udf.training import model_cache
 from support.workload import dense, random_rows
 compile_params = params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'")
 model = model_cache.ModelCache().get(dense(), compile_params, {})

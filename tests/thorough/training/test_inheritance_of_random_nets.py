@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from mop_udf.architecture import check
+from mop_udf.architecture.architecture import check
 from pg_mop.spaces.inheritance import inheritance
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
@@ -107,7 +107,7 @@ def changed(net, random):
 
 
 def test_what_is_said_of_random_nets_is_true():
-    from mop_udf.inherited_weights import inherited
+    from mop_udf.training.inherited_weights import inherited
 
     nets, same, hows = 0, 0, set()
     for seed in SEEDS:

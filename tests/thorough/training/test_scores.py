@@ -7,7 +7,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 import numpy as np
 import pytest
 
-from mop_udf import parameter_names
+from mop_udf.params import parameter_names
 from support.scored import by_keras, compiled, in_pieces, rows
 from support.workload import layer, sequential
 

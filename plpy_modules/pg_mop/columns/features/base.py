@@ -145,7 +145,7 @@ class Feature(ABC):
 
     @abstractmethod
     def to_keras(self) -> dict[str, Any]:
-        """The parameters by which layers of Keras compute the elements (mop_udf/raw_model.py); JSON-able."""
+        """The parameters by which layers of Keras compute the elements (mop_udf/training/raw_model.py); JSON-able."""
 
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type_name, "name": self.name, "parameters": self.parameters}

@@ -1,0 +1,1 @@
+"""Architecture JSON: the allow-list, the checks, the shapes."""

@@ -1,0 +1,1 @@
+"""Parameter strings: their grammar, their meaning, and sequences of values."""

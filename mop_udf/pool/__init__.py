@@ -1,0 +1,1 @@
+"""Trainer processes: their start, their pool, their leases, and the channel to them. Standard library only."""

@@ -1,0 +1,1 @@
+"""Models in a trainer: built, trained, evaluated, and exported."""

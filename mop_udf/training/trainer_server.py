@@ -1,0 +1,322 @@
+"""The trainer's side of the channel: answers the requests of one backend.
+
+Each request is one frame and is answered by one frame, unless the table says otherwise:
+
+    ready                                  -> versions
+    reset                                  -> what stays for the next lease, from a relay (relay.py)
+    capacity                               -> whether a segment fits the cache, and the segments in the cache
+    unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
+                                              (of kind "load": its rows are kept for a chain, and it has no models;
+                                              of a chain: a report on each model for each step)
+    save numbers                           -> the states of models of the last unit in parts, the last part marked
+    score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
+    model {...}, weights                   -> the output shapes of a model that predicts from now on
+    predict rows                           -> one array per output
+    export                                 -> that model as a .keras file
+    import file                            -> the architecture and weights of a .keras file
+    layer_shape {...}, pickles             -> the output shape of a custom layer, or why it takes no such inputs
+    baselines rows, targets, other rows    -> scikit-learn's predictions for the other rows, if it is installed
+
+An error in a unit is kept until the unit's `end`, so the backend can always go on sending.
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from mop_udf import data, state
+from mop_udf.errors import first_line
+from mop_udf.kernels import batch_size, device
+from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.framework import framework
+from mop_udf.pool import pool
+from mop_udf.pool.channel import PART_BYTES
+from mop_udf.training import chain, custom_layers, evaluation, model_cache, models, prefixes, sizes, super_net
+from mop_udf.training.losses import load_functions
+from mop_udf.training.unit_rows import UnitRows
+from mop_udf.training.unit_training import UnitTraining, replica_states
+
+EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
+
+
+class TrainerServer:
+    """Answers the requests of one backend, and after `reset` those of the next.
+
+    `may_be_leased_again`: false once the trainer has run a user's code, a custom function, or has read a .keras file.
+    """
+
+    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, device_error=None):
+        """`memory_mb`, `model_mb`: limits, 0 for none; `device_error`: why this process cannot use its GPU, or None."""
+        sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
+        batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
+        self.channel, self.device_error = channel, device_error
+        self.cache = data.Cache(cache_mb << 20)
+        self.compiled_models = model_cache.ModelCache(model_cache.cache_bytes(memory_mb, threads))
+        self.device = device.described(threads)
+        self.may_be_leased_again = device_error is None
+        self._has_garbage = False
+        self.compiles_ahead = False  # as the last unit says
+        self._forget()
+
+    def _forget(self):
+        """Keep nothing but what is named by its content."""
+        self.trained = []  # the states of the last unit's models, for `save`: lists of buffers
+        self.evaluated = []  # the CompiledModels of the last evaluation
+        self.predictor = None  # the Forward of the model that predicts
+        self.described = None  # the architecture of that model, as JSON
+
+    def serve(
+        self,
+        idle_seconds: float | None,
+        at_work: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Answer requests until the backend closes the pipe between two requests, or sends nothing for `idle_seconds`.
+
+        Each request is answered within the context `at_work()`. Raises ChannelClosed if the pipe ends within a request.
+        """
+        while self.channel.wait_readable(idle_seconds) and not self.channel.has_ended():
+            with at_work():
+                header, payloads = self.channel.receive()
+                getattr(self, "on_" + header["op"])(header, payloads)
+
+    def reset(self) -> dict[str, Any]:
+        """Forget the lease that has ended. Returns what the trainer keeps (see pool.Member).
+
+        Compiled models stay, and so do rows and features. Both are named by their content, and units set weights,
+        optimizer variables and random states before they use a model.
+        """
+        self._forget()
+        self._has_garbage = True
+        framework.seed(0)
+        return {
+            "nets": pool.names(self.compiled_models.nets),
+            "datasets": pool.names(map(str, self.cache.segments)),
+            "rows_bytes": self.cache.used(),
+        }
+
+    def prepare(self) -> bool:
+        """Free memory, or compile something ahead, between two leases. False if nothing is left to do."""
+        if self._has_garbage:  # (not as part of `reset`: the next lease may begin at once)
+            self._has_garbage = False
+            gc.collect()
+            return True
+        return self.compiles_ahead and self.compiled_models.prepare()
+
+    def on_reset(self, header, payloads):
+        """A relay's lease has ended."""
+        held = self.reset()
+        self.channel.send({"held": held if self.may_be_leased_again else None})
+
+    def on_ready(self, header, payloads):
+        self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
+
+    def on_capacity(self, header, payloads):
+        fits = self.cache.make_capacity(header["nbytes"], header["keep"])
+        self.channel.send({"fits": fits, "datasets": list(self.cache.segments)})
+
+    def on_unit(self, unit, payloads):
+        self.trained, self.compiles_ahead = [], bool(unit.get("compile_ahead"))
+        states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
+        if payloads:  # custom functions
+            self.may_be_leased_again = False
+        try:
+            self._check_device()
+            steps, objects = chain.steps_of(unit), iter(payloads)
+            units = steps[0]
+            if len(steps) > 1:
+                rows.finish()
+                reports, self.trained = chain.train(
+                    steps, objects, states, self.cache, self.compiled_models, self.device
+                )
+            elif unit["kind"] == "load":
+                reports = []
+            elif unit["kind"] == "train":
+                reports, self.trained = UnitTraining(
+                    units, objects, states, rows, self.cache, self.compiled_models, self.device
+                ).run()
+            else:
+                reports = self._evaluate(units, objects, states, rows)
+            rows.finish()
+            self.channel.send({"models": reports, "datasets": list(self.cache.segments)})
+        except Exception as error:
+            self.trained = []
+            rows.drain()
+            self._refuse(error, datasets=list(self.cache.segments))
+
+    def _check_device(self):
+        if self.device_error:
+            raise OSError(self.device_error)  # the machine is to blame, not the configuration
+
+    def _receive_states(self):
+        """{stage: bytes of its model state}, the unit's own first."""
+        states = {}
+        while True:
+            header, payloads = self.channel.receive()
+            if header["op"] == "states_end":
+                return states
+            if header["stage"] in states:
+                states[header["stage"]] += payloads[0]  # (grows in place: a join would hold all parts twice)
+            else:
+                states[header["stage"]] = payloads[0]
+
+    def _evaluate(self, units, objects, states, rows):
+        """Evaluate the models of several units on the same rows, read once; the first unit names the rows."""
+        evaluations = [self._evaluation(unit, objects, states) for unit in units]
+        self.evaluated = [evaluated.compiled for evaluated in evaluations]
+        if units[0]["keeps_rows"]:
+            rows.finish()
+            pieces = [self.cache.get(units[0]["dataset"]).columns]
+        else:
+            pieces = data.whole_batches((arrays for _, arrays in rows), EVALUATED_ROWS)
+        for piece in pieces:
+            for evaluated in evaluations:
+                evaluated.add(piece)
+        return [evaluated.report() for evaluated in evaluations]
+
+    def _evaluation(self, unit, objects, states):
+        """The Evaluation of a unit's model."""
+        compile_params, _ = models.parse(unit["compile_params"], unit["fit_params"])
+        compiled = self.compiled_models.evaluator(
+            unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
+        )
+        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_weights(compiled.model, None, unit)
+        weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
+        if unit.get("path") is not None and (at := super_net.path_position(compiled.model)) is not None:
+            weights = [*weights[:at], np.array(unit["path"], "f4"), *weights[at + 1 :]]
+        return evaluation.Evaluation(
+            compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)
+        )
+
+    def on_save(self, header, payloads):
+        parts = [
+            (number, part) for number in header["numbers"] for part in state.parts(self.trained[number], PART_BYTES)
+        ]
+        for position, (number, part) in enumerate(parts, 1):
+            self.channel.send({"number": number, "last": position == len(parts)}, *part, more=position < len(parts))
+
+    def on_score(self, header, payloads):
+        try:
+            self.channel.send(self.evaluated[header["number"]].score(header["sums"]))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_model(self, header, payloads):
+        try:
+            self._check_device()
+            weights, *pickles = payloads
+            if pickles:  # custom layers and models
+                self.may_be_leased_again = False
+            objects = dict(zip(header.get("objects", []), pickles, strict=True))
+            custom = custom_layers.register(objects, load_functions(objects))
+            model = models.build(models.normalise(header["architecture"], custom=custom), 0)
+            model.set_weights(state.weights_from_bytes(weights, [w.shape for w in model.weights]))
+            self.predictor, self.described = Forward(model), header["architecture"]
+            self.channel.send({"outputs": models.output_shapes(model)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_predict(self, header, payloads):
+        try:
+            x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
+            outputs = self.predictor.predict(x)
+            self.channel.send(
+                {"shapes": [list(o.shape) for o in outputs]},
+                *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs),
+            )
+        except Exception as error:
+            self._refuse(error)
+
+    def on_export(self, header, payloads):
+        try:
+            from mop_udf.training import keras_file, raw_model
+
+            if "raw" in header:
+                data = keras_file.written(raw_model.build(self.predictor.model, **header["raw"]))
+            else:
+                data = keras_file.save(self.predictor.model, models.normalise(self.described))
+            self.channel.send({}, data)
+        except Exception as error:
+            self._refuse(error)
+
+    def on_import(self, header, payloads):
+        self.may_be_leased_again = False  # a file of unknown origin
+        try:
+            from mop_udf.training import keras_file
+
+            text, weights = keras_file.load(payloads[0])
+            self.channel.send({"architecture": text}, weights)
+        except Exception as error:
+            self._refuse(error)
+
+    def on_pictures(self, header, payloads):
+        try:
+            from mop_udf.training import pictures
+
+            try:
+                made = pictures.decode(bytes(payloads[0]), header["lengths"], header["shape"])
+            except pictures.PictureError as error:
+                self.channel.send({"broken": str(error), "md5": error.md5})
+            else:
+                self.channel.send({}, made.reshape(-1))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_zero_cost(self, header, payloads):
+        try:
+            from mop_udf.training import zero_cost
+
+            self._check_device()
+            rows = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
+            self.channel.send({"scores": zero_cost.scores(header["models"], header["seed"], header["kind"], rows)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_layer_shape(self, header, payloads):
+        self.may_be_leased_again = False  # (a custom layer)
+        try:
+            from mop_udf.training import layer_shapes
+
+            self._check_device()
+            objects = dict(zip(header["objects"], payloads, strict=True))
+            custom = custom_layers.register(objects, load_functions(objects))
+            self.channel.send(layer_shapes.told(header["layer"], header["shapes"], header["listed"], custom))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_baselines(self, header, payloads):
+        try:
+            from mop_udf.training import baselines
+
+            shape, other = header["shapes"]
+            x, others = (np.frombuffer(p, "<f4").reshape(s) for p, s in ((payloads[0], shape), (payloads[2], other)))
+            targets = np.frombuffer(payloads[1], "<f8")
+            limits = header["seconds"], header["threads"]
+            found = baselines.predictions(x, targets, others, header["regression"], *limits)
+            self.channel.send(
+                {"names": [name for name, _, _ in found], "classes": [classes for _, classes, _ in found]},
+                *(np.ascontiguousarray(made, "<f8").reshape(-1).view(np.uint8) for _, _, made in found),
+            )
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error, **more):
+        text = (
+            str(error)
+            if isinstance(error, models.ConfigurationError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
+        ran_out = {"ran_out": True} if framework.ran_out(error) else {}
+        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **ran_out, **more})
+
+    def _blames_configuration(self, error):
+        """True where the configuration is to blame: for all errors that Keras and TensorFlow raise as they work.
+
+        A lack of memory is the configuration's fault only where this process has a limit: without a limit, other
+        processes may use the memory up.
+        """
+        return not isinstance(error, OSError if self.memory_mb else (MemoryError, OSError))

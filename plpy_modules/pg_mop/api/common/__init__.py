@@ -1,0 +1,1 @@
+"""What several SQL entry points need: the caller's session, output tables, the winner, help."""

@@ -1,0 +1,1 @@
+"""The functions that act on runs, jobs, trainers and servers, and that report."""

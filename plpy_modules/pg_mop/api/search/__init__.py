@@ -1,0 +1,1 @@
+"""The functions that search: procedures, model spaces, folds, further training."""

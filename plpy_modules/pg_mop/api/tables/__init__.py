@@ -1,0 +1,1 @@
+"""The functions for ordinary tables and named models."""

@@ -1,0 +1,123 @@
+"""mop_predict: answers of a named model for rows of ordinary tables. Nothing is written, so a standby answers, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.errors import MopError, without_nul
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
+from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
+
+
+@with_trainer(keeps=True)
+def mop_predict_row(db, session, model, row, version):
+    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
+    if row is None:
+        return [(None, None, None)]
+    if not row.lstrip().startswith("{"):
+        raise _no_row(db, model, None)
+    found = NamedModel.find(db, model, version)
+    if "\\u0000" in row:
+        row = found.without_nul(row)
+    try:
+        rows = session.query(found.row_query, ("json",), (row,))
+    except db.plpy.SPIError as error:
+        problem = found.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
+        if problem is None:
+            raise
+        raise problem from None
+    with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
+        found.lent_to(db, trainer)
+        unseen: dict[str, list[str]] = {}
+        made = answers(found, found.outputs_of(trainer, found.encode(rows, unseen)))
+    # (a query asks for each row: the session is told once for each column)
+    tell_unseen(db, {name: values for name, values in unseen.items() if name not in found.told}, {})
+    found.told.update(unseen)
+    return made
+
+
+def _no_row(db: Any, model: str, text: str | None) -> MopError:
+    """The error for a value that is not a row. `text`: the value, where it may be the name of a table."""
+    try:
+        table = db.find_table(text) if text and text.strip() else None
+    except MopError:  # (it is no name)
+        table = None
+    name, schema = str(table or "your_table"), db.extension
+    call = f"{schema}.mop_predict({quote_literal(model)}, "
+    return MopError(
+        "a row must have columns with names",
+        detail="A value that is not a row was given. It may come from the data, so it is never read as a table or a query.",
+        hint=f"SELECT t.*, p.* FROM {name} t, {call}t.*) p; -- for each row\n"
+        f"SELECT * FROM {call}source => {quote_literal(name)}); -- for a table, a view or a query",
+        sqlstate="42804",
+    )
+
+
+@sql_function
+def mop_predict(db, model, text):
+    """Raises MopError: the caller gave a text in place of a row."""
+    raise _no_row(db, model, text)
+
+
+@with_trainer
+def mop_predict_table(db, session, model, source, keep, version):
+    """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found)
+    names = reader.kept(split_names(keep))
+    pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
+    # (a function has at most 100 arguments)
+    objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
+    extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
+    rows: list[Any] = []
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*found.json_columns, *names]):
+        for chunk, made in _answered(db, found, trainer, reader, extra):
+            rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
+    return rows
+
+
+@with_trainer
+def mop_predict_into(db, session, model, source, output, keep, version):
+    """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
+    found = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, found)
+    kept = reader.kept(split_names(keep))
+    table = db.output_table(output)
+    for name in kept:
+        if name in ("prediction", "probability", "probabilities"):
+            raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
+    names = [quote_identifier(name) for name in kept]
+    types = [reader.exact_types[name] for name in kept]
+    answer_types = [found.prediction_type, "double precision", "jsonb"]
+    columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
+    db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
+    db.identify_by_all(table)
+    casts = ", ".join(f"(p.c{i})::{sql_type}" for i, (_, sql_type) in enumerate(columns))
+    insert = db.plpy.prepare(
+        f"INSERT INTO {table} SELECT {casts} FROM unnest({', '.join(f'${i + 1}' for i in range(len(columns)))}) "
+        f"AS p({', '.join(f'c{i}' for i in range(len(columns)))})",
+        [*["text[]"] * len(names), "text[]", "float8[]", "text[]"],
+    )
+    extra = [f"{name}::text" for name in names]
+    count = 0
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, found.json_columns):
+        for chunk, made in _answered(db, found, trainer, reader, extra):
+            given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
+            db.plpy.execute(insert, [*given, *map(list, zip(*made))])
+            count += len(chunk)
+    return count
+
+
+def _answered(
+    db: Any, model: NamedModel, trainer: Any, reader: RowReader, extra: list[str]
+) -> Iterator[tuple[list[Any], list[Answer]]]:
+    """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
+    model.lent_to(db, trainer)
+    unseen: dict[str, list[str]] = {}
+    for rows in reader.chunks(extra):
+        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows, unseen)))
+    reader.tell_missing()
+    reader.tell_unseen(unseen)

@@ -1,0 +1,111 @@
+"""Simple models that are trained on the same rows as a net, for comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.tables import reports
+from pg_mop.backend import settings
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.columns import Image, Words
+from pg_mop.inference import scores
+from pg_mop.inference.named_model import NamedModel, RowReader
+
+MOST_ROWS = 200_000  # that a baseline is trained on
+MOST_BYTES = 512 << 20  # of their features
+SECONDS = 600.0  # that the baselines of a call of mop_baselines may train
+
+
+@dataclass
+class Contender:
+    """A model of the comparison, and its measures on the test rows."""
+
+    name: str
+    metrics: dict[str, float]
+
+
+@with_trainer
+def mop_baselines(db, session, model, train, test, version):
+    """Baselines trained on the rows of `train` and measured on those of `test`: [(contender, metric, value)]."""
+    found = NamedModel.find(db, model, version)
+    own = Contender("pg_mop", reports.measure(db, session, found, test).measures(found.regression))
+    return [
+        (contender.name, metric, value)
+        for contender in [own, *contenders(db, session, found, train, test)]
+        for metric, value in contender.metrics.items()
+    ]
+
+
+def contenders(
+    db: Database, session: Any, model: NamedModel, train: str, test: str, seconds: float = SECONDS
+) -> list[Contender]:
+    """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn.
+
+    `seconds`: that these may train, on the cores that nobody uses at this moment.
+    """
+    x, y = _read(db, model, train)
+    x_test, y_test = _read(db, model, test)
+    if not model.regression:
+        x, y = x[y >= 0], y[y >= 0]
+    if not len(y) or not len(y_test):
+        raise MopError("a baseline needs rows with a known target, to train on and to measure")
+    if model.regression:
+        found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
+    else:
+        classes = len(model.labels(int(model.outputs[0])))
+        unknown = int((y_test < 0).any())
+        if unknown:  # (rows of classes without training rows: errors of each contender, as of the model)
+            y_test, classes = np.where(y_test < 0, classes, y_test), classes + 1
+        shares = np.bincount(y, minlength=classes) / len(y)
+        majority = np.tile(shares, (len(y_test), 1))
+        found = [Contender("majority", scores.classification(y_test, majority, unknown))]
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        trainer.send(
+            {
+                "op": "baselines",
+                "regression": model.regression,
+                "shapes": [list(x.shape), list(x_test.shape)],
+                "seconds": seconds,
+                "threads": max(1, settings.cores() - settings.runnable_threads()),
+            },
+            *(np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (x, y.astype("<f8"), x_test)),
+        )
+        header, payloads = trainer.receive()
+    for name, columns, payload in zip(header["names"], header["classes"], payloads):
+        predicted = np.frombuffer(payload, "<f8").reshape(len(x_test), -1)
+        if model.regression:
+            found.append(Contender(name, scores.regression(y_test, predicted[:, 0])))
+        else:
+            probabilities = np.zeros((len(x_test), classes))
+            probabilities[:, columns] = predicted
+            found.append(Contender(name, scores.classification(y_test, probabilities, unknown)))
+    return found
+
+
+def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """(features [rows, elements], target) of at most MOST_ROWS rows with a known target; class -1: without training rows.
+
+    Texts and images are left out, and so are rows beyond MOST_BYTES.
+    """
+    reader = RowReader(db, source, model)
+    features, truth = [], []
+    kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, (Words, Image))]
+    width = sum(math.prod(model.inputs[i].shape) for i in kept)
+    most = min(MOST_ROWS, max(100, MOST_BYTES // (4 * max(1, width))))
+    for known, targets in reports.rows_with_target(reader, model):
+        arrays = model.encode(known)
+        parts = [arrays[i].reshape(len(known), -1) for i in kept]
+        features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
+        truth += targets
+        if len(truth) >= most:
+            break
+    x = np.concatenate(features) if features else np.zeros((0, 1), "<f4")
+    if model.regression:
+        return x, np.array(truth, "f8")
+    codes = reports.class_numbers(model.labels(int(model.outputs[0])), truth)
+    return x, codes

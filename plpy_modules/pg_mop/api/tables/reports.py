@@ -1,0 +1,433 @@
+"""Reports about a named model on rows with known targets: measures, tables and curves (docs/tables.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError
+from pg_mop.backend.functions import sql_function
+from pg_mop.backend.quoting import quote_identifier, quote_literal
+from pg_mop.backend.sql_types import NUMBERS
+from pg_mop.columns import Column, Image, OneHot, Series, TargetNumber, Words
+from pg_mop.columns.features import Feature
+from pg_mop.columns.features.category import Category
+from pg_mop.columns.features.conversion import TIMES, UTC, WHOLE, as_trained, family, number_sql
+from pg_mop.columns.features.moment import Moment
+from pg_mop.columns.features.number import Boolean, Number, shares
+from pg_mop.columns.features_column import Features
+from pg_mop.inference import scores
+from pg_mop.inference.named_model import NamedModel, RowReader
+from pg_mop.inference.row_inputs import PackedInputs, RowInputs
+
+MOST_ROWS = 10_000  # rows that mop_importance permutes
+MOST_BYTES = 128 << 20  # of their inputs
+REPEATS = 5
+MOST_UNKNOWN = 100  # classes without training rows that are told apart
+
+
+class Measured:
+    """The truth and the outputs of a model for rows with a known target.
+
+    `truth`: class numbers, or numbers; `outputs`: [rows, units] in the target's terms; `labels`: of the units. A class that
+    the model does not know (the last `unknown` ones) has a unit of its own with probability 0: its rows are errors.
+    """
+
+    def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int = 0) -> None:
+        self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
+
+    def measures(self, regression: bool) -> dict[str, float]:
+        """The measures, by name."""
+        if regression:
+            return scores.regression(self.truth, self.outputs[:, 0])
+        return scores.classification(self.truth, self.outputs, self.unknown)
+
+
+def measure(db: Database, session: Any, model: NamedModel, source: str | None) -> Measured:
+    """Predict for the rows of a source with a known target. Raises MopError."""
+    reader = RowReader(db, source, model)
+    truth: list[Any] = []
+    outputs = []
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        model.lent_to(db, trainer)
+        for known, targets in rows_with_target(reader, model):
+            outputs.append(model.outputs_of(trainer, model.encode(known)))
+            truth += targets
+    if not truth:
+        raise MopError(
+            f'no row has a value of target "{model.target}"', hint="A report needs rows whose target is known."
+        )
+    reader.tell_missing()
+    together = np.concatenate(outputs)
+    if model.regression:
+        return Measured(np.array(truth, "f8"), together, [])
+    labels = model.labels(together.shape[1])
+    trained = set(labels)
+    unknown = Counter(value for value in truth if value not in trained)
+    if unknown:
+        db.warning(
+            f"{unknown.total()} rows have a class that training rows did not have: they count as errors",
+            detail=f"For instance {', '.join(sorted(unknown)[:5])}.",
+        )
+    named = [*labels, *(name for name, _ in unknown.most_common(MOST_UNKNOWN))]
+    if len(unknown) > MOST_UNKNOWN:
+        named.append("(other classes)")
+    together = np.pad(together, ((0, 0), (0, len(named) - len(labels))))
+    codes = class_numbers(named, truth)
+    return Measured(np.where(codes < 0, len(named) - 1, codes), together, named, len(named) - len(labels))
+
+
+def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:
+    """(rows, their targets) of each chunk, without the rows whose target is NULL or no finite number. Raises MopError."""
+    for rows in reader.chunks([_target_sql(reader, model)]):
+        if known := [row for row in rows if _is_known(row["e0"])]:
+            yield known, [row["e0"] for row in known]
+
+
+def _is_known(target: Any) -> bool:
+    return target is not None and (not isinstance(target, float) or math.isfinite(target))
+
+
+def class_numbers(labels: list[str], truth: list[str]) -> np.ndarray:
+    """The number of each class; -1 for a class that is not among the labels."""
+    numbers = {label: k for k, label in enumerate(labels)}
+    return np.array([numbers.get(value, -1) for value in truth])
+
+
+def _target_sql(reader: RowReader, model: NamedModel) -> str:
+    """SQL: the target of a row. Raises MopError where the rows do not have it."""
+    if model.target not in reader.columns:
+        raise MopError(
+            f'the rows have no column "{model.target}", the target', hint="A report needs rows whose target is known."
+        )
+    if reader.columns[model.target].endswith("[]"):
+        raise MopError(
+            f'target "{model.target}" has arrays, and a report needs one class or one number in each row',
+            hint=f"Evaluate the model table on a packed table: SELECT {reader.db.extension}.madlib_keras_evaluate(...);",
+            sqlstate="42804",
+        )
+    name, actual = quote_identifier(model.target), reader.columns[model.target]
+    if model.regression:
+        return number_sql(name, actual) if actual in NUMBERS else f"{name}::double precision"
+    return _label_sql(name, actual, model.output) if isinstance(model.output, OneHot) else f"{name}::text"
+
+
+def _label_sql(name: str, actual: str, output: OneHot) -> str:
+    """SQL: the class of a row. `name`: the column, quoted; `actual`: its type."""
+    trained = str(output.sql_type)
+    trained = "citext" if trained.rpartition(".")[2] == "citext" else trained
+    return class_sql(name, actual, trained, output.classes)
+
+
+def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
+    """SQL: the text of the class that equals a value, else the text of the value; types are `actual` and `trained`.
+
+    Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
+    """
+    sql_type, as_type = None, f"{value}::{trained}"
+    if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
+        sql_type = trained
+        if actual != trained:
+            sql_type, as_type = "numeric", f"{value}::text::numeric"
+    elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
+        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
+    elif trained == "citext" and family(actual) == "text":
+        sql_type, as_type = "text", f"lower({value}::text)"
+    if sql_type is None:
+        return f"{value}::text"
+    texts = ", ".join("NULL" if c is None else quote_literal(c) for c in classes)
+    keys = f"ARRAY[{texts}]::{sql_type}[]"
+    if trained == "citext":
+        keys = (
+            f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in classes)}]::text[]"
+        )
+    return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
+
+
+@with_trainer
+def mop_evaluate(db, session, model, source, version):
+    """Measures of the model on rows with known targets: [(name, value)]."""
+    found = NamedModel.find(db, model, version)
+    measured = measure(db, session, found, source)
+    values = {"rows": float(len(measured.truth)), **measured.measures(found.regression)}
+    return [(name, None if math.isnan(value) else value) for name, value in values.items()]
+
+
+def _classes(db: Database, session: Any, model: Any, source: Any, version: Any) -> Measured:
+    found = NamedModel.find(db, model, version)
+    if found.regression:
+        raise MopError(
+            f'model "{model}" predicts numbers: it has no classes',
+            hint=f"SELECT * FROM {db.extension}.mop_regression_report({quote_literal(model)}, ...);",
+        )
+    return measure(db, session, found, source)
+
+
+@with_trainer
+def mop_confusion_matrix(db, session, model, source, version):
+    """[(true class, predicted class, rows)]."""
+    m = _classes(db, session, model, source, version)
+    table = scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels))
+    return [(m.labels[i], m.labels[j], int(table[i, j])) for i in range(len(table)) for j in range(len(table))]
+
+
+@with_trainer
+def mop_class_report(db, session, model, source, version):
+    """[(class, precision, recall, f1, support)]."""
+    m = _classes(db, session, model, source, version)
+    report = scores.class_report(scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels)))
+    return [
+        (label, row["precision"], row["recall"], row["f1"], int(row["support"])) for label, row in zip(m.labels, report)
+    ]
+
+
+def _positive(m: Measured, label: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """(whether each row is of the class, its probability); by default of the second class. Raises MopError."""
+    chosen = m.labels[min(1, len(m.labels) - 1)] if label is None else label
+    if chosen not in m.labels:
+        raise MopError(f'there is no class "{chosen}"', hint="The classes are " + ", ".join(m.labels) + ".")
+    k = m.labels.index(chosen)
+    return m.truth == k, m.outputs[:, k]
+
+
+@with_trainer
+def mop_regression_report(db, session, model, source, version):
+    """The errors of the model in ten bands of the target: [(lowest, highest, rows, means, errors)]."""
+    found = NamedModel.find(db, model, version)
+    if not found.regression:
+        raise MopError(
+            f'model "{model}" predicts classes, not numbers',
+            hint=f"SELECT * FROM {db.extension}.mop_class_report({quote_literal(model)}, ...);",
+        )
+    measured = measure(db, session, found, source)
+    return [tuple(band.values()) for band in scores.regression_report(measured.truth, measured.outputs[:, 0])]
+
+
+@with_trainer
+def mop_roc_curve(db, session, model, source, label, version):
+    """[(threshold, false positive rate, true positive rate)]; the area below them is the AUC."""
+    m = _classes(db, session, model, source, version)
+    return scores.roc_curve(*_positive(m, label))
+
+
+@with_trainer
+def mop_calibration(db, session, model, source, label, version):
+    """[(mean probability, share of the class, rows)] in ten bins."""
+    m = _classes(db, session, model, source, version)
+    return scores.calibration(*_positive(m, label))
+
+
+@with_trainer
+def mop_importance(db, session, model, source, version, seed):
+    """What the model's main measure loses where one column is permuted: [(column, loss, deviation)], largest first."""
+    return importance(db, session, NamedModel.find(db, model, version), source, seed)
+
+
+def importance(
+    db: Database, session: Any, found: NamedModel, source: str | None, seed: int | None = 0
+) -> list[tuple[str, float, float]]:
+    """What the main measure of a model loses where one column is permuted: [(column, loss, deviation)], largest first."""
+    reader = RowReader(db, source, found)
+    truth: list[Any] = []
+    chunks = []
+    row_bytes = 4 * sum(math.prod(column.shape) for column in found.inputs)
+    most = min(MOST_ROWS, max(100, MOST_BYTES // row_bytes))
+    random = np.random.default_rng(abs(seed or 0))
+    with trainer_of(session, trainer_options(db, False)) as trainer:
+        found.lent_to(db, trainer)
+        for known, targets in rows_with_target(reader, found):
+            left = most - len(truth)
+            chunks.append(found.encode(known[:left]))
+            truth += targets[:left]
+            if len(truth) >= most:
+                break
+        if not truth:
+            raise MopError(f'no row has a value of target "{found.target}"')
+        arrays = [np.concatenate(own) for own in zip(*chunks)]
+        real = np.array(truth, "f8") if found.regression else np.array(truth, object)
+        base = _main_measure(found, real, found.outputs_of(trainer, arrays))
+        losses = []
+        for name, places in _elements(found.inputs):
+            own = []
+            for _ in range(REPEATS):
+                order = random.permutation(len(truth))
+                changed = list(arrays)
+                for i, columns in places:
+                    changed[i] = changed[i].copy()
+                    changed[i][..., columns] = changed[i][order][..., columns]
+                own.append(base - _main_measure(found, real, found.outputs_of(trainer, changed)))
+            losses.append((name, float(np.mean(own)), float(np.std(own))))
+    return sorted(losses, key=lambda loss: -loss[1])
+
+
+def _main_measure(model: NamedModel, truth: np.ndarray, outputs: np.ndarray) -> float:
+    """Accuracy, or R2."""
+    if model.regression:
+        return scores.regression(truth, outputs[:, 0])["r2"]
+    labels = np.array(model.labels(outputs.shape[1]), object)
+    return float((labels[outputs.argmax(1)] == truth).mean())
+
+
+def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
+    """(column of the source, [(input, its elements)]) of each."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for i, column in enumerate(inputs):
+        if isinstance(column, Features):
+            start = 0
+            for feature in column.features:
+                end = start + len(feature.elements)
+                found.setdefault(feature.name, []).append((i, slice(start, end)))
+                start = end
+        else:
+            found.setdefault(column.name, []).append((i, slice(None)))
+    return list(found.items())
+
+
+@sql_function
+def mop_feature_info(db, model, version):
+    """What became of each column: of a named model, or of a packed table."""
+    packed = PackedInputs.find(db, model)
+    found: RowInputs = NamedModel.find(db, model, version) if packed is None else packed
+    with found.reading():
+        return _columns(found.inputs if packed is None else packed.all_inputs)
+
+
+def _columns(inputs: Sequence[Column]) -> list[Any]:
+    rows: list[Any] = []
+    for column in inputs:
+        if isinstance(column, Features):
+            rows += [_described(feature) for feature in column.features]
+        else:
+            known = column.parameters
+            if isinstance(column, Words):
+                what = f"{column.tokens} words"
+            else:
+                what = f"{column.type_name if isinstance(column, (Image, Series)) else 'array'} of {known['shape']}"
+            nulls = known.get("nulls")
+            share = nulls / known["rows"] if nulls is not None and known.get("rows") else None
+            rows.append((column.name, known.get("sql_type"), what, None, share, None, None, None, None, None))
+    return rows
+
+
+def _described(feature: Feature) -> tuple[Any, ...]:
+    p = feature.parameters
+    values = None
+    if isinstance(feature, Category):
+        values = json.dumps(dict(zip(p["values"][:20], p["counts"][:20])))
+    known = [p.get(name) for name in ("mean", "deviation", "least", "most")]
+    numbers = [None if value is None else float(value) for value in known]
+    return (
+        feature.name,
+        feature.sql_type,
+        feature.described(),
+        len(feature.elements),
+        p["nulls"] / p["rows"] if p["rows"] else None,
+        *numbers,
+        values,
+    )
+
+
+@sql_function
+def mop_drift(db, model, source, version):
+    """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]. `model`: a named
+    model, or a packed table."""
+    packed = PackedInputs.find(db, model)
+    if packed is None:
+        return drift(db, NamedModel.find(db, model, version), source)
+    if not packed.inputs:
+        raise MopError(
+            f'"{model}" has no columns that rows can be compared with',
+            detail="A table of mop_pack keeps how the values of numbers, categories and dates are distributed.",
+            hint=f"SELECT * FROM {db.extension}.mop_feature_info({quote_literal(model)}); shows its columns.",
+            sqlstate="55000",
+        )
+    return drift(db, packed, source)
+
+
+def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
+    """How far columns are from those of training: [(column, stability index, NULL share then, now, verdict)].
+
+    Raises MopError."""
+    with found.reading():
+        return _drift(db, found, source)
+
+
+def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
+    reader = RowReader(db, source, found)
+    numbers: dict[str, list[np.ndarray]] = {}
+    codes: dict[str, np.ndarray] = {}
+    nulls: dict[str, int] = {}
+    count = 0
+    features = {f.name: f for column in found.inputs if isinstance(column, Features) for f in column.features}
+    target = _target_to_compare(reader, found.output)
+    targets: list[Any] = []
+    for rows in reader.chunks([] if target is None else [target]):
+        count += len(rows)
+        targets += [row["e0"] for row in rows if row["e0"] is not None] if target is not None else []
+        for column, values in found.values(rows):
+            if not isinstance(column, Features):
+                continue
+            for name, own in column.wires(values).items():
+                feature = features[name]
+                if isinstance(feature, Category):
+                    counts = np.bincount(feature.numbers(own), minlength=len(feature.classes))
+                    codes[name] = codes.get(name, 0) + counts
+                    nulls[name] = nulls.get(name, 0) + sum(value is None for value in own)
+                else:
+                    numbers.setdefault(name, []).append(np.array(own))
+                    nulls[name] = nulls.get(name, 0) + int(np.isnan(own).sum())
+    if not count:
+        raise MopError("there are no rows")
+    reader.tell_missing()
+    result = []
+    for name, feature in features.items():
+        p = feature.parameters
+        if isinstance(feature, Category):
+            then = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
+            index = scores.stability([n / max(1, sum(then)) for n in then], (codes[name] / codes[name].sum()).tolist())
+        elif isinstance(feature, (Number, Moment)):
+            index = scores.stability(p["shares"], shares(p["edges"], np.concatenate(numbers[name])))
+        elif isinstance(feature, Boolean):
+            values = np.concatenate(numbers[name])
+            now = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+            index = scores.stability([p["share"], 1 - p["share"]], [now, 1 - now])
+        else:
+            continue
+        result.append((name, index, p["nulls"] / max(1, p["rows"]), nulls[name] / count, _verdict(index)))
+    if targets and found.output is not None:
+        index = _drift_of_target(found.output, targets)
+        result.append((found.output.name, index, 0.0, 1 - len(targets) / count, _verdict(index)))
+    return sorted(result, key=lambda row: -row[1])
+
+
+def _verdict(index: float) -> str:
+    return "stable" if index < 0.1 else "changed" if index < 0.25 else "drifted"
+
+
+def _target_to_compare(reader: RowReader, output: Column | None) -> str | None:
+    """SQL: the target of a row, where the rows have it and its distribution in training is known."""
+    actual = None if output is None else reader.columns.get(output.name)
+    if output is None or actual is None:
+        return None
+    name = quote_identifier(output.name)
+    if isinstance(output, OneHot) and "counts" in output.parameters and not actual.endswith("[]"):
+        return _label_sql(name, actual, output)
+    if isinstance(output, TargetNumber) and "edges" in output.parameters and actual in NUMBERS:
+        return number_sql(name, actual)
+    return None
+
+
+def _drift_of_target(output: Column, targets: list[Any]) -> float:
+    """The stability index of known targets; classes that are new are one class."""
+    if isinstance(output, TargetNumber):
+        return scores.stability(output.parameters["shares"], shares(output.parameters["edges"], targets))
+    then, now = output.parameters["counts"], Counter(targets)
+    known = [now.pop(label, 0) for label in output.classes or []]
+    numbers = [*known, sum(now.values())]
+    return scores.stability([n / max(1, sum(then)) for n in [*then, 0]], [n / len(targets) for n in numbers])

@@ -1,0 +1,703 @@
+"""mop_train: from a table to a named model, by the public functions that a user would call (docs/tables.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from typing import Any
+
+from pg_mop.api.common.model_table import StoredModel
+from pg_mop.api.common.session import with_trainer
+from pg_mop.api.search.folds import check_folds
+from pg_mop.api.tables import explained_training, reports, same_rows, training_checks
+from pg_mop.api.tables.baselines import Contender, contenders
+from pg_mop.api.tables.named_models import Version, add_version, check_writable, step_prefix, switch, with_shapes
+from pg_mop.api.tables.pack import Options
+from pg_mop.api.tables.split import SHARE, read_shares
+from pg_mop.api.tables.steps import Steps
+from pg_mop.api.tables.table_nets import layer_names
+from pg_mop.backend import settings, transaction, weights
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import MopError, understood
+from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal, split_names, written
+from pg_mop.inference import scores
+from pg_mop.inference.model_parts import is_callers, signed
+from pg_mop.inference.named_model import NamedModel, table_of
+from pg_mop.packing.row_source import columns_named, in_brackets, is_query, rows_of, view_of_query
+
+REMARK = "a step of mop_train: its end, or the next call, drops it"  # the comment of the relations of the steps
+RESERVED = 0.05  # of the time limit, for measuring the winner
+FOR_BASELINES = 0.1  # of the time limit, for training these
+LEAST_SECONDS = 0.5  # of training: of the search, and of baselines
+STEPS_WANTED = 3000  # mini-batches that the longest trial should train, as far as the time allows
+MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
+BALANCED = "balanced"  # as weight: each class counts as much as the others
+BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
+OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
+ARGUMENTS = (
+    "source",
+    "name",
+    "target",
+    "id",
+    "exclude",
+    "kind",
+    "transform",
+    "weight",
+    "split",
+    "by",
+    "valid",
+    "test",
+    "layers",
+    "time_limit",
+    "max_trials",
+    "baselines",
+    "keep",
+    "folds",
+)
+NUMBERS = ("valid", "test", "max_trials", "folds")
+SWITCHES = ("baselines", "keep")
+
+
+@with_trainer
+def mop_train(db, session, *values):
+    """Train a model for a table's target, and make it version 1 of `name`; returns a report."""
+    call = Training(db, dict(zip(ARGUMENTS, values)))
+    if call.name is None or not call.name.strip():
+        raise MopError("no name is given for the model", hint="name => 'churn', for instance.")
+    if db.find_table(call.name) is not None:
+        table_of(db, call.name)
+        raise MopError(
+            f'model "{call.name}" exists',
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(call.name)}, ...); makes another version.",
+            sqlstate="42P07",
+        )
+    db.output_table(call.name)
+    return call.run(session, 1, True)
+
+
+@with_trainer
+def mop_retrain(db, session, name, source, time_limit, automatic, warm):
+    """Train the named model again, on `source`, as its last version was trained; returns a report.
+
+    `automatic`: the new version comes into use only if it is better on the new rows' test part. `warm`: training begins with
+    the net, the weights and the transform of the version in use.
+    """
+    table = table_of(db, name)
+    row = db.one(
+        # (one statement: another role may write between two)
+        f"SELECT details::text AS details, {is_callers(db)} AS own FROM {table} WHERE details ? 'arguments' "
+        "ORDER BY version DESC LIMIT 1",
+        ["oid"],
+        [table.oid],
+    )
+    if row is None:
+        raise MopError(
+            f'no version of model "{name}" was made by mop_train',
+            hint="Train by hand and deploy: "
+            f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
+        )
+    with understood(f'the details of model "{name}" name no arguments of mop_train that can be read'):
+        arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
+        check_types(arguments)
+    check_writable(db, table)
+    if source is not None:
+        arguments["source"] = source
+    elif not row["own"]:
+        # Present rights on the table prove nothing: a role without them may have written the source earlier.
+        raise MopError(
+            f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
+            detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(arguments['source'])});",
+            sqlstate="42501",
+        )
+    if time_limit is not None:
+        arguments["time_limit"] = time_limit
+    version = 1 + db.value(f"SELECT max(version) FROM {table}")
+    present = NamedModel.find(db, name).version if warm or automatic else None
+    return Training(db, arguments, present if warm else None).run(session, version, not automatic)
+
+
+def check_types(arguments: dict[str, Any]) -> None:
+    """Raises ValueError where an argument, stored in a row that another role may write, has another type than a call's."""
+    kinds = dict.fromkeys(NUMBERS, (int, float)) | dict.fromkeys(SWITCHES, bool)
+    for name in ARGUMENTS:
+        value, kind = arguments[name], kinds.get(name, str)
+        if value is not None and (not isinstance(value, kind) or kind is not bool and isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r}")
+
+
+class Training:
+    """One call of mop_train or mop_retrain. `statements`: what was run, for a user who wants to do it by hand.
+
+    `present`: the version whose training goes on; None: training begins with new weights.
+    """
+
+    def __init__(self, db: Database, arguments: dict[str, Any], present: int | None = None) -> None:
+        """Check the arguments. Raises MopError."""
+        self.db, self.arguments, self.present = db, arguments, present
+        self.name: str = arguments["name"]
+        self.source, self.target = arguments["source"], arguments["target"]
+        if db.explaining is not None:
+            explained_training.refuse_query(db, self.source)
+        self.split = (arguments["split"] or "random").strip().lower()
+        if arguments["time_limit"] is None:
+            arguments["time_limit"] = "00:05:00"
+        self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [arguments["time_limit"]]))
+        read_shares(arguments["valid"] if arguments["folds"] is None else 0, arguments["test"], self.split)
+        if self.seconds < 1:
+            raise MopError(
+                f"time_limit must be at least a second, not {arguments['time_limit']}", hint="time_limit => '2 min'"
+            )
+        if arguments["max_trials"] is not None and arguments["max_trials"] < 1:
+            raise MopError(f"max_trials must be at least 1, not {arguments['max_trials']:g}")
+        layer_names(arguments["layers"])
+        if db.setting("transaction_isolation") != "read committed":
+            raise MopError(
+                "mop_train needs a transaction of isolation level read committed",
+                detail="It sees what its own steps commit.",
+                hint="BEGIN ISOLATION LEVEL READ COMMITTED;",
+                sqlstate="25001",
+            )
+        db.check_engine("mop_train")
+        Options.read(arguments["kind"], arguments["transform"], None, None)
+        if arguments["folds"] is not None:
+            self._check_folds()
+        self.statements: list[str] = []
+        self.query: str | None = None  # the source with qualified names, where it is a query
+        with view_of_query(db, self.source) if is_query(self.source) else rows_of(db, self.source) as rows:
+            if len(split_names(self.target)) != 1:
+                raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
+            (target,) = columns_named(db, rows, "target", split_names(self.target))
+            if db.columns(rows)[target].endswith("[]"):
+                raise MopError(
+                    f'target "{target}" has arrays: mop_train takes a column of classes or of numbers',
+                    hint="Train on arrays by hand: "
+                    f"SELECT {db.extension}.mop_pack(...); then mop_architecture(...) and mop_search(...).",
+                    sqlstate="42804",
+                )
+            self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
+            unused = [
+                columns_named(db, rows, name, split_names(arguments[name]))
+                for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
+            ]
+            self.column = target
+            self.used = [name for name in db.columns(rows) if not any(name in names for names in unused)]
+            if is_query(self.source):
+                self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
+            else:
+                if arguments["folds"] is not None and self.split == "group":
+                    self._groups(rows)
+                self._count(rows)
+        if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
+            raise MopError(
+                f'table "{self.source}" is temporary: the sessions that train cannot see it',
+                hint=f"CREATE TABLE ... AS SELECT * FROM {self.source};",
+            )
+        self.seconds = training_checks.seconds_until_timeout(db, self.seconds)
+
+    def _count(self, rows: Any, steps: Any = None) -> None:
+        self.rows = self._value(f"SELECT count(*) FROM {rows}", steps)
+        if self.rows < 10:
+            raise MopError(
+                f"there are {self.rows} rows: too few to train, to choose and to measure",
+                detail="Each of the three parts needs rows of its own.",
+            )
+
+    def _value(self, sql: str, steps: Any) -> Any:
+        """The only value of a query; with `steps`, of their relations: a lock of this session's would keep a failed call from
+        dropping them."""
+        return self.db.value(sql) if steps is None else training_checks.read(steps, sql)[0][0]
+
+    def _check_folds(self) -> None:
+        """Raises MopError where the folds cannot choose among the trials of this call."""
+        db, a = self.db, self.arguments
+        check_folds(db, a["folds"], {})
+        if a["valid"] not in (None, 0, SHARE):
+            raise MopError(
+                "folds and valid cannot be combined",
+                detail="With folds there is no validation part: the folds of the training part choose.",
+                hint="Leave out folds or valid.",
+            )
+        if self.split == "time":
+            raise MopError(
+                "folds and split => 'time' cannot be combined",
+                detail="Folds would train on later rows than those that they are evaluated on.",
+                hint="Leave out folds: a validation part chooses.",
+            )
+        self.segments = settings.load(db)["segments"] or settings.gpus() or settings.cores()
+
+    def _groups(self, rows: Any, steps: Any = None) -> int:
+        """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
+        by, folds = split_names(self.arguments["by"])[:1], self.arguments["folds"]
+        found = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
+        (column,) = columns_named(self.db, found, "by", by) or [None]
+        if column is None:
+            raise MopError("split => 'group' needs a column", hint="by => 'column'")
+        name = quote_identifier(column)
+        sql = f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {found}"
+        count = self._value(sql, steps)
+        if count < folds:
+            raise MopError(
+                f'column "{column}" has {count} group{"s" * (count != 1)} in {found}, fewer than the {folds} folds',
+                detail="All rows of a group are in one fold.",
+                hint=f"folds => {count}" if count > 1 else "Leave out folds.",
+            )
+        return count
+
+    # --- the steps ---
+
+    def run(self, session: Any, version: int, use: bool) -> str:
+        """Train, and add the version; returns the report. Raises MopError."""
+        db, began = self.db, time.monotonic()
+        # (with the schema: a temporary relation of the caller may have the name of one of ours)
+        prefix = self._qualified(step_prefix(db, self.name, version))
+        n = {
+            part: db.suffixed(prefix, f"_{part}")
+            for part in ("rows", "train", "valid", "test", "packed", "checked", "nets", "search")
+        }
+        if db.explaining is not None:
+            explained_training.explain(self, prefix, n, version)
+        training_checks.tell_beginning(db, self.name, self.seconds)
+        with Steps(db, f"mop_train {self.name}") as steps:
+            self.begin(steps, prefix, n)
+            same_rows.check(db, steps, self.source)
+            try:
+                self.read_query(steps, n)
+                self.split_rows(steps, prefix, n)
+                self.pack_parts(steps, n)
+                kind = self.make_nets(steps, n)
+                self.tell_of_rows(steps, n, kind)
+                prepared = time.monotonic() - began
+                self.search_nets(steps, n, kind, began)
+            except BaseException:
+                steps.finish(self._dropping(n))
+                raise
+        searched = time.monotonic() - began - prepared
+        best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
+        if best is None:
+            raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
+        chosen = db.one(
+            f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
+            f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
+        )
+        assert chosen is not None
+        number = self._add(n, best, chosen["fit_params"], kind, use)
+        model = NamedModel.find(db, self.name, number)
+        measured = reports.measure(db, session, model, n["test"])
+        metrics = measured.measures(model.regression)
+        found = [Contender("pg_mop", metrics)]
+        if self.arguments.get("baselines") is not False:
+            left = self.seconds - (time.monotonic() - began)
+            found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
+        main = main_metric(model.regression)
+        without = 0.0 if model.regression else scores.most_frequent(measured.truth)
+        training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
+        switched = self._decide(session, model, number, metrics, use, n)
+        trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
+        details = {
+            "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            "parts": self.queries,
+            **({"folds": self._means(n, best)} if self.arguments["folds"] is not None else {}),
+            "statements": self.statements,
+            "net": chosen["net"],
+            "iterations": chosen["iterations"],
+            "trials": trials,
+            "rows": self.parts,
+            "interval": list(_interval(model, measured, metrics)),
+            "contenders": {contender.name: contender.metrics for contender in found},
+            "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
+        }
+        self._complete(number, metrics, details)
+        self._end_steps(n)
+        return self._report(number, model, found, details, chosen, switched)
+
+    def _qualified(self, name: str) -> str:
+        """A name with the schema in which the caller creates relations of that name."""
+        schema, own = self.db.parse_name(name)
+        if schema is None:
+            with self.db.caller_path():
+                schema = self.db.value("SELECT pg_catalog.current_schema()")
+        return ".".join(written(part) for part in (schema, own) if part is not None)
+
+    def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+        """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
+        self._reserve(prefix)
+        steps.run(self._dropping(n), quiet=True)
+        for _, name in self._relations(n):
+            self.db.output_table(name)
+
+    def _say(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+        """Run a statement that the report will show; `made`: the tables that it makes, as far as they are needed.
+
+        The same transaction gives the tables our comment. If the call is killed, the next call finds them by it.
+        """
+        self.statements.append(sql)
+        self._run(steps, sql, made, quiet)
+
+    def _run(self, steps: Steps, sql: str, made: list[str] | None = None, quiet: bool = False) -> None:
+        steps.run(sql + (self._marking(made) if made else ""), quiet)
+
+    def _marking(self, made: list[str]) -> str:
+        """SQL: the comment of those tables that exist."""
+        tables = ", ".join(f"pg_catalog.to_regclass({quote_literal(self._ref(name))})" for name in made)
+        return " " + _block(_MARKING.format(tables=tables, remark=quote_literal(REMARK)))
+
+    def read_query(self, steps: Steps, n: dict[str, str]) -> None:
+        """Store the rows of a query, which so runs once."""
+        if self.query is not None:
+            self._run(
+                steps,
+                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {self.source.strip().rstrip(';')}\n;",
+                [n["rows"]],
+            )
+            self._count(self._found(n["rows"]), steps)
+
+    def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
+        a = self.arguments
+        method, by = a["split"], a["by"]
+        if method is None:
+            method = "random"
+        valid = a["valid"] if a["folds"] is None else 0
+        given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
+        self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
+        source = self.source if self.query is None else n["rows"]
+        values = [source, prefix, *given.values(), REMARK]
+        found = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
+        self.parts = {part: rows for part, rows, _ in found}
+        self.queries = {part: query for part, _, query in found}
+        if self.query is not None:
+            stored = f"FROM {self._found(n['rows'])} t"
+            self.queries = {
+                part: query.replace(stored, f"FROM {in_brackets(self.query)} t") for part, query in self.queries.items()
+            }
+        if "test" not in self.parts:
+            raise MopError("the split has no test part", hint="test => 0.2")
+        if a["folds"] is not None and "valid" in self.parts:
+            raise MopError(
+                "folds and a validation part cannot be combined",
+                detail=f'Column "{by}" has rows of a validation part.',
+                hint="Leave out folds, or give these rows to the training part.",
+            )
+
+    def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
+        a = self.arguments
+        weight = None if self.balanced else a["weight"]
+        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}, "weight": weight}
+        if self.split == "column" and a["by"]:
+            given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
+        if self.present is not None:
+            given = {"fitted_on": self.name, "weight": weight}
+        if a["folds"] is not None:
+            least = self.segments
+            if self.split == "group":
+                given["grouped_by"] = a["by"]
+                least = min(least, self._groups(n["train"], steps))
+            if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
+                self._say(steps, f"SET pg_mop.segments = {a['folds']};")
+        self._pack(steps, n["train"], n["packed"], given)
+        if "valid" in self.parts:
+            self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
+
+    def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
+        # (mop_pack itself comments on the packed table)
+        self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
+
+    def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
+        if self.present is None:
+            given = {"layers": self.arguments["layers"]}
+            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), [n["nets"]], True)
+        else:
+            self._say(
+                steps,
+                f"SELECT {written(self.db.schema)}.load_keras_model({quote_literal(n['nets'])}, m.model_arch, m.model_weights, "
+                f"'version {self.present}') FROM {self._ref(self.name)} m WHERE m.version = {self.present};",
+                [n["nets"]],
+                True,
+            )
+        if (
+            self.present is not None
+            and (parts := weights.existing(self.db, str(table_of(self.db, self.name)), weights.READING)) is not None
+        ):
+            copy = self.db.suffixed(n["nets"], weights.SUFFIX)
+            self._say(steps, f"CREATE TABLE {self._ref(copy)} AS TABLE {parts};", [copy], True)
+        row = steps.run(f"SELECT to_json(s)->>'dependent_dtype' FROM {self._ref(n['packed'], '_summary')} s")
+        return "regression" if row[0][0] == "float32" else "classification"
+
+    def tell_of_rows(self, steps: Steps, n: dict[str, str], kind: str) -> None:
+        """Warn the caller of copies of rows, of a target with a long tail, and of a rare class."""
+        train = self._found(n["train"])
+        training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
+        if kind == "regression":
+            training_checks.tell_long_tail(self.db, steps, train, self.column)
+        elif self.arguments["weight"] is None:
+            training_checks.tell_rare_class(self.db, steps, train, self.column)
+
+    def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
+        rows = self.parts["train"]
+        small = 32 if rows < 20_000 else 128 if rows < 200_000 else 512
+        loss, metrics = ("mse", ["mae"]) if kind == "regression" else ("categorical_crossentropy", ["accuracy"])
+        rates = [0.0003, 0.01, "log"] if self.present is None else [0.00003, 0.003, "log"]
+        space = {
+            "loss": [loss],
+            "metrics": [metrics],
+            "optimizer_params_list": [{"optimizer": ["Adam"], "lr": rates}],
+            "batch_size": [small, 4 * small],
+            "epochs": [1],
+        }
+        if self.balanced:
+            if kind == "regression":
+                raise MopError(
+                    "weight => 'balanced' needs classes, but the target has numbers", hint="Leave weight out."
+                )
+            space["class_weight"] = ["balanced"]
+        iterations = 27
+        while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
+            iterations *= 3
+        reserved = RESERVED + FOR_BASELINES * (self.arguments.get("baselines") is not False)
+        prepared = time.monotonic() - began
+        left = self.seconds * (1 - reserved) - prepared
+        if left < 0.2 * self.seconds:
+            self.db.warning(
+                f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
+                hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
+            )
+        given: dict[str, Any] = {
+            "procedure": "asha",
+            "procedure_params": f"iterations={iterations}",
+            "validation_table": n["checked"] if "valid" in self.parts else None,
+            "time_limit": f"{max(LEAST_SECONDS, left):.1f} s",
+            "max_trials": self.arguments["max_trials"],
+            "folds": self.arguments["folds"],
+        }
+        call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
+        self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
+
+    def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
+        """The means and deviations over the folds of the chosen trial."""
+        row = self.db.one(
+            f"SELECT metrics_type[1] AS metric, folds_metrics_mean AS mean, folds_metrics_deviation AS deviation, "
+            f"folds_loss_mean AS loss_mean, folds_loss_deviation AS loss_deviation "
+            f"FROM {self._found(n['search'], '_info')} WHERE mst_key = {int(best)}"
+        )
+        assert row is not None
+        return {"number": self.arguments["folds"], **row}
+
+    def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
+        """SQL that calls one of our functions, as a user writes it."""
+        arguments = [quote_literal(value) for value in values]
+        for name, value in given.items():
+            if value is not None:
+                arguments.append(f"{name} => {value if isinstance(value, (int, float)) else quote_literal(value)}")
+        return f"{verb} {written(self.db.schema)}.{function}({', '.join(arguments)});"
+
+    def _ref(self, name: str, suffix: str = "") -> str:
+        """SQL for a relation by its name, as the caller writes it."""
+        schema, own = self.db.parse_name(self.db.suffixed(name, suffix))
+        return ".".join(quote_identifier(part) for part in (schema, own) if part is not None)
+
+    def _found(self, name: str, suffix: str = "") -> str:
+        return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step", rows=False))
+
+    # --- leftovers ---
+
+    def _reserve(self, prefix: str) -> None:
+        """Reserve the names of the steps' relations until the end of the transaction. Raises MopError."""
+        schema, name = self.db.parse_name(prefix)
+        reserved = self.db.value(
+            f"SELECT {self.db.extension}.mop_reserve($1, $2::name)", ["text", "text"], [schema, name]
+        )
+        if not reserved:
+            pid = self.db.value(
+                f"SELECT {self.db.extension}.mop_reserved_by($1, $2::name)", ["text", "text"], [schema, name]
+            )
+            raise MopError(
+                f'another session is training model "{self.name}" now',
+                detail=f"It is that of process {pid}." if pid is not None else None,
+                hint=f"SELECT pg_cancel_backend({pid}); ends its call." if pid is not None else "Call again.",
+                sqlstate="55006",
+            )
+
+    def _relations(self, n: dict[str, str]) -> list[tuple[str, str]]:
+        """(kind, name) of all relations of the steps, in an order in which they can be dropped."""
+        suffixed = self.db.suffixed
+        return [
+            *(("VIEW", n[part]) for part in ("train", "valid", "test")),
+            ("TABLE", n["rows"]),
+            *(("TABLE", suffixed(n[part], end)) for part in ("packed", "checked") for end in ("", "_summary")),
+            *(("TABLE", suffixed(n["nets"], end)) for end in ("", weights.SUFFIX)),
+            *(("TABLE", suffixed(n["search"], end)) for end in (*OF_SEARCH, weights.SUFFIX)),
+        ]
+
+    def _dropping(self, n: dict[str, str]) -> str:
+        """SQL that drops the relations with our comment. This call has made them, or an earlier call has left them."""
+        marked = {
+            n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")
+        }  # by their summaries
+        rows = ", ".join(
+            f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(marked.get(name, name)))})"
+            for kind, name in self._relations(n)
+        )
+        return _block(_DROPPING.format(rows=rows, remark=quote_literal(REMARK)))
+
+    def _end_steps(self, n: dict[str, str]) -> None:
+        """Drop the relations of the steps in the caller's transaction. With `keep`, give them comments instead."""
+        if not self.arguments.get("keep"):
+            self.db.execute(self._dropping(n))
+            return
+        for kind, name in self._relations(n):
+            table = self.db.find_table(name)
+            if table and self.db.value("SELECT obj_description($1, 'pg_class')", ["oid"], [table.oid]) == REMARK:
+                said = f"of mop_train for model {self.name} (keep => true); to remove it: DROP {kind} {table};"
+                self.db.execute(f"COMMENT ON {kind} {table} IS {quote_literal(said)}")
+
+    # --- the result ---
+
+    def _add(self, n: dict[str, str], best: int, fit_params: str, kind: str, use: bool) -> int:
+        model = StoredModel(self.db, n["search"], best)
+        return add_version(
+            self.db,
+            self.name,
+            Version(
+                transform=with_shapes(model).to_json(),
+                architecture=model.architecture_text,
+                source=model.source,
+                target=model.output_names[0],
+                kind=kind,
+                compile_params=model.compile_params,
+                fit_params=fit_params,
+                description=f"trained on {self.source}"[:200],
+                statement=self.statements[-1],
+            ),
+            use,
+        )
+
+    def _decide(
+        self, session: Any, model: NamedModel, number: int, metrics: dict[str, float], use: bool, n: dict[str, str]
+    ) -> bool:
+        """Whether the new version is in use: if `use`, or if it is better than the present one on the test part."""
+        if use or number == 1:
+            return True
+        present = NamedModel.find(self.db, self.name)
+        before = reports.measure(self.db, session, present, n["test"]).measures(present.regression)
+        main = main_metric(model.regression)
+        if not metrics[main] > before[main]:
+            return False
+        switch(self.db, str(table_of(self.db, self.name)), number)
+        return True
+
+    def _complete(self, number: int, metrics: dict[str, float], details: dict[str, Any]) -> None:
+        table = table_of(self.db, self.name)
+        self.db.execute(
+            f"UPDATE {table} SET metrics = $2::jsonb, details = $3::jsonb || jsonb_build_object('signature', "
+            f"{self.db.extension}.mop_sign({signed('$3::jsonb')})) WHERE version = {number}",
+            ["oid", "text", "text"],
+            [table.oid, finite_json(metrics), finite_json(details)],
+        )
+
+    def _report(
+        self,
+        number: int,
+        model: NamedModel,
+        found: list[Contender],
+        details: dict[str, Any],
+        chosen: dict[str, Any],
+        switched: bool,
+    ) -> str:
+        main = main_metric(model.regression)
+        lines = [
+            f'Version {number} of model "{self.name}" predicts {model.target} ({model.kind})'
+            + ("." if switched else "; it is not in use: the present version is at least as good."),
+            f"Rows: {', '.join(f'{rows} {part}' for part, rows in self.parts.items())}. "
+            f"Trials: {details['trials']} in {details['seconds']['search']:.0f} s. "
+            f"Chosen: net {chosen['net']}, {chosen['compile_params']}, {chosen['fit_params']}, "
+            f"after {chosen['iterations']} iterations.",
+            *([_line(details["folds"])] if "folds" in details else []),
+            "On the test part:",
+        ]
+        names = ["r2", "rmse", "mae"] if model.regression else ["accuracy", "auc", "log_loss"]
+        for contender in found:
+            values = ", ".join(f"{m} {contender.metrics[m]:.4g}" for m in names if m in contender.metrics)
+            lines.append(f"  {contender.name}: {values}")
+        low, high = details["interval"]
+        lines.append(f"  (95 % interval of pg_mop's {main}: {low:.3f} to {high:.3f})")
+        ahead = max(found, key=lambda contender: contender.metrics.get(main, float("-inf")))
+        if ahead is not found[0]:
+            lines.append(f"  On these rows, {ahead.name} is better: consider it.")
+        quoted, schema = quote_literal(self.name), written(self.db.schema)
+        lines += [
+            "Predict:",
+            f"  SELECT t.*, p.* FROM {'your_table' if is_query(self.source) else self.source} t, "
+            f"{schema}.mop_predict({quoted}, t) AS p;",
+            "The steps by hand:",
+            *(f"  {statement}" for statement in self.statements),
+        ]
+        if self.balanced:
+            lines.insert(-len(self.statements) - 1, BALANCED_NOTE)
+        if transaction.is_in_block():
+            lines.append("The model is kept, and exists for other sessions, from the COMMIT of this transaction on.")
+        return "\n".join(lines)
+
+
+def _block(body: str) -> str:
+    tag = f"$mop_{secrets.token_hex(4)}$"
+    return f"DO {tag}{body}{tag};"
+
+
+_DROPPING = """
+DECLARE
+    part record;
+BEGIN
+    FOR part IN SELECT * FROM (VALUES {rows}) AS v(kind, name, told) LOOP
+        IF pg_catalog.obj_description(pg_catalog.to_regclass(part.told), 'pg_class') OPERATOR(pg_catalog.=) {remark} THEN
+            EXECUTE pg_catalog.format('DROP %s IF EXISTS %s', part.kind, part.name);
+        END IF;
+    END LOOP;
+END"""
+_MARKING = """
+DECLARE
+    made regclass;
+BEGIN
+    FOREACH made IN ARRAY ARRAY[{tables}] LOOP
+        IF made IS NOT NULL THEN
+            EXECUTE pg_catalog.format('COMMENT ON TABLE %s IS %L', made, {remark});
+        END IF;
+    END LOOP;
+END"""
+
+
+def _line(means: dict[str, Any]) -> str:
+    """The line of the report about the folds; means of targets that are numbers are in standardised units."""
+    return (
+        f"Over {means['number']} folds of the training part: {means['metric']} {means['mean']:.4g} "
+        f"(deviation {means['deviation']:.2g}), loss {means['loss_mean']:.4g} ({means['loss_deviation']:.2g})."
+    )
+
+
+def _interval(model: NamedModel, measured: Any, metrics: dict[str, float]) -> tuple[float, float]:
+    """The 95 % interval of the measure by which versions are compared."""
+    main = main_metric(model.regression)
+    if not model.regression:
+        return scores.interval(metrics[main], len(measured.truth))
+    truth, predicted = measured.truth[:MOST_DRAWN], measured.outputs[:MOST_DRAWN, 0]
+    return scores.bootstrapped(lambda t, p: scores.regression(t, p)[main], truth, predicted)
+
+
+def main_metric(regression: bool) -> str:
+    """The measure by which versions are compared."""
+    return "r2" if regression else "accuracy"
+
+
+@with_trainer
+def mop_compare(db, session, name, first, second, source):
+    """Two versions of a model on the same rows: [(metric, first, second, difference)]."""
+    values = []
+    for version in (first, second):
+        model = NamedModel.find(db, name, version)
+        values.append(reports.measure(db, session, model, source).measures(model.regression))
+    return [
+        (metric, value, values[1][metric], values[1][metric] - value)
+        for metric, value in values[0].items()
+        if metric in values[1]
+    ]
