@@ -3,7 +3,7 @@ Python."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +42,7 @@ def account(units: Sequence[Row], until: float, sessions: int) -> dict[str, Any]
         }
     first = min(unit["began"] for unit in begun)
     last = max(unit["ended"] if unit["ended"] is not None else until for unit in begun)
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     steps: dict[tuple[Any, float, float], list[Row]] = {}
     for unit in begun:
         end = unit["ended"] if unit["ended"] is not None else until
@@ -149,27 +149,27 @@ def _without(unit: Row, gone: Sequence[tuple[float, float]]) -> Row:
     return {**unit, **{name: None if unit[name] is None else alive_at(unit[name], gone) for name in ("began", "ended")}}
 
 
-def _spend(spent: Counter[str], together: Sequence[Row], took: float) -> None:
+def _spend(spent: defaultdict[str, float], together: Sequence[Row], took: float) -> None:
     """Add the seconds of a step to the purposes. What a step took besides is the way to the trainer, and the transaction."""
     if any(unit["status"] in ("failed", "cancelled") for unit in together):
-        spent["retried"] += took  # type: ignore[assignment]
+        spent["retried"] += took
         return
-    parts: Counter[str] = Counter()
+    parts: defaultdict[str, float] = defaultdict(float)
     for unit in together:
         purpose = "train" if unit["kind"] == "train" else "evaluate"
         compiled = min(unit["compile"] or 0.0, unit["train"] or 0.0)
-        parts[purpose] += (unit["train"] or 0.0) - compiled  # type: ignore[assignment]
-        parts["make ready"] += compiled  # type: ignore[assignment]
-        parts["read"] += unit["read"] or 0.0  # type: ignore[assignment]
-        parts["write"] += unit["write"] or 0.0  # type: ignore[assignment]
+        parts[purpose] += (unit["train"] or 0.0) - compiled
+        parts["make ready"] += compiled
+        parts["read"] += unit["read"] or 0.0
+        parts["write"] += unit["write"] or 0.0
     total = sum(parts.values())
     if total > took > 0:  # (units that ran side by side)
         for name in parts:
-            parts[name] = parts[name] * took / total  # type: ignore[assignment]
+            parts[name] = parts[name] * took / total
         total = took
     for name, value in parts.items():
         spent[name] += value
-    spent["transactions"] += took - total  # type: ignore[assignment]
+    spent["transactions"] += took - total
 
 
 def _critical_path(units: Sequence[Row], first: float, until: float) -> dict[str, Any] | None:
@@ -190,7 +190,7 @@ def _critical_path(units: Sequence[Row], first: float, until: float) -> dict[str
     while at is not None:
         took = at["ended"] - at["began"]
         busy, count = busy + took, count + 1
-        shares[at["mst_key"]] += took  # type: ignore[assignment]
+        shares[at["mst_key"]] += took
         before: list[Row] = []
         for key in (("configuration", at["mst_key"]), ("session", at["session"])):
             own, position = by_key[key], places[key][id(at)] - 1
