@@ -68,17 +68,17 @@ SETTINGS = {
     "servers": (
         "this server",
         "Servers over which the preprocessors distribute the segments, for example `w1, w2, "
-        "local` ([servers](servers.md)).",
+        "local` ([postgres_fdw](postgres_fdw.md)).",
     ),
     "replicas": (
         None,
         "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([servers](servers.md)). `3`: each segment has two copies, so that two servers may "
+        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that two servers may "
         "be away, and so on.",
     ),
     "trainers": (
         "beside the rows",
-        "Foreign server that names the Ray cluster of the trainers ([servers](servers.md)).",
+        "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md)).",
     ),
     "server_timeout": (None, "Time that a run waits for a server that is away."),
     "scheduler": (

@@ -263,7 +263,7 @@ def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, re
     )
 
 
-# --- several servers, as docs/servers.md sets them up -----------------------------------------------------------
+# --- several servers, as docs/postgres_fdw.md sets them up -----------------------------------------------------------
 ROWS = """
 CREATE TABLE data.digits AS SELECT i AS id, i % 3 AS label, array_fill((i % 3)::real, ARRAY[6, 6]) AS pixels
 FROM generate_series(1, 90) AS i"""
@@ -271,7 +271,7 @@ NEW = "CREATE TABLE data.new_digits (id bigint, pixels real[])"
 
 
 def test_several_servers_run_as_the_document_has_them():
-    begin, there, straight, pack, copies, _joins, predict, _citus, _greenplum, _ray = blocks("docs/servers.md")
+    begin, there, straight, pack, copies, _joins, predict = blocks("docs/postgres_fdw.md")
     with contextlib.ExitStack() as stack:
         here, *workers = clusters = [stack.enter_context(Cluster(max_connections=40)) for _ in range(4)]
 
