@@ -241,7 +241,7 @@ def overview(workloads):
         few = "" if made["runs"] >= 3 else f" ({made['runs']} run{'s' * (made['runs'] > 1)})"
         lines.append(f"| {name} | {made['date']}{few} | {' | '.join(cells)} |")
     about = [f"- **{name}**: {made['about']}." for name, made in workloads.items()]
-    memory = "Memory is that of all processes that began within a run; shared memory counts once. Each workload trains rows x columns:"
+    memory = "Memory is that of all processes that began within a run; shared memory counts once. Rows x columns:"
     return "\n".join([*lines, "", memory, "", *about])
 
 

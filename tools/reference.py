@@ -149,7 +149,7 @@ SETTINGS = {
     "keras_backend": (
         None,
         "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "
-        "install WITH=jax`, `WITH=torch`; [Keras on JAX](administration.md#keras-on-jax)).",
+        "install WITH=jax`, `WITH=torch`; [frameworks](frameworks.md)).",
     ),
     "session_idle_timeout": (
         None,
@@ -191,7 +191,7 @@ SETTINGS = {
         "How a trainer computes a pass over a segment. `loop`: one compiled loop over the batches. `xla`: "
         "the same loop, compiled by XLA. `plain`: one Keras step per batch, bit for bit equal to "
         "`train_on_batch`. `vmap`: short units of one net as one computation, only with Keras on JAX "
-        "([Keras on JAX](administration.md#keras-on-jax)). `auto`: the fastest kernel by measurement, starting "
+        "([frameworks](frameworks.md)). `auto`: the fastest kernel by measurement, starting "
         "with the best kernel of earlier runs, else with `loop`.",
     ),
     "share_prefixes": (
