@@ -73,13 +73,11 @@ SETTINGS = {
     "replicas": (
         None,
         "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that two servers may "
+        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that "
+        "two servers may "
         "be away, and so on.",
     ),
-    "trainers": (
-        "beside the rows",
-        "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md)).",
-    ),
+    "trainers": ("beside the rows", "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md))."),
     "server_timeout": (None, "Time that a run waits for a server that is away."),
     "scheduler": (
         None,
@@ -346,15 +344,14 @@ def pages():
     lines = ["| function | purpose |", "|---|---|"]
     for title, names in groups.items():
         lines.append(f"| **[{title}](reference/{slug(title)}.md)** | |")
-        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {about[n]} |' for n in names]
+        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {_brief(about[n])} |' for n in names]
     found = {
         "reference.md": HEAD + "\n".join(lines),
         "reference/views.md": "\n".join(["# Views", "", OF_PAGE, OF_VIEWS, *_views()]),
         "reference/settings.md": "\n".join(["# Settings", "", OF_PAGE, OF_SETTINGS, *_settings()]),
     }
     for title, names in groups.items():
-        own = [f"# {title}", "", OF_PAGE, "", "| function | purpose |", "|---|---|"]
-        own += [f"| [`{name}`](#{name}) | {about[name]} |" for name in names]
+        own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
@@ -364,6 +361,11 @@ def pages():
 def slug(title):
     """The name of the page of a family."""
     return re.sub(r"\W+", "-", title.lower())
+
+
+def _brief(about):
+    """The first sentence."""
+    return re.split(r"(?<=\w\w)\. |[:;] ", about)[0].rstrip(".") + "."
 
 
 def _from_below(text):
@@ -403,13 +405,32 @@ def _settings():
 def _function(name, about, forms):
     """The lines of a function's section."""
     lines = ["", f"## {name}", "", about, "", "```text"]
-    lines += [_call(verb, name, arguments) for verb, arguments in forms] + ["```"]
+    lines += [_call(verb, name, arguments) for verb, arguments in _joined(forms)] + ["```"]
     own = sorted({argument.split()[0] for _, arguments in forms for argument in arguments} & helps.ARGUMENTS.keys())
     lines += [""] * bool(own)
     lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
     if name in helps.FUNCTIONS:
         lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
     return lines
+
+
+def _joined(forms):
+    """The forms; those that differ only in an argument's type are one."""
+    joined = {}
+    for verb, arguments in forms:
+        joined.setdefault((verb, *(argument.split()[0] for argument in arguments)), []).append(arguments)
+    for (verb, *_), alike in joined.items():
+        yield verb, [_of_types(same) for same in zip(*alike)]
+
+
+def _of_types(same):
+    """One argument of several forms, with all of its types."""
+    types = dict.fromkeys(argument.split(" DEFAULT ")[0].split(" ", 1)[1] for argument in same if " " in argument)
+    name, default = (
+        same[0].split()[0],
+        next((f" DEFAULT {d}" for _, d in (a.split(" DEFAULT ") for a in same if " DEFAULT " in a)), ""),
+    )
+    return f"{name} {' | '.join(types)}{default}" if types else same[0]
 
 
 def signatures(sql):
