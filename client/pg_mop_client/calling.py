@@ -33,7 +33,6 @@ STEPS = {
     "search": "trains",
 }
 
-
 class Calls:
     """The session that makes all calls. It is one connection, so settings last from call to call.
 
@@ -134,8 +133,8 @@ class Calls:
     def watched(self, statement: str, values: Mapping[str, Any], progress: bool = True) -> int | None:
         """Execute a training call. Returns the number of its run, or None if no run was found.
 
-        Ctrl-C cancels the call: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
-        raised. Raises the errors of the call.
+        Ctrl-C cancels the call: the server ends it, the run can be resumed, and KeyboardInterrupt is raised. Raises the
+        errors of the call.
         """
         connection = self.connection()
         call = this_call(connection)
@@ -223,7 +222,6 @@ class Calls:
             error.args = (f"{error.message}\nHINT: {error.hint}",)
         return error
 
-
 class _Work:
     """A statement that runs in a thread, so that the main thread receives Ctrl-C.
 
@@ -259,7 +257,6 @@ class _Work:
             raise self.error
         return self._result
 
-
 class _Closed:
     """A context at whose end the `bar`, if there is one, is closed."""
 
@@ -270,7 +267,6 @@ class _Closed:
     ) -> None:
         if self.bar is not None:
             self.bar.close()
-
 
 class _Bar(_Closed):
     """tqdm's bar over the units of a run; `wanted` False: no bar."""
@@ -310,7 +306,6 @@ class _Bar(_Closed):
         over = not now.units_total and now.run.status == "finished"
         self.bar.total, self.bar.n = (1, 1) if over else (now.units_total, now.units_done)
         self.bar.set_postfix_str(now.summary)
-
 
 class _TrainingBar(_Closed):
     """tqdm's bar over the time of mop_train; over the units of its search if the time limit (seconds) is None."""
@@ -380,7 +375,6 @@ class _TrainingBar(_Closed):
             self.bar.set_description_str(self._said("is trained"), refresh=False)
             self.bar.set_postfix_str("")
 
-
 class _Messages:
     """Keeps the notices and warnings of a connection. It is no list, because SQLAlchemy empties lists of notices."""
 
@@ -391,7 +385,6 @@ class _Messages:
         """psycopg2 calls this for each message."""
         if message.startswith(("NOTICE", "WARNING")):
             self.messages.append(message.strip().split("\nCONTEXT:")[0].replace(":  ", ": ", 1))
-
 
 def _written(value: Any) -> str:
     """A setting's value as SQL text."""
