@@ -33,6 +33,7 @@ STEPS = {
     "search": "trains",
 }
 
+
 class Calls:
     """The session that makes all calls. It is one connection, so settings last from call to call.
 
@@ -222,6 +223,7 @@ class Calls:
             error.args = (f"{error.message}\nHINT: {error.hint}",)
         return error
 
+
 class _Work:
     """A statement that runs in a thread, so that the main thread receives Ctrl-C.
 
@@ -257,6 +259,7 @@ class _Work:
             raise self.error
         return self._result
 
+
 class _Closed:
     """A context at whose end the `bar`, if there is one, is closed."""
 
@@ -267,6 +270,7 @@ class _Closed:
     ) -> None:
         if self.bar is not None:
             self.bar.close()
+
 
 class _Bar(_Closed):
     """tqdm's bar over the units of a run; `wanted` False: no bar."""
@@ -306,6 +310,7 @@ class _Bar(_Closed):
         over = not now.units_total and now.run.status == "finished"
         self.bar.total, self.bar.n = (1, 1) if over else (now.units_total, now.units_done)
         self.bar.set_postfix_str(now.summary)
+
 
 class _TrainingBar(_Closed):
     """tqdm's bar over the time of mop_train; over the units of its search if the time limit (seconds) is None."""
@@ -375,6 +380,7 @@ class _TrainingBar(_Closed):
             self.bar.set_description_str(self._said("is trained"), refresh=False)
             self.bar.set_postfix_str("")
 
+
 class _Messages:
     """Keeps the notices and warnings of a connection. It is no list, because SQLAlchemy empties lists of notices."""
 
@@ -385,6 +391,7 @@ class _Messages:
         """psycopg2 calls this for each message."""
         if message.startswith(("NOTICE", "WARNING")):
             self.messages.append(message.strip().split("\nCONTEXT:")[0].replace(":  ", ": ", 1))
+
 
 def _written(value: Any) -> str:
     """A setting's value as SQL text."""

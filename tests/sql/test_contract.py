@@ -10,11 +10,13 @@ from support.workload import ADAM, dense, fit, layer, load, make_data, selection
 
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
 
+
 @pytest.fixture(scope="module", params=[1, 3])
 def data(db, request):
     make_data(db, segments=request.param)
     load(db, "arch", dense(), dense(classes=5))
     return request.param
+
 
 def train(
     db,
@@ -35,6 +37,7 @@ def train(
     )
     return db.run(f"SELECT * FROM {output}_summary")[0]
 
+
 def test_a_superusers_tensorboard_writes_its_files_for_each_segment(db, data, tmp_path):
     for parent in (tmp_path, *list(tmp_path.parents)[:2]):
         parent.chmod(0o777)
@@ -45,6 +48,7 @@ def test_a_superusers_tensorboard_writes_its_files_for_each_segment(db, data, tm
         folders = sorted(p.name for p in (pathlib.Path(tmp_path) / kind).iterdir())
         assert folders == [str(k) for k in range(data)]
         assert list((pathlib.Path(tmp_path) / kind / "0").rglob("events.out.tfevents*"))
+
 
 def test_callbacks_are_for_superusers(db, data, tmp_path):
     db.run(
@@ -64,6 +68,7 @@ def test_callbacks_are_for_superusers(db, data, tmp_path):
     client.close()
     db.run("DROP OWNED BY plain_user; DROP ROLE plain_user")
 
+
 def test_integer_labels_with_a_null_class_and_room_for_five(db, data):
     db.run("DROP TABLE IF EXISTS numbered, numbered_packed, numbered_packed_summary, guesses")
     db.run("CREATE TABLE numbered AS SELECT id, x, CASE id % 4 WHEN 0 THEN NULL ELSE id % 4 END AS y FROM flowers")
@@ -73,6 +78,7 @@ def test_integer_labels_with_a_null_class_and_room_for_five(db, data):
     db.run("SELECT madlib.madlib_keras_predict('one', 'numbered', 'id', 'x', 'guesses')")
     assert db.value("SELECT count(*) FROM guesses WHERE id = 7") == 5
     assert db.value("SELECT count(*) FROM guesses WHERE class_value IS NULL AND id = 7") == 2, "NULL and padding"
+
 
 def test_a_hand_edited_packed_table_and_a_hand_made_summary(db, data):
     db.run(
@@ -88,6 +94,7 @@ def test_a_hand_edited_packed_table_and_a_hand_made_summary(db, data):
     )
     assert {r["c"] for r in db.run("SELECT DISTINCT class_value AS c FROM guesses")} <= {None, "b", "c"}
 
+
 def test_data_on_some_segments_alone(db, data):
     db.run(
         "DROP TABLE IF EXISTS sparse, sparse_summary; CREATE TABLE sparse AS SELECT * FROM flowers_packed; "
@@ -98,6 +105,7 @@ def test_data_on_some_segments_alone(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.1), ""), (1, ADAM.format(0.05), "")])
     fit(db, "sparse", "models", "mst", 1)
     assert db.value("SELECT count(*) FROM models_info WHERE error IS NULL") == 2
+
 
 def test_two_models_in_one_session_and_a_validation_table_with_other_names(db, data):
     db.run("DROP TABLE IF EXISTS renamed, renamed_packed, renamed_packed_summary, onehot_packed, onehot_packed_summary")
@@ -118,6 +126,7 @@ def test_two_models_in_one_session_and_a_validation_table_with_other_names(db, d
     db.run("SELECT madlib.madlib_keras_evaluate('other', 'onehot_packed', 'scores')")
     db.run("SELECT madlib.madlib_keras_predict('other', 'renamed', 'id', 'features', 'guesses', 'response')")
     assert {r["c"] for r in db.run("SELECT DISTINCT class_value AS c FROM guesses")} <= {"0", "1", "2"}
+
 
 def test_a_temporary_selection_table_and_outputs_in_another_schema(db, data):
     db.run(
@@ -148,6 +157,7 @@ def test_a_temporary_selection_table_and_outputs_in_another_schema(db, data):
         db.value("SELECT training_loss_final FROM elsewhere.models_info"), rel=1e-5
     )
 
+
 def test_a_custom_zero_loss_by_madlib_keras_fit(db, data):
     db.run("DROP TABLE IF EXISTS madlib.functions, scores")
     put(db, "zero_loss", ZERO, "functions")
@@ -167,6 +177,7 @@ def test_a_custom_zero_loss_by_madlib_keras_fit(db, data):
         "loss_type": "zero_loss",
         "all_metrics": {"top_3_accuracy": 1},
     }
+
 
 def test_several_inputs_and_outputs_by_madlib_keras_fit(db, data):
     db.run("DROP TABLE IF EXISTS raw2, packed2, packed2_summary, val2, val2_summary, scores, guesses, madlib.functions")
@@ -202,13 +213,17 @@ def test_several_inputs_and_outputs_by_madlib_keras_fit(db, data):
     )
     assert own["training_loss_final"] == pytest.approx(2 * own["training_metrics_final"], rel=1e-4), "sum and mean"
 
+
 # --- scripts of Keras 2, as MADlib publishes such ----------------------------------------------------
+
 
 def keras2(*layers, name="sequential_1"):
     return json.dumps({"class_name": "Sequential", "keras_version": "2.1.6", "backend": "tensorflow", "config": layers})
 
+
 def old(kind, **config):
     return {"class_name": kind, "config": config}
+
 
 def scaled(**config):
     """An initializer as Keras 2 writes it."""
@@ -216,6 +231,7 @@ def scaled(**config):
         "class_name": "VarianceScaling",
         "config": {"distribution": "uniform", "scale": 1.0, "seed": None, "mode": "fan_avg", **config},
     }
+
 
 IRIS = keras2(
     old(
@@ -291,6 +307,7 @@ CIFAR = keras2(
     old("Dense", name="out", units=3, activation="softmax"),
 )
 
+
 def test_the_iris_script_of_keras_2(db, data):
     load(db, "iris_arch", IRIS)
     db.run("DROP TABLE IF EXISTS iris_mst, iris_mst_summary")
@@ -305,6 +322,7 @@ def test_the_iris_script_of_keras_2(db, data):
     assert db.value("SELECT length(model_weights) FROM iris LIMIT 1") == 193 * 4
     assert rows[0]["model_size"] == 0.75390625
     assert max(r["training_metrics_final"] for r in rows) > 0.8
+
 
 def test_the_cifar_script_of_keras_2_and_transfer_learning_from_it(db, data):
     db.run("DROP TABLE IF EXISTS images, images_packed, images_packed_summary")
@@ -331,6 +349,7 @@ def test_the_cifar_script_of_keras_2_and_transfer_learning_from_it(db, data):
         db, "images_packed", "transferred", arch="cifar_arch", compiled=compiled, fit="batch_size=2", rest="1"
     )
     assert again["training_loss_final"] < row["training_loss"][0]
+
 
 def test_a_sequential_model_within_a_functional_one(db, data):
     """Nested models keep the order of their weights."""
