@@ -295,7 +295,7 @@ GROUPS = {
 HEAD = """\
 # Reference
 
-<!-- Written by tools/reference.py (make reference): do not edit. -->
+<!-- make reference writes this page -->
 
 The views, settings and functions of the extension, whose schema is `madlib` in these documents. A database answers the
 same questions with its own version:
@@ -318,7 +318,7 @@ SELECT madlib.mop_search('example');    -- a script that runs as it stands
 ## Functions
 
 """
-OF_PAGE = "<!-- Written by tools/reference.py (make reference): do not edit. -->"
+OF_PAGE = "<!-- make reference writes this page -->"
 OF_VIEWS = """
 Query the views from any session, also while a run goes on. A role sees its own runs, and the runs of the roles that it
 may act as. [BI tools](bi.md) lists the columns that stay in later versions.
