@@ -354,6 +354,7 @@ def pages():
         own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
+        own += _arguments(argument for name in names for _, arguments in forms[name] for argument in arguments)
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
     return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
 
@@ -406,12 +407,19 @@ def _function(name, about, forms):
     """The lines of a function's section."""
     lines = ["", f"## {name}", "", about, "", "```text"]
     lines += [_call(verb, name, arguments) for verb, arguments in _joined(forms)] + ["```"]
-    own = sorted({argument.split()[0] for _, arguments in forms for argument in arguments} & helps.ARGUMENTS.keys())
-    lines += [""] * bool(own)
-    lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
     if name in helps.FUNCTIONS:
         lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
     return lines
+
+
+def _arguments(arguments):
+    """What the arguments of a page's functions mean, each once."""
+    own = sorted({argument.split()[0] for argument in arguments} & helps.ARGUMENTS.keys())
+    return (
+        ["", "## Arguments", "", *(f"- `{name}`: {helps.ARGUMENTS[name].replace('<', '&lt;')}" for name in own)]
+        if own
+        else []
+    )
 
 
 def _joined(forms):
