@@ -6,6 +6,15 @@ device and limits. Everything that it keeps is named by content, and a backend u
 caller's rights and the rows' fingerprint.
 
 The module decides; mop_udf.pool.fork_server acts. Standard library only.
+
+- A lease ends when its session closes the pipe between two requests, or ends. The trainer forgets the lease (`reset`) and
+  offers itself again. It keeps compiled models and rows, both named by content. A session uses kept rows only after it has
+  checked the caller's right to read the table and the rows' fingerprint, as for any unit.
+- While a trainer works on a request, the kernel kills it when its session ends (`die_with_pipe`). So no one waits for an
+  answer that nobody reads.
+- A trainer that has run a custom function, or read a .keras file, ends with its lease. A trainer that is not back within five
+  seconds is killed. Requests wait up to two seconds for trainers that will be back.
+- The fork server holds no rows and no weights. It ends with the postmaster; its idle trainers end with it.
 """
 
 from __future__ import annotations

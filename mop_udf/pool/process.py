@@ -1,4 +1,11 @@
-"""Starting, holding and ending a backend's trainer process. Standard library only."""
+"""Starting, holding and ending a backend's trainer process. Standard library only.
+
+The aggregate sends each packed buffer as it is read, so reading and training overlap. Its final function waits with a short
+timeout and lets PostgreSQL check for interrupts. An abort, an out-of-memory or a segmentation fault in TensorFlow ends the
+trainer alone: the unit's transaction rolls back with a clear error. A trainer has a clean environment without credentials, a
+fixed number of threads, an optional memory limit, and a high `oom_score_adj`, so that the kernel kills it before PostgreSQL.
+The kernel also kills it when its backend dies. GPU memory is free the moment it ends.
+"""
 
 import fcntl
 import hashlib

@@ -8,6 +8,19 @@ as a whole.
 Model parallelism: each device has a part of the variables (kernels/layout.py), for models that do not fit one device. Keras'
 ModelParallel places each variable as it is made or assigned, and a compiled step leaves the variables where they were. XLA
 divides the computation accordingly. An update is that of one device, up to the order of additions.
+
+With `pg_mop.tail = 'data-parallel'` the same `Dealer` deals lots of `least` threads, and a trainer with k lots has k devices
+(`UnitSpecs.trainer`). `mop_udf/kernels/on_jax/devices.py` divides a mini-batch within the compiled step by a sharding
+constraint; variables are on every device, and XLA adds the gradients up. So all kernels but `vmap` stay as they are. The
+setting is part of a stage's identity and of a run's settings, so that a replay derives the devices from the logged threads.
+
+`DividedNets` (`schedule/divided_nets.py`, pure) says how many devices a net has, by the estimate
+(`TrainerMemory.needed_on_each_of`), by a replay's log, or by a unit that has run out of memory; `Places` (`call/devices.py`)
+knows the devices of a server. A command of a divided net takes its devices whole: `Packing` has a part for each, and a
+command waits for all of its devices or reserves none. The number is an option of the trainer (`divided_by`), whose
+environment names its GPUs, or virtual devices. In the trainer, `mop_udf/kernels/on_jax/devices.py` sets Keras'
+`ModelParallel` with the layout of `mop_udf/kernels/layout.py`. A compiled step puts the new variables where the old ones
+were. The planner knows the shapes of kernels from `plan/arithmetic.py`, and takes the same rule.
 """
 
 import functools

@@ -2,6 +2,18 @@
 
 A configuration with k folds has k further trials. The trial of a fold never visits the segments of its fold, and is
 evaluated on them alone.
+
+Cross-validation needs no other rows, only other visits. A fold is a further configuration of the run (`plan/folds.py`) with
+its own `mst_key`, the `mst_key` of its configuration (`fold_of`), and its held-out segments (`mop_configuration.held_out`).
+The board asks which segments a stage visits, and which ones it is evaluated on. The identity of the fold's root covers its
+held-out segments, so folds are shared and reused like all stages, while the trial on all segments has the identity of a call
+without folds. The version of a stage's state counts the visits of its own path. Configurations hand out the caller's view: a
+configuration with its trials (`call/configurations.py`). Means are taken where results are read (`call/metrics.py`): for
+lines, for output tables, and for a search procedure, which never sees a fold.
+
+Folds share no stage with one another. Their first passes have segments in common, and could be trained as a tree (TreeCV:
+Joulani, Gyorgy, Szepesvari, IJCAI 2015). That would need stages of less than an iteration, and would fix the order of the
+first iteration's visits.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ only where the gain exceeds the cost (DynamicFluid). Here the resources are the 
 trials are the paths that can be trained side by side. While there is a path for each worker, every trainer has the threads of
 the run's beginning. The executor and the simulator drive the same object. On several servers, each has a Dealer of its own
 (schedule/dealing_by_server.py).
+
+`Executor._threads()` asks `schedule/dealing.py` for the threads of a command's trainer, and so does the simulator: `Threads`
+are fixed, `LoggedThreads` those of the run that is repeated, and a `Dealer` deals the cores among the paths that are left; on
+several servers `ServerDealers` (`schedule/dealing_by_server.py`) has one for each. A session whose trainer has other threads
+than its command asks for gives it back to the pool and leases another (`mop_udf/aggregate.py`, `start_trainer`).
 """
 
 from __future__ import annotations

@@ -6,6 +6,14 @@ workers on the device that leaves its net enough. Commands are packed greedily, 
 its part is free. (Retiarii, Zhang et al., OSDI 2020, packs models on GPUs by their memory.) A net that has run out of memory
 takes a larger part from then on, and at last the whole budget. A net that one device does not hold takes several devices as a
 whole (schedule/divided_nets.py). The executor and the simulator drive the same object.
+
+`Packing` (`schedule/packing.py`, pure) divides the memory of a device, a GPU or a server's main memory, into equal parts, and
+says whether a command may begin now. The executor and the simulator ask it through `UnitBatches.may_begin`, before the
+scheduler's unit is marked as running. `call/trainer_memory.py` says what a net needs. Parts are halves of halves, so that few
+different trainers are needed. The part is an option of the trainer (`device_part`, in millionths), so that a trainer of the
+pool with another part has another key. Where a command needs a larger part, idle sessions give their trainers back first
+(`mop_leave_trainer`), and the pool ends idle trainers that hold parts (`Pool.room`). Lack of memory is an event of the
+attempt (`DeviceMemoryExceeded`): `decide` says alone, then fewer neighbours, then given up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,33 @@
-"""Unit batches and chains: units that a worker does as one command and one transaction."""
+"""Unit batches and chains: units that a worker does as one command and one transaction.
+
+A unit has fixed costs of some milliseconds: a command, two transactions, and the transfer of its state. Where one worker can
+do the next units of a configuration as well, they are one command, a chain. Its first step is a unit, or a unit batch. Each
+further step trains the same configurations on another segment, in their random order, or in the next iteration. `UnitBatches`
+(`schedule/unit_batches.py`) forms chains, from estimates that this run has measured or confirmed, within these limits:
+
+- about `pg_mop.chain_seconds` of training, and a share of the work that is left, if stages outnumber workers;
+- nobody else reads the state in between (`NeededStates.passes_on()`): no evaluation, no branch, no configuration that ends or
+  keeps its state there, so no decision of a search or of a stop rule;
+- the rows of all segments that the worker does are on one host and fit its trainer's cache (`Planner.may_chain()`). A unit on
+  a copy that the worker does for another one ends its command. A replica of averaging has one unit between two averages, and
+  so no chain.
+
+On other servers a chain visits the segments of that server. The reports of its units come with the command's answer, and the
+coordinator registers them in one transaction. So after any loss either all units of a chain count, or none. Where states have
+copies (`pg_mop.replicas`), the units that trained one model count together, once the model's last state is copied: a server
+that is lost before that takes their work with it, and they are done again elsewhere.
+
+The worker session takes the states once, sends the rows that the trainer lacks, and writes the last states. In between they
+stay in the trainer: in the variables of the compiled model if configurations are trained one after the other, or as arrays
+for a vmap batch (`mop_udf/training/chain.py`). Each unit has its row in `mop_unit`, with version, loss and times of its own;
+one INSERT begins the rows, and one UPDATE finishes them. A state that only the next stage of the chain read is never written.
+On the board a stage has all its units of the chain running, in order, so a request to stop a configuration finds the
+iterations begun.
+
+A chain that fails is undone whole, and each of its units is retried alone. Weights do not depend on chains: for the same
+visit order they are equal, byte for byte (tests/sql/test_chains.py). Evaluations are not part of chains. A trainer on Ray
+does chains as others do: the relay passes every frame on unchanged, so a chain costs one round trip.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
