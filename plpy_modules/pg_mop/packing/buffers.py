@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pg_mop.backend.arrays import np
 from pg_mop.backend.errors import MopError
@@ -20,15 +19,15 @@ def buffer_rows(rows: int, segments: int, requested: int | None, elements: Seque
     `requested` None means as large as segments and MAX_ELEMENTS allow; `elements` are those of one row, per input.
     A packed row never exceeds MAX_PACKED_BYTES, even if more is requested.
     """
-    wanted = [rows]
+    limits = [rows]
     for count in elements:
         if requested is not None:
-            wanted.append(requested)
+            limits.append(requested)
         else:
-            wanted.append(min(_ceil(MAX_ELEMENTS, count), _ceil(rows, segments)))
+            limits.append(min(_ceil(MAX_ELEMENTS, count), _ceil(rows, segments)))
     if row_bytes:
-        wanted.append(MAX_PACKED_BYTES // row_bytes)
-    size = min(wanted)
+        limits.append(MAX_PACKED_BYTES // row_bytes)
+    size = min(limits)
     buffers = segments * _ceil(rows, size * segments)
     return _ceil(rows, buffers)
 
@@ -66,7 +65,7 @@ class Buffers:
         return rows, [stream.getvalue() for stream in full]
 
 
-def to_bytes(values: Sequence[Any], element: str) -> bytes:
+def to_bytes(values: Sequence[object], element: str) -> bytes:
     """A (nested) list of numbers -> the bytes of a buffer. Raises MopError for a NULL element."""
     array = np.asarray(values)
     if array.dtype == object:
@@ -76,7 +75,7 @@ def to_bytes(values: Sequence[Any], element: str) -> bytes:
 
 def from_bytes(packed: bytes, element: str) -> list[float]:
     """The bytes of a buffer -> a flat list of numbers. Raises MopError unless these are whole elements."""
-    kept = WIRE[element][1]
-    if len(packed) % kept.itemsize:
-        raise MopError(f"{len(packed)} bytes are no whole number of {element} elements of {kept.itemsize} bytes")
-    return np.frombuffer(packed, kept).tolist()
+    dtype = WIRE[element][1]
+    if len(packed) % dtype.itemsize:
+        raise MopError(f"{len(packed)} bytes are no whole number of {element} elements of {dtype.itemsize} bytes")
+    return np.frombuffer(packed, dtype).tolist()

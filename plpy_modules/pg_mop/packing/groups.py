@@ -30,19 +30,19 @@ class Groups:
     def of(cls, db: Database, rows: Table, column: str, segments: int) -> Groups:
         """The groups of equal values of a column. Raises MopError where they are fewer than the segments."""
         key = key_sql(plain_types(db, rows)[column], quote_identifier(column))
-        found = db.execute(
+        sizes = db.execute(
             f'SELECT k, count(*) AS n FROM (SELECT {key} COLLATE pg_catalog."C" AS k FROM {rows}) s GROUP BY k '
             f"ORDER BY n DESC, k LIMIT {MOST_DEALT + 1}"
         )
-        if len(found) < segments:
+        if len(sizes) < segments:
             raise MopError(
-                f'column "{column}" has {len(found)} group{"s" * (len(found) != 1)}, fewer than the {segments} segments',
+                f'column "{column}" has {len(sizes)} group{"s" * (len(sizes) != 1)}, fewer than the {segments} segments',
                 detail="All rows of a group are in one segment, and each segment needs rows.",
-                hint=f"SET pg_mop.segments = {max(1, len(found))};",
+                hint=f"SET pg_mop.segments = {max(1, len(sizes))};",
             )
-        if len(found) > MOST_DEALT:
+        if len(sizes) > MOST_DEALT:
             return cls(key, {}, segments)
-        return cls(key, deal(((row["k"], row["n"]) for row in found), segments), segments)
+        return cls(key, deal(((row["k"], row["n"]) for row in sizes), segments), segments)
 
     def lookup(self, value: str, alias: str) -> tuple[str, str]:
         """SQL: (a join under the name `alias`, the position of the segment) for a row whose key is `value`."""

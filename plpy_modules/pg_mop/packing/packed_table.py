@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.trusted import check_summary
-from pg_mop.columns import madlib
+from pg_mop.columns import Transform, madlib
 from pg_mop.packing.summary import Copy, copies_in, reachable
 
 REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
+
+
+class HasTransform(Protocol):
+    """A packed table, or a model that was trained on one."""
+
+    @property
+    def transform(self) -> Transform: ...
 
 
 class PackedTable:
@@ -33,7 +40,7 @@ class PackedTable:
         hint = REPACK.format(schema=db.extension)
         self._db = db
         self.table = db.input_table(text, role, hint=hint, rows=False)  # raises MopError for NULL
-        self.text = str(text)
+        self.text = text = str(text)
         # a transaction that has read a foreign table depends on that table's server until its end
         self.foreign = db.has_foreign_rows(self.table)
         if not self.foreign and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
@@ -54,22 +61,23 @@ class PackedTable:
         what = f"summary of the {role}"
         self.summary_table = db.input_table(db.suffixed(text, "_summary"), what, hint=hint, rows=False)
         check_summary(db, self.table, self.summary_table)
-        self.summary = db.one(f"SELECT * FROM {self.summary_table}")
-        if self.summary is None:
+        row = db.one(f"SELECT * FROM {self.summary_table}")
+        if row is None:
             raise MopError(f'{what} "{db.suffixed(text, "_summary")}" is empty', hint=hint)
+        self.summary = row
         self._check_names(role)
         self.transform = madlib.read(db, self.summary_table, self.summary)
         self.inputs = [column.name for column in self.transform.inputs]
         self.outputs = [column.name for column in self.transform.outputs]
-        present = db.columns(self.table)
-        self.keyed = "__dist_key__" in present
+        existing_columns = db.columns(self.table)
+        self.keyed = "__dist_key__" in existing_columns
         for column in ("buffer_id", *self.columns, *(c + "_shape" for c in self.columns)):
-            if column not in present:
+            if column not in existing_columns:
                 raise MopError(f'{role} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
         for column in self.columns:
-            if present[column] != "bytea":
+            if existing_columns[column] != "bytea":
                 raise MopError(
-                    f'column "{column}" of {role} "{text}" is {present[column]}, not bytea: '
+                    f'column "{column}" of {role} "{text}" is {existing_columns[column]}, not bytea: '
                     f"it should be minibatched by the preprocessor",
                     hint=hint,
                 )
@@ -97,8 +105,8 @@ class PackedTable:
     def copies(self) -> list[Copy]:
         """The copies of its segments (see packing.summary.copies_in) on servers that exist, one for each segment and server:
         of two that runs have made side by side, the first."""
-        noted = reachable(self._db, copies_in(self.summary, self.summary_table), self.summary_table)
-        return list({(key, server): (key, server, table) for key, server, table in reversed(noted)}.values())[::-1]
+        entries = reachable(self._db, copies_in(self.summary, self.summary_table), self.summary_table)
+        return list({(key, server): (key, server, table) for key, server, table in reversed(entries)}.values())[::-1]
 
     def keys_sql(self) -> str:
         """SQL: the keys of its segments, in order, as `key`."""
@@ -122,8 +130,8 @@ class PackedTable:
         """A text that changes when the summary says that the columns are to be read otherwise."""
         return madlib.digest(self.transform, self.summary)
 
-    def differs(self, other: Any) -> str | None:
-        """How these rows were prepared otherwise than those of `other` (a packed table or a stored model), or None."""
+    def differs(self, other: HasTransform) -> str | None:
+        """How these rows were prepared otherwise than those of a packed table or of a stored model, or None."""
         return self.transform.difference(other.transform)
 
     def wanted_outputs(self, shapes: dict[str, list[int]]) -> dict[str, Any]:

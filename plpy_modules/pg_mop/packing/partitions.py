@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from pg_mop.backend.database import Database
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.quoting import MAX_NAME, quote_identifier, quote_literal
 
 PRIMARY_KEY = 'PRIMARY KEY ("__dist_key__", "buffer_id")'
@@ -66,10 +65,10 @@ def mark(db: Database, subject: str) -> str:
     return f"{subject}, packed by pg_mop of {this_database(db)}"
 
 
-def is_of(comment: str, db: Database, table: Any) -> bool:
+def is_of(comment: str, db: Database, table: Table) -> bool:
     """True where a comment says that a preprocessor of this database has made its table for the packed `table`."""
-    found = re.match(r"(copy of )?segment \d+", comment)
-    return found is not None and comment == mark(db, f"{found[0]} of {table}")
+    match = re.match(r"(copy of )?segment \d+", comment)
+    return match is not None and comment == mark(db, f"{match[0]} of {table}")
 
 
 def this_database(db: Database) -> str:

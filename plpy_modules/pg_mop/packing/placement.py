@@ -4,7 +4,6 @@ pg_mop.replicas)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg2
 
@@ -12,7 +11,7 @@ from pg_mop.backend import settings
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
-from pg_mop.connections.links import Links
+from pg_mop.connections.links import Link, Links
 from pg_mop.packing.partitions import (
     PRIMARY_KEY,
     columns_sql,
@@ -26,7 +25,8 @@ from pg_mop.packing.partitions import (
 )
 
 LOCAL = "local"  # this server, in pg_mop.servers
-Columns = list[tuple[str, str]]  # (name, SQL type) of each
+Columns = list[tuple[str, str]]  # the name and the SQL type of each
+Entry = tuple[int, str | None, str, str]  # a copy: segment, server (None: this one), schema and name
 
 
 class ServerPlacement:
@@ -66,29 +66,30 @@ class ServerPlacement:
 
     def _check_distinct(self) -> None:
         """Raises MopError where two server names lead to one database: a copy on the same server protects nothing."""
-        known = {this_database(self.db): LOCAL}
+        names = {this_database(self.db): LOCAL}
         for name, link in self.links.items():
-            if (first := known.setdefault(link.info["identity"], name)) != name:
+            if (first := names.setdefault(link.info["identity"], name)) != name:
                 raise MopError(
                     f'servers "{first}" and "{name}" are one: a copy there would be none',
                     hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;",
                 )
 
-    def create(self, target: str, columns: Columns, external: list[str]) -> tuple[list[list[str]], list[Any]]:
-        """Create the packed table (quoted).
+    def create(self, target: str, columns: Columns, external: list[str]) -> tuple[list[list[str]], list[Entry]]:
+        """Create the packed table (quoted, with its schema).
 
-        Returns (for each segment the tables to fill, quoted, its partition first; the copies, for the summary). `columns`:
-        [(name, type), ...]; `external`: the columns that are stored uncompressed.
+        Returns the tables to fill for each segment (quoted, its partition first), and the copies for the summary.
+        `external`: the columns that are stored uncompressed.
         """
         db, (schema, name) = self.db, self.db.parse_name(target)
+        assert schema is not None
         # a table with foreign partitions cannot have a key
         key = "" if self.links else f", {PRIMARY_KEY}"
         db.execute(
             f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__"); '
             f"ALTER TABLE {target} {external_sql(external)}"
         )
-        filled: list[list[str]] = []
-        copies: list[Any] = []
+        tables: list[list[str]] = []
+        copies: list[Entry] = []
         segments = len(self.servers)
         for segment in range(segments):
             table = quoted((schema, partition_name(name, segment, segments)))
@@ -102,12 +103,12 @@ class ServerPlacement:
         for segment, on_servers in enumerate(self.copies):
             partition = schema, partition_name(name, segment, segments)
             self.make(target, partition, segment, columns)
-            filled.append([quoted(partition)])
+            tables.append([quoted(partition)])
             for number, copy_on in enumerate(on_servers, start=1):
                 copy = schema, partition_name(copy_stem(name, number), segment, segments)
-                filled[-1].append(self.make_copy(target, copy, segment, copy_on, columns))
-                copies.append([segment, None if copy_on == LOCAL else copy_on, *copy])
-        return filled, copies
+                tables[-1].append(self.make_copy(target, copy, segment, copy_on, columns))
+                copies.append((segment, None if copy_on == LOCAL else copy_on, *copy))
+        return tables, copies
 
     def make(self, target: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
         """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name).
@@ -140,9 +141,9 @@ class ServerPlacement:
             )
             return table
         make_on(self.db, self.links[name], subject, partition, segment, columns)
-        filled = f"pg_temp.{quote_identifier(partition[1])}"
-        self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {foreign_options(name, partition)}")
-        return filled
+        foreign = f"pg_temp.{quote_identifier(partition[1])}"
+        self.db.execute(f"CREATE FOREIGN TABLE {foreign} ({columns_sql(columns)}) {foreign_options(name, partition)}")
+        return foreign
 
     def loaded(self, filled: list[list[str]]) -> None:
         """All rows are packed: drop the foreign tables among `filled` (quoted) that were made for the loading alone."""
@@ -151,17 +152,17 @@ class ServerPlacement:
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
 
-def make_on(db: Database, link: Any, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
-    """Make a table on the server of a Link, whose comment says that it is `subject`; `partition`: (schema, name). A table
+def make_on(db: Database, link: Link, subject: str, partition: tuple[str, str], segment: int, columns: Columns) -> None:
+    """Make a table on another server, with a comment that says that it is `subject`; `partition`: (schema, name). A table
     with this comment is replaced; the link's lock_timeout limits the wait for it. Raises MopError."""
-    server, table = quote_identifier(link.target.server), quoted(partition)
+    server, table = link.name, quoted(partition)
     comment = mark(db, subject)
-    existing = link.run(
+    rows = link.run(
         f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
         f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
         f"{quote_literal(partition[1])}"
     )
-    if existing and existing[0][0] != comment:
+    if rows and rows[0][0] != comment:
         raise MopError(
             f"table {table} already exists on server {server}",
             detail=f"It would be {subject}.",
@@ -216,26 +217,26 @@ def place_copies(servers: Sequence[str], strengths: dict[str, int], count: int) 
     copies: list[list[str]] = [[] for _ in servers]
     if not count:
         return copies
-    held = {name: float(servers.count(name)) for name in strengths}
+    counts = {name: float(servers.count(name)) for name in strengths}
     for name in [name for name in strengths if name != LOCAL]:
         on_server = [segment for segment, server in enumerate(servers) if server == name]
         others = {other: strength for other, strength in strengths.items() if other not in (name, LOCAL)}
         for segment, other in zip(on_server, deal(len(on_server), others or {LOCAL: 1})):
             copies[segment].append(other)
-            held[other] += 1
+            counts[other] += 1
     for _ in range(count - 1):
         for segment, server in enumerate(servers):
             if server == LOCAL:
                 continue
-            left = [name for name in strengths if name not in (server, *copies[segment])]
-            place = min(left, key=lambda name: (name == LOCAL, (held[name] + 1) / strengths[name]))
+            candidates = [name for name in strengths if name not in (server, *copies[segment])]
+            place = min(candidates, key=lambda name: (name == LOCAL, (counts[name] + 1) / strengths[name]))
             copies[segment].append(place)
-            held[place] += 1
+            counts[place] += 1
     return copies
 
 
-def strength(link: Any) -> int:
-    """How many segments suit the server of a Link (None: this server): its GPUs, or else its cores."""
+def strength(link: Link | None) -> int:
+    """How many segments suit the server of a link (None: this server): its GPUs, or else its cores."""
     info = {"gpus": settings.gpus(), "cores": settings.cores()} if link is None else link.info
     return info["gpus"] or info["cores"]
 
@@ -252,5 +253,5 @@ def deal(segments: int, strengths: dict[str, int]) -> list[str]:
     order = sorted(shares, key=lambda name: counts[name] - shares[name])
     for name in order[: segments - sum(counts.values())]:
         counts[name] += 1
-    dealt = [((number + 0.5) / count, name) for name, count in counts.items() for number in range(count)]
-    return [name for _, name in sorted(dealt, key=lambda d: d[0])]
+    places = [((number + 0.5) / count, name) for name, count in counts.items() for number in range(count)]
+    return [name for _, name in sorted(places, key=lambda d: d[0])]

@@ -21,13 +21,13 @@ def is_query(text: str | None) -> bool:
 
 
 def in_brackets(query: str) -> str:
-    """A query as a relation of FROM. (A comment at its end must not hide the bracket.)"""
+    """A query as a relation of FROM. A comment at its end must not hide the bracket."""
     return f"({query.strip().rstrip(';')}\n)"
 
 
 def view_of_query(db: Database, query: str) -> AbstractContextManager[Table]:
     """A temporary view of a query, which has not run yet. Raises PostgreSQL's own errors for a query that cannot be run."""
-    with db.caller_path():  # (in brackets, further statements are a syntax error: the next command would run them)
+    with db.caller_path():  # in brackets, further statements are a syntax error: the next command would run them
         db.plpy.prepare(f"SELECT * FROM {in_brackets(query)} t")
     return _view(db, query.strip().rstrip(";"), db.caller_path())
 
@@ -107,26 +107,26 @@ def _without(view: Table, body: str, error: MopError) -> MopError:
     """The error with the query in place of its view, which is gone when the caller reads the error."""
     query = f"({body}\n)" if "--" in body else f"({body})"
 
-    def told(text: str | None) -> str | None:
+    def with_query(text: str | None) -> str | None:
         return text and text.replace(f"FROM {view}", f"FROM {query} AS q").replace(str(view), "the query")
 
-    error.message = told(error.message) or ""
+    error.message = with_query(error.message) or ""
     error.args = (error.message,)
-    error.detail, error.hint = told(error.detail), told(error.hint)
+    error.detail, error.hint = with_query(error.detail), with_query(error.hint)
     return error
 
 
 def columns_named(db: Database, table: Table, argument: str, names: list[str]) -> list[str]:
     """The existing columns in `names`, which the caller wrote in `argument`. Raises MopError."""
-    existing = db.columns(table)
-    found = []
+    types = db.columns(table)
+    columns = []
     for name in names:
-        column = db.find_column(existing, name)
+        column = db.find_column(types, name)
         if column is None:
             raise MopError(
                 f'invalid {argument}: column "{name}" does not exist',
-                hint="The columns are " + ", ".join(existing) + ".",
+                hint="The columns are " + ", ".join(types) + ".",
                 sqlstate="42703",
             )
-        found.append(column)
-    return found
+        columns.append(column)
+    return columns

@@ -18,21 +18,21 @@ from pg_mop.packing.groups import Groups
 def steady_scans(db: Database) -> Iterator[None]:
     """Scan tables in the same order every time: no synchronized and no parallel scans.
 
-    Plans are generic: to plan for particular parameters, the planner would copy a whole buffer, twice. (Citus plans for
-    particular parameters only.)
+    Plans are generic: to plan for particular parameters, the planner would copy a whole buffer, twice. Citus plans for
+    particular parameters only.
     """
-    wanted = {
+    values_here = {
         "synchronize_seqscans": "off",
         "max_parallel_workers_per_gather": "0",
         "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan",
     }
-    before = {name: value for name in wanted if (value := db.setting(name)) is not None}
+    before = {name: value for name in values_here if (value := db.setting(name)) is not None}
 
     def apply(values: dict[str, str]) -> None:
         for name, value in values.items():
             db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [name, value])
 
-    apply({name: wanted[name] for name in before})
+    apply({name: values_here[name] for name in before})
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def scan(
     if distributed:
         return _scan_shards(db, source, summary, transform, seed)
     raw = ["row_number() OVER () AS n"]
-    ordered, sent, joins = [], [], []
+    looked_up_values, wires_sql, joins = [], [], []
     for i, column in enumerate(transform.columns):
         parts = column.raw_parts()
         raw += [f"{part} AS v{i}_{j}" for j, part in enumerate(parts)]
@@ -64,20 +64,20 @@ def scan(
         if len(parts) == 1:
             join, values[0] = column.lookup(db, summary, values[0], f"c{i}")
             joins += [join] if join else []
-        ordered += [f"{value} AS v{i}_{j}" for j, value in enumerate(values)]
+        looked_up_values += [f"{value} AS v{i}_{j}" for j, value in enumerate(values)]
         wires = column.wire_parts([f"q.v{i}_{j}" for j in range(len(parts))])
-        sent += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(wires)]
+        wires_sql += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(wires)]
     if groups is not None:
         raw.append(f"{groups.key_sql} AS k")
         join, place = groups.lookup("s.k", "g")
         joins += [join] if join else []
-        ordered.append(f"{place} AS place")
-        sent.append("q.place")
+        looked_up_values.append(f"{place} AS place")
+        wires_sql.append("q.place")
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"
     return (
-        f"SELECT {', '.join(sent)} FROM (SELECT {', '.join(ordered)} FROM (SELECT {', '.join(raw)} "
+        f"SELECT {', '.join(wires_sql)} FROM (SELECT {', '.join(looked_up_values)} FROM (SELECT {', '.join(raw)} "
         f"FROM {source}) s {' '.join(joins)} {order}) q"
     )
 
@@ -89,8 +89,8 @@ def _scan_shards(db: Database, source: Table, summary: str, transform: Transform
     long as the rows stay in place. Row numbers and joins would make all rows an intermediate result of Citus, which is
     limited to 1 GB.
     """
-    sent, hashes = [], []
-    if source.kind != "v":  # (a view has no such columns)
+    wires_sql, hashes = [], []
+    if source.kind != "v":  # a view has no such columns
         hashes.append(f"hashtextextended(concat_ws('/', s.tableoid, s.ctid), {int(seed or 0)})")
     for i, column in enumerate(transform.columns):
         values = column.raw_parts()
@@ -99,9 +99,9 @@ def _scan_shards(db: Database, source: Table, summary: str, transform: Transform
         hashes += [column.hash_sql(value, int(seed or 0)) for value in values]
         if len(values) == 1:
             values = [column.lookup_in_place(db, summary, values[0])]
-        sent += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(column.wire_parts(values))]
+        wires_sql += [f"{wire} AS v{i}_{j}" for j, wire in enumerate(column.wire_parts(values))]
     order = f"ORDER BY {', '.join(hashes)}" if seed is not None else ""
-    return f"SELECT {', '.join(sent)} FROM {source} s {order}"
+    return f"SELECT {', '.join(wires_sql)} FROM {source} s {order}"
 
 
 def refuse(db: Database, source: Table, summary: str, column: Column, training: str | None) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pg_mop.backend.database import Database, Table
@@ -9,13 +10,13 @@ from pg_mop.backend.errors import MopError
 from pg_mop.connections.links import Links
 from pg_mop.engines import citus
 from pg_mop.packing.partitions import PRIMARY_KEY, columns_sql, external_sql
-from pg_mop.packing.placement import ServerPlacement, strength
+from pg_mop.packing.placement import Entry, ServerPlacement, strength
 from pg_mop.packing.segments import SegmentPlacement
 
 
 def placement_of(
-    db: Database, source: Table, config: dict[str, Any], distribution_rules: str | None = None
-) -> ServerPlacement | ShardPlacement | SegmentPlacement:
+    db: Database, source: Table, config: Mapping[str, Any], distribution_rules: str | None = None
+) -> Placement:
     """The placement of the packed rows of `source`: on servers; in shards where Citus distributes the source; on Greenplum
     on the segments that `distribution_rules` select. `config`: the settings. Raises MopError."""
     if db.has_segments:
@@ -43,7 +44,7 @@ class ShardPlacement:
     distributed = True
     rules = gpu_config = "all_segments"
     copies: tuple[()] = ()  # Citus itself knows the copies
-    # (Citus turns VALUES into text, and parses and sends that: four times as slow)
+    # Citus turns VALUES into text, and parses and sends that: four times as slow
     INSERT = "INSERT INTO {} SELECT {} FROM generate_series(1, 1)"
 
     def __init__(self, db: Database, segments: int | None, replicas: int) -> None:
@@ -59,11 +60,11 @@ class ShardPlacement:
             )
         links, servers = Links(db), [node.server(db) for node in nodes]
         strengths = [strength(links[name] if name else None) for name in servers]
-        self.keys: Any = range(segments or sum(strengths))
+        self.keys: Sequence[int] = range(segments or sum(strengths))
 
     def create(
         self, target: str, columns: list[tuple[str, str]], external: list[str]
-    ) -> tuple[list[list[str]], list[Any]]:
+    ) -> tuple[list[list[str]], list[Entry]]:
         """Create the packed table, as ServerPlacement does."""
         db, count = self.db, len(self.keys)
         db.execute(
@@ -78,18 +79,21 @@ class ShardPlacement:
             [target, count],
         )
         db.execute(f"SET LOCAL citus.shard_replication_factor = {before}")
-        found: list[Any] = []
-        tried = count
-        while len(found) < count:  # for each shard the smallest key that is in it
-            tried *= 2
-            found = db.execute(
+        rows: list[dict[str, Any]] = []
+        tried_keys = count
+        while len(rows) < count:  # for each shard the smallest key that is in it
+            tried_keys *= 2
+            rows = db.execute(
                 "SELECT min(key) AS key FROM generate_series(0, $2) AS key GROUP BY "
                 "get_shard_id_for_distribution_column($1::regclass, key) ORDER BY 1",
                 ["text", "int4"],
-                [target, tried],
+                [target, tried_keys],
             )
-        self.keys = [row["key"] for row in found]
+        self.keys = [row["key"] for row in rows]
         return [[target]] * count, []
 
     def loaded(self, filled: list[list[str]]) -> None:
         """No table was made for the loading alone."""
+
+
+Placement = ServerPlacement | ShardPlacement | SegmentPlacement

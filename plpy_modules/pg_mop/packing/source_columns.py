@@ -62,19 +62,19 @@ class SourceNames:
     def packed_names(self) -> list[str]:
         """The columns of the packed table. Raises MopError where two names are equal or a name is too long."""
         names = [*self.inputs, *self.outputs]
-        packed = ["__dist_key__", *names, *(name + "_shape" for name in names), "buffer_id"]
-        for name in packed:
-            if packed.count(name) > 1:
+        columns = ["__dist_key__", *names, *(name + "_shape" for name in names), "buffer_id"]
+        for name in columns:
+            if columns.count(name) > 1:
                 raise MopError(
                     f'the packed table would have two columns "{name}"',
-                    detail="Its columns are " + ", ".join(packed) + ".",
+                    detail="Its columns are " + ", ".join(columns) + ".",
                 )
         for name in [*(name + "_shape" for name in self.inputs), *map(class_column, self.outputs)]:
             if len(name.encode()) > MAX_NAME:
                 raise MopError(
                     f'column name "{name}" is longer than {MAX_NAME} bytes', hint="Rename the source column in a view."
                 )
-        return packed
+        return columns
 
 
 def _type_like(trained: Column, column: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:
@@ -87,20 +87,20 @@ def _type_like(trained: Column, column: SourceColumn, request: Request, types: l
 
 def _names(db: Database, table: Table, text: str, argument: str) -> list[str]:
     """The existing columns of `table` that the comma list `text` names."""
-    existing = db.columns(table)
-    wanted = split_names(text)
-    if not wanted:
+    types = db.columns(table)
+    names = split_names(text)
+    if not names:
         raise MopError(
             f"invalid {argument}: no column is named", hint="Name one column, or several with commas between."
         )
-    found = []
-    for name in wanted:
-        column = db.find_column(existing, name)
+    columns = []
+    for name in names:
+        column = db.find_column(types, name)
         if column is None:
             raise MopError(
                 f'invalid {argument}: column "{name}" does not exist in {table}',
-                hint="Its columns are " + ", ".join(existing) + ".",
+                hint="Its columns are " + ", ".join(types) + ".",
             )
-        found.append(column)
-    db.check_readable(table, found)
-    return found
+        columns.append(column)
+    db.check_readable(table, columns)
+    return columns

@@ -15,7 +15,9 @@ from pg_mop.columns import Transform
 from pg_mop.columns.out_of_range import OUT_OF_RANGE
 from pg_mop.packing import buffers, rows
 from pg_mop.packing.groups import Groups
+from pg_mop.packing.placement import ServerPlacement
 from pg_mop.packing.segments import SegmentPlacement
+from pg_mop.packing.shards import Placement, ShardPlacement
 from pg_mop.packing.summary import complete
 
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
@@ -30,7 +32,7 @@ def pack(
     transform: Transform,
     names: list[str],
     requested: int | None,
-    placement: Any,
+    placement: Placement,
     num_classes: list[int],
     seed: int | None,
     training: str | None = None,
@@ -71,7 +73,7 @@ def _load(
     summary: str,
     transform: Transform,
     size: int,
-    placement: Any,
+    placement: ServerPlacement | ShardPlacement,
     filled: list[list[str]],
     types: list[str],
     seed: int | None,
@@ -101,7 +103,7 @@ def _load(
             )
         written, buffer_id = written + rows_in, buffer_id + 1
 
-    gathered = [buffers.Buffers(size, len(columns)) for _ in range(segments if groups else 1)]
+    buffers_of_places = [buffers.Buffers(size, len(columns)) for _ in range(segments if groups else 1)]
     cursor = db.plpy.cursor(rows.scan(db, source, summary, transform, seed, placement.distributed, groups))
     counts = [len(column.raw_parts()) for column in columns]
     progress = Progress(db, count)
@@ -109,28 +111,28 @@ def _load(
     while True:
         db.check_cancel()
         try:
-            fetched = list(cursor.fetch(chunk))
+            chunk_rows = list(cursor.fetch(chunk))
         except db.plpy.SPIError as error:
             if getattr(error, "sqlstate", None) == OUT_OF_RANGE:
                 rows.explain_out_of_range(db, source, summary, transform, training)
             raise
-        if not fetched:
+        if not chunk_rows:
             break
         arrays = []
         for i, column in enumerate(columns):
-            parts = [[row[f"v{i}_{j}"] for row in fetched] for j in range(counts[i])]
+            parts = [[row[f"v{i}_{j}"] for row in chunk_rows] for j in range(counts[i])]
             array = column.encode(column.values_of(parts))
             if array is None:
                 rows.refuse(db, source, summary, column, training)
             arrays.append(array)
-        progress.add(len(fetched))
-        places = None if groups is None else [row["place"] for row in fetched]
-        del fetched
-        for place, own in _by_place(arrays, places):
-            for buffer in gathered[place].add(own):
+        progress.add(len(chunk_rows))
+        places = None if groups is None else [row["place"] for row in chunk_rows]
+        del chunk_rows
+        for place, rows_there in _by_place(arrays, places):
+            for buffer in buffers_of_places[place].add(rows_there):
                 write(place, *buffer)
     cursor.close()
-    for place, last in enumerate(gathered):
+    for place, last in enumerate(buffers_of_places):
         if last.rows:
             write(place, *last.take())
     return written
@@ -143,8 +145,8 @@ def _by_place(arrays: list[np.ndarray], places: list[int | None] | None) -> Iter
         return
     numbers = np.array([place or 0 for place in places])
     for place in np.unique(numbers).tolist():
-        chosen = np.flatnonzero(numbers == place)
-        yield place, [array[chosen] for array in arrays]
+        positions = np.flatnonzero(numbers == place)
+        yield place, [array[positions] for array in arrays]
 
 
 class Progress:
@@ -162,5 +164,5 @@ class Progress:
         now = time.monotonic()
         if now - self.told >= self.SECONDS and self.done < self.count:
             self.told = now
-            left = (now - self.began) / self.done * (self.count - self.done)
-            self.db.info(f"packed {self.done} of {self.count} rows, about {left:.0f} s left")
+            seconds = (now - self.began) / self.done * (self.count - self.done)
+            self.db.info(f"packed {self.done} of {self.count} rows, about {seconds:.0f} s left")
