@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from mop_udf import aggregate
 from mop_udf.errors import sqlstate_of
@@ -32,16 +32,23 @@ INTERRUPTED = "KeyboardInterrupt"  # Greenplum's PL/Python raises it for a cance
 RETRIES = 3  # of a statement
 
 
+class Output(Protocol):
+    """The table of the predictions (api/madlib/predict.py)."""
+
+    def take(self, source: str, types: Sequence[str], values: Sequence[Any]) -> None:
+        """Insert the rows of a relation (SQL, with parameters of these types)."""
+
+
 def insert(
     db: Database,
     test: RawTable,
     model: Model,
     choice: Choice,
-    output: Any,
+    output: Output,
     places: Iterable[int],
     options: dict[str, Any],
 ) -> MopError | None:
-    """Write the predictions for a test table into a PredictionTable of api/madlib/predict.py.
+    """Write the predictions for a test table into an output table.
 
     Returns a MopError where the statement cannot run on the segments: then nothing is written. Raises other errors.
     `places`: the values of mop_host_segment, one on each segment; `options`: of the trainers on the segments.
@@ -89,19 +96,19 @@ def insert(
     return problem
 
 
-def _take(db: Database, output: Any, source: str, request: dict[str, Any]) -> None:
+def _take(db: Database, output: Output, source: str, request: dict[str, Any]) -> None:
     """Run the statement, with the `request` for the segments' processes.
 
     A segment's process may still hold interrupts of an earlier statement, which was canceled or failed at another
     segment: it received several signals, and raises one interrupt each time that it runs Python. Such an interrupt does not
-    concern this statement, so the statement is tried again. (A cancel of this statement ends the coordinator's process.)
+    concern this statement, so the statement is tried again. A cancel of this statement ends the coordinator's process.
     """
-    for left in reversed(range(RETRIES + 1)):
+    for retries_left in reversed(range(RETRIES + 1)):
         try:
             output.take(source, ["text"], [json.dumps({**request, "token": secrets.token_hex(8)})])
             return
         except db.plpy.SPIError as error:
-            if not left or INTERRUPTED not in str(error):
+            if not retries_left or INTERRUPTED not in str(error):
                 raise
 
 
@@ -118,7 +125,7 @@ def _of_segment(error: Any) -> MopError:
 class _Predicting:
     """The model and the pending rows of one statement, in a process on a segment."""
 
-    def __init__(self, holder: Any, text: str, weights: bytes) -> None:
+    def __init__(self, holder: aggregate.Session, text: str, weights: bytes) -> None:
         request = json.loads(text)
         at_start(holder.plpy, json.dumps(request["options"]), True)
         model = Model.from_json(request["model"], request["architecture"], weights)
@@ -151,11 +158,11 @@ _predicting: _Predicting | None = None
 
 
 def predict(
-    plpy: Any, step: int, request: str | None, weights: bytes | None, identifier: str | None, values: Any
+    plpy: Any, step: int, request: str | None, weights: bytes | None, identifier: str | None, values: list[Any] | None
 ) -> Iterable[Any]:
     """mop_at_predict: take one row of the statement; returns the predictions that are complete with it."""
     global _predicting
-    holder, before, _predicting = aggregate.session(plpy), _predicting, None  # (None stays where this fails)
+    holder, before, _predicting = aggregate.session(plpy), _predicting, None  # None stays where this fails
     with aggregate.failures_as_sql(plpy, holder):
         now, rows = raising(plpy, _step, holder, before, step, request, weights, identifier, values)
     _predicting = now
@@ -163,16 +170,25 @@ def predict(
 
 
 def _step(
-    holder: Any, now: _Predicting | None, step: int, request: Any, weights: Any, identifier: Any, values: Any
+    holder: aggregate.Session,
+    now: _Predicting | None,
+    step: int,
+    request: str | None,
+    weights: bytes | None,
+    identifier: str | None,
+    values: list[Any] | None,
 ) -> tuple[_Predicting, Iterable[Any]]:
+    """The state and the complete predictions after one row of the statement: the model, a row to predict for, or the end."""
     if step == MODEL:
+        assert request is not None and weights is not None
         if content(holder.plpy) < 0:
             raise MopError("a part of the statement is carried out by the coordinator", sqlstate=WRONG_PLAN)
-        # (where one process does the whole statement, the model arrives several times)
+        # where one process does the whole statement, the model arrives several times
         return (now if now is not None and now.text == request else _Predicting(holder, request, weights)), []
     if now is None or now.ended and step == ROW:
         raise MopError("rows have come to a process that has no model", sqlstate=WRONG_PLAN)
     if step == ROW:
+        assert identifier is not None and values is not None
         return now, now.add(identifier, values)
     now.ended = True
     return now, now.predict()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pg_mop.backend import object_table
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 
 KEY = "custom_code"  # among the details of a version
@@ -26,11 +27,11 @@ class CustomCode:
     digests: Mapping[str, str]
 
     @classmethod
-    def of(cls, db: Any, functions: str, names: list[str]) -> CustomCode:
+    def of(cls, db: Database, functions: str, names: list[str]) -> CustomCode:
         """The code of these classes. `functions`: the object table, as a summary names it. Raises MopError."""
         quoted = object_table.check(db, functions)
-        found = object_table.digests(db, quoted, None, names)
-        return cls(object_table.within_schema(quoted), {name: digest for name, digest in found if name in names})
+        digests = object_table.digests(db, quoted, None, names)
+        return cls(object_table.within_schema(quoted), {name: digest for name, digest in digests if name in names})
 
     @classmethod
     def of_details(cls, text: str | None, what: str) -> CustomCode | None:
@@ -39,10 +40,10 @@ class CustomCode:
             details = json.loads(text) if text else None
         except (ValueError, RecursionError):
             raise MopError(f"{what} cannot be used: its details name no custom code that can be read") from None
-        told = details.get(KEY) if isinstance(details, dict) else None
-        if told is None:
+        entry = details.get(KEY) if isinstance(details, dict) else None
+        if entry is None:
             return None
-        table, digests = (told.get("object_table"), told.get("digests")) if isinstance(told, dict) else (None, None)
+        table, digests = (entry.get("object_table"), entry.get("digests")) if isinstance(entry, dict) else (None, None)
         if not (
             isinstance(table, str)
             and isinstance(digests, dict)
@@ -54,21 +55,21 @@ class CustomCode:
         return cls(table, digests)
 
     def to_details(self) -> dict[str, Any]:
-        """What the details of a version say of it."""
+        """The entry of a version's details that names this code."""
         return {KEY: {"object_table": self.table, "digests": dict(self.digests)}}
 
-    def check_trained(self, db: Any, what: str, trained: Mapping[str, Any]) -> None:
+    def check_trained(self, db: Database, what: str, trained: Mapping[str, Any]) -> None:
         """Raise MopError where the model `what` was trained with other code. `trained`: {name: digest}, where known."""
-        known = {name: digest for name in self.digests if isinstance(digest := trained.get(name), str)}
-        if known:
-            object_table.check_unchanged(db, self.table, known, what, HINT, "training")
+        digests = {name: digest for name in self.digests if isinstance(digest := trained.get(name), str)}
+        if digests:
+            object_table.check_unchanged(db, self.table, digests, what, HINT, "training")
 
-    def check(self, db: Any, what: str) -> str:
+    def check(self, db: Database, what: str) -> str:
         """The object table, quoted. Raises MopError where it is gone, may be written by others than superusers, or has other
         code now."""
         return object_table.check_unchanged(db, self.table, self.digests, what, HINT, "deployment")
 
-    def read(self, db: Any, what: str) -> dict[str, bytes]:
+    def read(self, db: Database, what: str) -> dict[str, bytes]:
         """{class: pickle}. Raises MopError as `check` does."""
         digests = [[name, digest] for name, digest in self.digests.items()]
         return object_table.read(db, self.check(db, what), None, digests, layers=self.digests)

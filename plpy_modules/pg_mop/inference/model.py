@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mop_udf.architecture import architecture, architecture_shapes
+from mop_udf.pool.process import Trainer
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.weights import Source
@@ -16,10 +18,9 @@ from pg_mop.columns import Column, Transform, transform_from_json
 class Model:
     """A checked model: its architecture, its weights and the transform of the rows that it was trained on.
 
-    `what`: its name in errors; `architecture_text` and `weights` (float32 bytes; None where they are read when they are
-    needed, from their `source`);
-    `input_shapes` and `outputs` (widths, None where the JSON does not say it: `lend` fills them in); `steps`: the dimensions
-    before the width of each output, empty for a vector (`lend` fills them in).
+    `what`: its name in errors; `weights`: float32 bytes, or None where they are read from their `source` when they are
+    needed; `input_shapes`: of one row of each input; `outputs`: the width of each output, None where the JSON has none;
+    `steps`: the dimensions before the width of each output, empty for a vector. `lend` completes `outputs` and `steps`.
 
     `given_classes`: the caller gave the class values, so their number must be that of the model's outputs; `regression`: it
     was trained on numbers, neither on classes nor on soft labels.
@@ -29,7 +30,7 @@ class Model:
 
     transform: Transform
     what: str
-    outputs: list[Any]
+    outputs: list[int | None]
     steps: list[list[int]]
     weights: bytes | None
     source: Source
@@ -37,7 +38,7 @@ class Model:
     objects: Mapping[str, bytes] = MappingProxyType({})
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], architecture_text: str, weights: bytes) -> Model:
+    def from_json(cls, data: Mapping[str, Any], architecture_text: str, weights: bytes) -> Model:
         """The model that another session describes (see `to_json`). Raises MopError."""
         model = cls()
         model.transform = transform_from_json(data["transform"])
@@ -58,6 +59,13 @@ class Model:
     def output_names(self) -> list[str]:
         return [column.name for column in self.transform.outputs]
 
+    @property
+    def widths(self) -> list[int]:
+        """The widths of the outputs, which are known once a trainer holds the model."""
+        widths = [width for width in self.outputs if width is not None]
+        assert len(widths) == len(self.outputs)
+        return widths
+
     def input_columns(self, names: Sequence[str]) -> list[Column]:
         """The input columns under the `names` that they have in another table, with the shapes that the model takes."""
         return [
@@ -69,15 +77,19 @@ class Model:
         """SQL: the columns `names` of another table as `encode_for_prediction` of the input columns takes them."""
         return [column.wire_sql(quote_identifier(column.name)) for column in self.input_columns(names)]
 
-    def lend(self, trainer: Any, db: Any = None) -> None:
+    def lend(self, trainer: Trainer, db: Database | None = None) -> None:
         """Have a trainer hold the model, to predict with it or to export it. `db`: reads weights that were not read yet.
 
         Raises MopError where the outputs are not vectors, or not as many as the model's description says.
         """
-        weights = self.weights if self.weights is not None else self.source.read(db)
+        if self.weights is None:
+            assert db is not None
+            weights = self.source.read(db)
+        else:
+            weights = self.weights
         trainer.has_run_code = trainer.has_run_code or bool(self.objects)
-        told = {"op": "model", "architecture": self.architecture_text, "objects": list(self.objects)}
-        trainer.send(told, weights, *self.objects.values())
+        header = {"op": "model", "architecture": self.architecture_text, "objects": list(self.objects)}
+        trainer.send(header, weights, *self.objects.values())
         del weights
         shapes = trainer.receive()[0]["outputs"]
         for shape in shapes:
@@ -91,7 +103,7 @@ class Model:
         trainer.lent = self
 
     def check_without_code(self, place: str) -> None:
-        """Raises MopError where the model has custom classes: their code does not go with it to another place."""
+        """Raises MopError where the model has custom classes: their code is not sent to another `place`."""
         if self.objects:
             names = ", ".join(self.objects)
             classes = "classes" if len(self.objects) > 1 else "class"
@@ -120,8 +132,8 @@ class Model:
 
 def check_given(classes: Sequence[list[str | None] | None], widths: Sequence[int | None]) -> None:
     """Raises MopError where class values (of each output, or None) do not match the widths of a model's outputs."""
-    given = [None if values is None else len(values) for values in classes]
-    if len(given) != len(widths) or not all(
-        None in (count, width) or count == width for count, width in zip(given, widths)
+    counts = [None if values is None else len(values) for values in classes]
+    if len(counts) != len(widths) or not all(
+        None in (count, width) or count == width for count, width in zip(counts, widths)
     ):
-        raise MopError(f"class_values has {given} values, the model outputs {widths} classes")
+        raise MopError(f"class_values has {counts} values, the model outputs {widths} classes")

@@ -35,11 +35,11 @@ def part_query(db: Database, model: str, table: Table, source: str) -> str | Non
     The names in the query are qualified, or those of pg_catalog. Raises MopError where another role has written the query.
     """
     schema, name = db.parse_name(source)
-    found = re.fullmatch(rf"{re.escape(db.parse_name(model)[1])}(?:_v(\d{{1,9}}))?_(train|valid|test)", name)
-    if found is None or schema not in (None, table.schema):
+    match = re.fullmatch(rf"{re.escape(db.parse_name(model)[1])}(?:_v(\d{{1,9}}))?_(train|valid|test)", name)
+    if match is None or schema not in (None, table.schema):
         return None
-    query, own = stored_part(db, table, int(found[1] or 1), found[2])
-    if query is None or own:
+    query, is_callers_own = stored_part(db, table, int(match[1] or 1), match[2])
+    if query is None or is_callers_own:
         return query
     if db.find_table(source) is None:
         raise MopError(

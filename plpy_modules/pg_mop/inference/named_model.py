@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from mop_udf.pool.process import Trainer
 from pg_mop.backend import foreign_code, weights
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database, Table
@@ -50,8 +51,8 @@ COLUMNS = {
     "model_weights": "bytea NOT NULL",
 }
 TYPES = {name: definition.split()[0] for name, definition in COLUMNS.items()}
-# SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. (A value of another type
-# would run its owner's functions with the reader's rights.)
+# SQL: pg_class row c is a model: a plain table with the columns above, of PostgreSQL's own types. A value of another type
+# would run its owner's functions with the reader's rights.
 IS_MODEL = (
     "(c.relkind = 'r' AND NOT EXISTS (SELECT 1 FROM (VALUES "
     + ", ".join(f"('{name}', '{sql_type}'::regtype)" for name, sql_type in TYPES.items())
@@ -59,8 +60,8 @@ IS_MODEL = (
     "AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid = w.type "
     "AND (row_to_json(a)->>'attgenerated') IS DISTINCT FROM 'v')))"
 )
-# SQL: to read c runs no code of another role: the table has no policies, and no expressions that the planner would compute
-# (nor children, which may have both)
+# SQL: to read c runs no code of another role: the table has no policies, no expressions that the planner would compute, and
+# no children, which may have both
 IS_SAFE = (
     f"({foreign_code.IS_OF_TRUSTED_ROLE} OR NOT EXISTS ("
     + foreign_code.code_sql("c.oid", "NULL", (Place.POLICY, Place.CHILD, Place.CHECK, Place.INDEX, Place.STATISTICS))
@@ -75,7 +76,7 @@ _kept: dict[tuple[int, int | None], NamedModel] = {}
 
 
 class NamedModel(RowInputs, Model):
-    """A version of a named model. `version`, `key`: changes when the row does; `kind`: classification or regression."""
+    """A version of a named model. `key` changes when its row does; `kind`: classification or regression."""
 
     version: int
     key: tuple[str, str]
@@ -87,7 +88,7 @@ class NamedModel(RowInputs, Model):
         """The version of the model that is in use, or another. Raises MopError."""
         table = table_of(db, name)
         where = "in_use" if version is None else f"version = {version}"
-        # (a TRUNCATE within a transaction gives the next row the place and the writer of the one before)
+        # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
         row = db.one(
             "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
             f"FROM {table} WHERE {where}"
@@ -105,7 +106,7 @@ class NamedModel(RowInputs, Model):
             while len(_kept) >= KEPT:
                 _kept.pop(next(iter(_kept)))
             model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
-        elif model.code is not None:  # (its table may have changed since)
+        elif model.code is not None:  # its table may have changed since
             model.code.check(db, model.what)
         return model
 
@@ -129,7 +130,7 @@ class NamedModel(RowInputs, Model):
             self.transform = transform_from_json(json.loads(row["transform"]))
             outputs = len(self.transform.outputs)
         self.code = CustomCode.of_details(row["details"], what)
-        self._read_architecture(row["arch"], None, outputs, what, self.code and self.code.digests)
+        self._read_architecture(row["arch"], None, outputs, what, self.code.digests if self.code is not None else None)
         if self.code is not None:
             self.objects = self.code.read(db, what)
         with _reading(what):
@@ -144,7 +145,7 @@ class NamedModel(RowInputs, Model):
         if len(self.input_shapes) != len(self.transform.inputs) or len(self.transform.outputs) != 1:
             raise ValueError(f"the net has {len(self.input_shapes)} inputs, the transform {len(self.transform.inputs)}")
         for column, shape in zip(self.transform.inputs, self.input_shapes, strict=True):
-            if list(column.shape) != list(shape) or not 0 < math.prod(shape) <= MOST_ELEMENTS:
+            if list(column.shape) != list(shape) or not 0 < math.prod(column.shape) <= MOST_ELEMENTS:
                 raise ValueError(f"an input of the net has shape {shape}, its column {column.shape}")
             if isinstance(column, Features) and [len(column.elements)] != list(shape):
                 raise ValueError(f"{len(column.elements)} elements do not fill an input of shape {shape}")
@@ -161,7 +162,7 @@ class NamedModel(RowInputs, Model):
         """The target's column."""
         return self.transform.outputs[0]
 
-    def lent_to(self, db: Database, trainer: Any) -> None:
+    def lent_to(self, db: Database, trainer: Trainer) -> None:
         """Have the trainer hold this model, unless it does."""
         for column in self.inputs:
             if column.needs_trainer:
@@ -234,13 +235,14 @@ class NamedModel(RowInputs, Model):
                 if isinstance(column, Features):
                     wires = column.wires(values)
                     arrays.append(column.encode_wires(wires))
-                    for name, found in column.unseen(wires).items() if unseen is not None else ():
-                        unseen.setdefault(name, found)
+                    if unseen is not None:
+                        for name, values_of_name in column.unseen(wires).items():
+                            unseen.setdefault(name, values_of_name)
                 else:
                     arrays.append(column.encode_for_prediction(values))
         return arrays
 
-    def outputs_of(self, trainer: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def outputs_of(self, trainer: Trainer, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers."""
         trainer.send(
             {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
@@ -295,14 +297,14 @@ def answers(model: NamedModel, outputs: np.ndarray) -> list[Answer]:
     if model.regression:
         return [(_number_text(v) if math.isfinite(v) else None, None, None) for v in outputs[:, 0].tolist()]
     labels, best = model.labels(outputs.shape[1]), outputs.argmax(1)
-    # (a template for the JSON of all rows: json.dumps of each row would take most of the time)
+    # a template for the JSON of all rows: json.dumps of each row would take most of the time
     names = (json.dumps(label).replace("%", "%%") for label in labels)
     template = "{" + ", ".join(f"{name}: %r" for name in names) + "}"
     highest = outputs[np.arange(len(outputs)), best]
     finite = np.isfinite(outputs).all(1).tolist()
     return [
-        (labels[place], probability, template % tuple(row)) if known else (None, None, None)
-        for row, place, probability, known in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)
+        (labels[place], probability, template % tuple(row)) if is_finite else (None, None, None)
+        for row, place, probability, is_finite in zip(outputs.tolist(), best.tolist(), highest.tolist(), finite)
     ]
 
 
@@ -324,11 +326,11 @@ class RowReader:
         self.types, zones = model.types(), model.zones()
         self.zones = {name: zones.get(name, UTC) for name in self.types}
         self.missing = [name for name in self.types if name not in self.columns]
-        for name, wanted in self.types.items():
-            if name in self.columns and family(self.columns[name]) != family(wanted):
+        for name, sql_type in self.types.items():
+            if name in self.columns and family(self.columns[name]) != family(sql_type):
                 raise MopError(
-                    f'column "{name}" has type {self.columns[name]}, but {model.wanted} {wanted}',
-                    hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{wanted} FROM ...",
+                    f'column "{name}" has type {self.columns[name]}, but {model.wanted} {sql_type}',
+                    hint=f"Cast it: SELECT ..., {quote_identifier(name)}::{sql_type} FROM ...",
                     sqlstate="42804",
                 )
 
@@ -340,12 +342,12 @@ class RowReader:
         """
         inner = [
             (
-                null_sql(wanted)
+                null_sql(sql_type)
                 if name in self.missing
-                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], wanted, self.zones[name])
+                else as_trained(f"t.{quote_identifier(name)}", self.columns[name], sql_type, self.zones[name])
             )
             + f" AS {quote_identifier(name)}"
-            for name, wanted in self.types.items()
+            for name, sql_type in self.types.items()
         ]
         inner += [f"{expression} AS __mop_e{i}" for i, expression in enumerate(extra)]
         entries = [f"{wire} AS w{i}" for i, wire in enumerate(self.model.wires_sql())]
@@ -354,7 +356,7 @@ class RowReader:
 
     def chunks(self, extra: Sequence[str] = ()) -> Iterator[list[Any]]:
         """Chunks of rows."""
-        if self.is_query:  # (its names mean what they mean to the caller; a cursor keeps its plan)
+        if self.is_query:  # its names are looked up by the caller's search_path; a cursor keeps its plan
             with self.db.caller_path():
                 cursor = self.db.plpy.cursor(self.sql(extra))
         else:
@@ -371,15 +373,15 @@ class RowReader:
 
     def kept(self, names: Sequence[str]) -> list[str]:
         """The columns of the rows that the caller keeps. Raises MopError."""
-        found = []
+        columns = []
         for name in names:
             column = self.db.find_column(self.columns, name)
             if column is None:
                 raise MopError(
                     f'keep: column "{name}" does not exist', hint="The columns are " + ", ".join(self.columns) + "."
                 )
-            found.append(column)
-        return found
+            columns.append(column)
+        return columns
 
     def tell_missing(self) -> None:
         """Tell the caller once which columns the rows do not have."""
@@ -392,7 +394,7 @@ class RowReader:
 
     def tell_unseen(self, unseen: dict[str, list[str]]) -> None:
         """Tell the caller once which categories training rows did not have."""
-        lost = {name: found for name in unseen if (found := self._lost_labels(name))}
+        lost = {name: labels for name in unseen if (labels := self._lost_labels(name))}
         tell_unseen(self.db, unseen, lost)
 
     def _lost_labels(self, name: str) -> list[str]:
@@ -412,12 +414,12 @@ class RowReader:
 def tell_unseen(db: Database, unseen: dict[str, list[str]], lost: dict[str, list[str]]) -> None:
     """Tell the caller of values that training rows did not have; `lost`: {column: labels of its enum that are gone}."""
     for name, values in unseen.items():
-        gone = lost.get(name)
+        labels = lost.get(name)
         db.notice(
             f'column "{name}" has values that training rows did not have',
             detail=f"For instance {', '.join(values)}. They are predicted as rare values."
-            + (f" Its type has no label {', '.join(gone[:5])} any more: renamed?" if gone else ""),
-            hint=f"SELECT {db.extension}.mop_retrain(...); learns the labels of today." if gone else None,
+            + (f" Its type has no label {', '.join(labels[:5])} any more: renamed?" if labels else ""),
+            hint=f"SELECT {db.extension}.mop_retrain(...); learns the labels of today." if labels else None,
         )
 
 
@@ -432,7 +434,7 @@ def origin_of(db: Database, source: str | None, part: str | None = None) -> tupl
             result = db.plpy.execute(db.plpy.prepare(f"SELECT * FROM {origin} t LIMIT 0"))
         oids = dict(zip(result.colnames(), result.coltypes()))
         plain = {name: plain_name(kind_of(db, oid)) for name, oid in oids.items()}
-        # (with -1, type char is not cut to one character)
+        # with -1, type char is not cut to one character
         exact = {name: db.value("SELECT format_type($1, -1)", ["oid"], [oid]) for name, oid in oids.items()}
         return origin, plain, exact
     table = db.input_table(source, "source table", rows=False)
@@ -456,25 +458,29 @@ def table_of(db: Database, name: str | None) -> Table:
         raise MopError("no model is named", hint=f"SELECT * FROM {db.extension}.mop_models;")
     db.check_engine("a named model")
     table = db.input_table(name, "model", hint=f"SELECT * FROM {db.extension}.mop_models;", rows=False)
-    found = db.one(
+    row = db.one(
         f"SELECT {IS_MODEL} AS is_model, {IS_SAFE} AS is_safe, NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relname = $2 "
         f"AND c.relnamespace = own.relnamespace AND c.relkind = 'r' AND NOT {IS_SAFE}) AS has_safe_parts "
         f"FROM pg_class c JOIN pg_class own ON own.oid = c.oid WHERE c.oid = $1",
         ["oid", "text"],
         [table.oid, table.name + weights.SUFFIX],
     )
-    assert found is not None
-    if not found["is_model"]:
+    assert row is not None
+    if not row["is_model"]:
         columns = db.columns(table)
-        missing = [column for column in TYPES if column not in columns]
+        absent_columns = [column for column in TYPES if column not in columns]
         raise MopError(
             f'"{name}" is no model with versions: '
-            + (f'it has no column "{missing[0]}"' if missing else "it is no plain table with the columns of one"),
+            + (
+                f'it has no column "{absent_columns[0]}"'
+                if absent_columns
+                else "it is no plain table with the columns of one"
+            ),
             hint=f"SELECT {db.extension}.mop_deploy('name', {quote_literal(name)}, mst_key); makes a model of a trained one.",
         )
-    if not found["is_safe"]:
+    if not row["is_safe"]:
         raise _unsafe(f'model "{name}"', table)
-    if not found["has_safe_parts"]:
+    if not row["has_safe_parts"]:
         raise _unsafe(f'the table of the weights of model "{name}"', table)
     return table
 

@@ -15,7 +15,7 @@ def why_alone(db: Database, table: Table, columns: list[str], checked: bool) -> 
         return "it is no table"
     if not checked and db.setting("transaction_isolation") != "read committed":
         return "the transaction has a snapshot of its own"
-    found = db.one(
+    (row,) = db.execute(
         "SELECT bool_or(c.relpersistence = 't') AS temporary, "
         # others do not see uncommitted changes of this transaction; its locks stay until its end
         "bool_or(EXISTS (SELECT 1 FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation IN (c.oid, $1) "
@@ -29,7 +29,7 @@ def why_alone(db: Database, table: Table, columns: list[str], checked: bool) -> 
         "SELECT 1 FROM unnest($2) AS name WHERE NOT has_column_privilege(c.oid, name, 'SELECT')))) AS forbidden, "
         "bool_or(EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2) "
         "AND a.attfdwoptions IS NOT NULL)) AS renamed "
-        # (only partitioned tables and partitions have such a tree)
+        # only partitioned tables and partitions have such a tree
         "FROM pg_class c WHERE c.oid IN (SELECT relid FROM pg_partition_tree($1::regclass) WHERE isleaf) "
         "OR c.oid = $1 AND c.relkind = 'r'",
         ["oid", "text[]"],
@@ -43,4 +43,4 @@ def why_alone(db: Database, table: Table, columns: list[str], checked: bool) -> 
         "forbidden": "its partitions may not be read by themselves",
         "renamed": "a column has another name on another server",
     }
-    return next((reason for name, reason in reasons.items() if found[name]), None)
+    return next((reason for name, reason in reasons.items() if row[name]), None)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mop_udf.pool.process import Trainer
 from pg_mop.backend.arrays import np
-from pg_mop.backend.database import Database
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.columns import out_of_range
@@ -28,16 +29,16 @@ Rows = list[list[Any]]  # columns: ids (text), class names, class values, probab
 class Predictor:
     """A :class:`~pg_mop.inference.model.Model` that a trainer holds. `count`: the rows of a chunk."""
 
-    def __init__(self, trainer: Any, model: Model, choice: Choice) -> None:
+    def __init__(self, trainer: Trainer, model: Model, choice: Choice) -> None:
         self.trainer, self.model, self.choice = trainer, model, choice
         counts = [math.prod(steps) for steps in model.steps]
-        kept = sum(
-            count * (width if choice.most is None else choice.most) for width, count in zip(model.outputs, counts)
+        entries = sum(
+            count * (width if choice.most is None else choice.most) for width, count in zip(model.widths, counts)
         )
         size = (
             sum(math.prod(n or 1 for n in shape) * 8 + 64 for shape in model.input_shapes)
-            + 16 * sum(width * count for width, count in zip(model.outputs, counts))
-            + ROW_BYTES * kept
+            + 16 * sum(width * count for width, count in zip(model.widths, counts))
+            + ROW_BYTES * entries
         )
         self.count = max(1, min(10_000, CHUNK_BYTES // size))
 
@@ -62,7 +63,7 @@ class Predictor:
             for place, step in enumerate(np.ndindex(*steps)):
                 labels, numbers = output.decode(outputs[:, place])
                 row, column, rank = self.choice.of(numbers, finite & np.isfinite(numbers).all(axis=1))
-                classes = [*labels, None]  # (column -1: no prediction)
+                classes = [*labels, None]  # column -1: no prediction
                 rows[0] += [identifiers[i] for i in row]
                 rows[1] += [output.name + "".join(f"[{n + 1}]" for n in step)] * len(row)
                 rows[2] += [classes[c] for c in column]
@@ -97,19 +98,19 @@ class Choice:
     """
 
     @classmethod
-    def for_model(cls, pred_type: Any, model: Model) -> Choice:
+    def for_model(cls, pred_type: str | float | None, model: Model) -> Choice:
         """The selection for a Model's outputs."""
         choice = cls(pred_type)
         if model.regression:
             choice.all_in_order()
         return choice
 
-    def __init__(self, pred_type: Any) -> None:
+    def __init__(self, pred_type: str | float | None) -> None:
         self.pred_type = pred_type = "prob" if pred_type is None else pred_type
         self.most: int | None = None
         self.above: float | None = None
         if isinstance(pred_type, str) and NUMBER.fullmatch(pred_type):
-            pred_type = float(pred_type)  # (drivers that send no types send numbers as text)
+            pred_type = float(pred_type)  # drivers that send no types send numbers as text
         if isinstance(pred_type, str):
             if pred_type not in ("prob", "response"):
                 raise MopError(
@@ -118,7 +119,7 @@ class Choice:
             if pred_type == "response":
                 self.most = 1
         elif isinstance(pred_type, int) or 1 <= pred_type < 2**31 and pred_type == int(pred_type):
-            pred_type = int(pred_type)  # (drivers send integers as other types)
+            pred_type = int(pred_type)  # drivers send integers as other types
             if pred_type < 1:
                 raise MopError(f"pred_type must be at least 1 as an integer, not {pred_type}")
             self.most = pred_type
@@ -143,20 +144,20 @@ class Choice:
         order = (
             np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes), (count, 1))
         )
-        kept = np.ones((count, classes), bool)
+        mask = np.ones((count, classes), bool)
         if self.most is not None:
-            kept[:, self.most :] = False
+            mask[:, self.most :] = False
         if self.above is not None:
-            kept = np.take_along_axis(probabilities, order, 1) > self.above
-        kept[~known] = np.arange(classes) == 0
-        row, rank = np.nonzero(kept)
+            mask = np.take_along_axis(probabilities, order, 1) > self.above
+        mask[~known] = np.arange(classes) == 0
+        row, rank = np.nonzero(mask)
         return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
 
 
 class Reader:
     """Chunks of a table's rows: (ids as text, [[wire, ...] for each input])."""
 
-    def __init__(self, db: Database, table: Any, identifier: str, inputs: Sequence[str], model: Model) -> None:
+    def __init__(self, db: Database, table: Table | str, identifier: str, inputs: Sequence[str], model: Model) -> None:
         """`table`: quoted; the other names are not. `model`: decides the form of the wires."""
         self.db, self.table, self.inputs = db, table, inputs
         self.rows = 0  # read by now
@@ -173,7 +174,7 @@ class Reader:
         finally:
             cursor.close()
 
-    def _fetch(self, cursor: Any, count: int) -> Any:
+    def _fetch(self, cursor: Any, count: int) -> Sequence[Mapping[str, Any]]:
         self.db.check_cancel()
         try:
             return cursor.fetch(count)
@@ -182,7 +183,7 @@ class Reader:
             raise
 
 
-def check_range(db: Database, error: Exception, table: Any, inputs: Iterable[str]) -> None:
+def check_range(db: Database, error: Exception, table: Table | str, inputs: Iterable[str]) -> None:
     """Raises MopError where an error of SPI says that a number is too large for type real."""
     if getattr(error, "sqlstate", None) == out_of_range.OUT_OF_RANGE:
         for name in inputs:
@@ -192,9 +193,11 @@ def check_range(db: Database, error: Exception, table: Any, inputs: Iterable[str
 def check_shapes(dims: Iterable[str | None], inputs: Iterable[str], shapes: Iterable[list[int]]) -> None:
     """The inputs (names) of a row must have these shapes; `dims`: their array_dims. Raises MopError."""
     for text, name, shape in zip(dims, inputs, shapes):
-        given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1 for d in (text or "").strip("[]").split("][") if d]
-        if given != shape:
+        dimensions = [
+            int(d.split(":")[1]) - int(d.split(":")[0]) + 1 for d in (text or "").strip("[]").split("][") if d
+        ]
+        if dimensions != shape:
             raise MopError(
-                f"the model takes input of shape {shape}, column {quote_literal(name)} has {given}: "
+                f"the model takes input of shape {shape}, column {quote_literal(name)} has {dimensions}: "
                 f"input shape does not match"
             )

@@ -11,20 +11,21 @@ HINT = "predict takes raw rows, one example a row, not a packed table."
 
 
 class RawTable:
-    """A test table. `text`: its name as the caller writes it; `table`; `identifier` and `inputs`: names of its columns;
-    `id_type`: the identifier's SQL type; `foreign`: rows are in foreign tables, or in shards of Citus; `in_parts`: the
-    table has several partitions or shards."""
+    """A test table. `text`: its name as the caller writes it; `identifier` and `inputs`: names of its columns; `id_type`: the
+    identifier's SQL type; `foreign`: rows are in foreign tables, or in shards of Citus; `in_parts`: the table has several
+    partitions or shards."""
 
-    outputs = ()
+    outputs: tuple[()] = ()
 
-    def __init__(self, db: Database, text: str, id_col: str, independent_varname: str) -> None:
+    def __init__(self, db: Database, text: str, id_col: str | None, independent_varname: str) -> None:
         """Raises MopError where predictions cannot be made from the table or from one of the columns."""
         self.text, self.table = text, db.input_table(text, "test table", rows=False)
         columns = db.columns(self.table)
-        self.identifier = id_col and db.find_column(columns, _unquoted(id_col.strip()))
-        if not self.identifier:
+        identifier = db.find_column(columns, _unquoted((id_col or "").strip()))
+        if identifier is None:
             raise MopError(f'invalid id column "{id_col}": test table "{text}" has no such column')
-        self.inputs = []
+        self.identifier = identifier
+        self.inputs: list[str] = []
         for name in split_names(independent_varname):
             column = db.find_column(columns, name)
             if column is None:

@@ -21,14 +21,18 @@ CHUNK_ROWS = 10_000
 
 
 class RowInputs:
-    """The columns that rows are read with. `inputs`: Columns; `wanted`: who wants their types, for errors."""
+    """The columns with which rows become the inputs of a net."""
 
     inputs: Sequence[Column]
-    output: Column | None
+
+    @property
+    def output(self) -> Column | None:
+        """The target's column; None where the rows have no target, or several."""
+        raise NotImplementedError
 
     @property
     def wanted(self) -> str:
-        """Who asks for the types of the columns: a text before the type."""
+        """The beginning of an error's clause that ends with the type which a column must have."""
         raise NotImplementedError
 
     def reading(self) -> AbstractContextManager[None]:
@@ -43,17 +47,17 @@ class RowInputs:
 
     def types(self) -> dict[str, str]:
         """{column: its SQL type in training}."""
-        found: dict[str, str] = {}
+        types: dict[str, str] = {}
         for column in self.inputs:
             if isinstance(column, Features):
                 for feature in column.features:
                     is_field = feature.parameters.get("path")
-                    found[feature.column] = "jsonb" if is_field else feature.sql_type
+                    types[feature.column] = "jsonb" if is_field else feature.sql_type
             elif len(column.sources) == 1:
                 is_field = column.parameters.get("path")
                 default = "text" if column.type_name == "words" else "real[]"
-                found[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
-        return found
+                types[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
+        return types
 
     def zones(self) -> dict[str, str]:
         """{column: the time zone of its moments}, of the columns that have moments."""
@@ -62,7 +66,7 @@ class RowInputs:
 
     @property
     def json_columns(self) -> list[str]:
-        """The columns of which fields are read."""
+        """The columns that hold JSON, whose fields are read."""
         features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
         texts = [column.sources[0] for column in self.inputs if column.parameters.get("path")]
         return [feature.column for feature in features if feature.parameters.get("path")] + texts
@@ -83,13 +87,12 @@ class RowInputs:
 class PackedInputs(RowInputs):
     """The columns of a packed table: other rows can be compared with those that it was packed from.
 
-    `all_inputs`: also those whose values cannot be compared, such as images; `output`: the target, if there is one.
+    `all_inputs`: also those whose values cannot be compared, such as images.
     """
 
     def __init__(self, name: str, all_inputs: Sequence[Column], outputs: Sequence[Column]) -> None:
         """`name`: as the caller calls the table."""
-        self.name, self.all_inputs = name, all_inputs
-        self.output = outputs[0] if len(outputs) == 1 else None
+        self.name, self.all_inputs, self.outputs = name, all_inputs, outputs
         self.inputs = [column for column in all_inputs if isinstance(column, Features)]
 
     @classmethod
@@ -104,41 +107,44 @@ class PackedInputs(RowInputs):
         if table is None or "buffer_id" not in db.columns(table):
             return None
         try:
-            with db.undone():  # (it gives the locks back, and the settings)
+            with db.undone():  # the end of the block gives back the locks and the settings
                 return cls._find(db, str(name), table)
         except db.plpy.SPIError as error:
             if error.sqlstate != "55P03":
                 raise
         summary = db.suffixed(str(table), "_summary")
-        listed = ", ".join(f"{quote_literal(own)}::regclass" for own in (str(table), summary))
+        tables = ", ".join(f"{quote_literal(table_name)}::regclass" for table_name in (str(table), summary))
         raise MopError(
             f'another session changes "{name}" or its summary at this moment',
-            hint=f"SELECT pid FROM pg_locks WHERE relation IN ({listed}); shows whose; then call again.",
+            hint=f"SELECT pid FROM pg_locks WHERE relation IN ({tables}); shows whose; then call again.",
             sqlstate="55P03",
         )
 
     @classmethod
     def _find(cls, db: Database, name: str, table: Table) -> PackedInputs:
-        own = (str(table), db.suffixed(str(table), "_summary"))
-        found = [locked_of_any_role(db, one) for one in own]
-        if found[0] is None or found[1] is None:
-            if db.find_table(own[1]) is None:
+        names = (str(table), db.suffixed(str(table), "_summary"))
+        packed_table, summary = (locked_of_any_role(db, one) for one in names)
+        if packed_table is None or summary is None:
+            if db.find_table(names[1]) is None:
                 raise MopError(
                     f'"{name}" has no summary',
                     hint=f"SELECT {db.extension}.mop_pack(...); packs a table of your own; or name a model.",
                     sqlstate="42P01",
                 )
             raise _renamed(name)
-        packed, summary = found
-        may_be_foreign = is_of_trusted_role(db, packed) and db.has_foreign_rows(packed)
+        may_be_foreign = is_of_trusted_role(db, packed_table) and db.has_foreign_rows(packed_table)
         if may_be_foreign and not db.lacking_settings(("restrict_nonsystem_relation_kind",)):
             db.execute("SELECT set_config('restrict_nonsystem_relation_kind', 'view', true)")
-        training = Training(db, str(packed))
-        # (a schema may have been renamed since: then these would be other relations)
-        if [training.packed.oid, training.summary.oid] != [packed.oid, summary.oid]:
+        training = Training(db, str(packed_table))
+        # a schema may have been renamed since: then these would be other relations
+        if [training.packed.oid, training.summary.oid] != [packed_table.oid, summary.oid]:
             raise _renamed(name)
         with understood(f'the summary of "{name}" cannot be read'):
             return cls(name, training.transform.inputs, training.transform.outputs)
+
+    @property
+    def output(self) -> Column | None:
+        return self.outputs[0] if len(self.outputs) == 1 else None
 
     def reading(self) -> AbstractContextManager[None]:
         return understood(f'the summary of "{self.name}" cannot be read')

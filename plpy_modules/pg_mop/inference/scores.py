@@ -19,7 +19,7 @@ def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 
     """
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(1)
-    found = {
+    measures = {
         "accuracy": float((predicted == truth).mean()),
         "log_loss": float(-np.log(np.clip(probabilities[np.arange(len(truth)), truth], LEAST, 1)).mean()),
     }
@@ -28,17 +28,17 @@ def classification(truth: np.ndarray, probabilities: np.ndarray, unknown: int = 
     rows = [row for row, said in zip(report, table.sum(0)) if row["support"] or said]
     if classes - unknown == 2:
         second = report[1]
-        found.update({name: second[name] for name in ("precision", "recall", "f1")})
-        found["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
+        measures.update({name: second[name] for name in ("precision", "recall", "f1")})
+        measures["brier"] = float(((probabilities[:, 1] - (truth == 1)) ** 2).mean())
         areas = [auc(truth == 1, probabilities[:, 1])]
     else:
-        found.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
+        measures.update({name: float(np.mean([row[name] for row in rows])) for name in ("precision", "recall", "f1")})
         areas = [auc(truth == k, probabilities[:, k]) for k in range(classes)]
-    found["balanced_accuracy"] = float(np.mean([row["recall"] for row in report if row["support"]]))
-    known = [area for area in areas if not math.isnan(area)]
-    if known:
-        found["auc"] = float(np.mean(known))
-    return found
+    measures["balanced_accuracy"] = float(np.mean([row["recall"] for row in report if row["support"]]))
+    defined_areas = [area for area in areas if not math.isnan(area)]
+    if defined_areas:
+        measures["auc"] = float(np.mean(defined_areas))
+    return measures
 
 
 def most_frequent(truth: np.ndarray) -> float:
@@ -122,22 +122,22 @@ def roc_curve(positive: np.ndarray, scores: np.ndarray) -> list[tuple[float, flo
     order = np.argsort(-scores, kind="stable")
     scores, hits = scores[order], positive[order]
     last = np.r_[np.nonzero(np.diff(scores))[0], len(scores) - 1]
-    true, false = (np.r_[0, np.cumsum(own)[last]] for own in (hits, ~hits))
+    true, false = (np.r_[0, np.cumsum(values)[last]] for values in (hits, ~hits))
     corners = np.r_[True, (np.diff(true, 2) != 0) | (np.diff(false, 2) != 0), True]
     right, wrong = max(1, int(hits.sum())), max(1, int((~hits).sum()))
     points = (np.r_[np.inf, scores[last]], false / wrong, true / right)
-    return list(zip(*(own[corners].tolist() for own in points)))
+    return list(zip(*(values[corners].tolist() for values in points)))
 
 
 def calibration(positive: np.ndarray, scores: np.ndarray, bins: int = 10) -> list[tuple[float, float, int]]:
     """(mean probability, share of the class, rows) in each of the equally wide bins that have rows."""
     places = np.clip((scores * bins).astype("i8"), 0, bins - 1)
-    found = []
+    points = []
     for k in range(bins):
-        own = places == k
-        if own.any():
-            found.append((float(scores[own].mean()), float(positive[own].mean()), int(own.sum())))
-    return found
+        mask = places == k
+        if mask.any():
+            points.append((float(scores[mask].mean()), float(positive[mask].mean()), int(mask.sum())))
+    return points
 
 
 def interval(value: float, rows: int) -> tuple[float, float]:
@@ -155,11 +155,11 @@ def bootstrapped(
 ) -> tuple[float, float]:
     """The 95 % interval of a measure: the percentiles of the measure on rows drawn with replacement (Efron 1979)."""
     random = np.random.default_rng(0)
-    found = []
+    values = []
     for _ in range(repeats):
-        drawn = random.integers(0, len(truth), len(truth))
-        found.append(measure(truth[drawn], predicted[drawn]))
-    low, high = np.nanpercentile(found, [2.5, 97.5])
+        rows = random.integers(0, len(truth), len(truth))
+        values.append(measure(truth[rows], predicted[rows]))
+    low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -177,16 +177,16 @@ def intervals(
     """
     random = np.random.default_rng(0)
     count = len(truth)
-    drawn = [random.integers(0, count, min(count, most)) for _ in range(repeats)]
-    own = [measures(truth[rows], outputs[rows]) for rows in drawn]
+    samples = [random.integers(0, count, min(count, most)) for _ in range(repeats)]
+    repeat_measures = [measures(truth[rows], outputs[rows]) for rows in samples]
     shrink = math.sqrt(min(count, most) / count)
-    found = {}
+    ranges = {}
     for name, value in measures(truth, outputs).items():
-        values = np.array([repeat.get(name, math.nan) for repeat in own], "f8")
+        values = np.array([repeat.get(name, math.nan) for repeat in repeat_measures], "f8")
         if math.isfinite(value) and np.isfinite(values).any():
             low, high = np.nanpercentile(values[np.isfinite(values)], [2.5, 97.5])
-            found[name] = (float(value + (low - value) * shrink), float(value + (high - value) * shrink))
-    return found
+            ranges[name] = (float(value + (low - value) * shrink), float(value + (high - value) * shrink))
+    return ranges
 
 
 def stability(before: Sequence[float], now: Sequence[float]) -> float:
