@@ -13,6 +13,7 @@ from typing import Any
 
 from pg_mop.report.again import ModelRow, call, clipped, literal, named_anew, train_rows, with_value
 from pg_mop.report.causes import cause_of, kind_of
+from pg_mop.report.numbers import is_number
 from pg_mop.report.widening import beyond, wider_space
 
 Row = Mapping[str, Any]
@@ -88,7 +89,7 @@ def _may_resume(facts: Facts) -> bool:
     failed by errors of their own, they would fail again."""
     if not facts.own or facts.run["status"] not in ("failed", "cancelled"):
         return False
-    # (of an interrupted run, configurations without an error are shown as failed, too)
+    # of an interrupted run, configurations without an error are shown as failed, too
     to_blame = [
         c
         for c in facts.configurations
@@ -110,9 +111,9 @@ def _resume(facts: Facts) -> Iterator[Step]:
 def _failures(facts: Facts) -> Iterator[Step]:
     """The failed configurations once more, changed so that they may not fail again."""
     for cause in facts.causes:
-        if cause["kind"] not in ("diverged", "memory") or (found := _trained_anew(facts, cause)) is None:
+        if cause["kind"] not in ("diverged", "memory") or (new_training := _trained_anew(facts, cause)) is None:
             continue
-        sql, count = found
+        sql, count = new_training
         which = "" if count == cause["count"] else f" {count} of them"
         if cause["kind"] == "diverged":
             how = "with clipped gradients and a tenth of the rate"
@@ -126,8 +127,8 @@ def remedy(facts: Facts, cause: Row) -> str | None:
     """SQL that helps against a cause of failures (report/causes.py); None where none is known."""
     if cause["kind"] == "lost":
         return f"SELECT {facts.schema}.mop_resume({facts.run['run_id']});" if _may_resume(facts) else None
-    found = _trained_anew(facts, cause)
-    return None if found is None else found[0]
+    advice = _trained_anew(facts, cause)
+    return None if advice is None else advice[0]
 
 
 def _trained_anew(facts: Facts, cause: Row) -> tuple[str, int] | None:
@@ -142,7 +143,7 @@ def _trained_anew(facts: Facts, cause: Row) -> tuple[str, int] | None:
         compile_params, fit_params = c["compile_params"], c["fit_params"] or ""
         if cause["kind"] == "diverged" and (changed := clipped(compile_params)) is not None:
             rate = c["parameters"].get("learning_rate")
-            slower = with_value(changed, "learning_rate", rate / 10) if _is_number(rate) else None
+            slower = with_value(changed, "learning_rate", rate / 10) if is_number(rate) else None
             rows.append((c["model_id"], slower or changed, fit_params))
         size = c["parameters"].get("batch_size")
         halves = cause["kind"] == "memory" and isinstance(size, int) and size > 1
@@ -227,15 +228,15 @@ def _more(facts: Facts) -> Iterator[Step]:
     ]  # fmt: skip
     if not rising:
         return
-    named = rising[:MOST_NAMED]
-    more = max(1, round(max(c["iterations"] for c in named) / 2))
+    best = rising[:MOST_NAMED]
+    more = max(1, round(max(c["iterations"] for c in best) / 2))
     count = f"{len(rising)} of the {min(BEST, len(facts.judged()))} best configurations"
     yield {
         "kind": "more",
-        "say": f"{count} still improved at the end: train {'it' if len(named) == 1 else _names(named)} for {more} more "
+        "say": f"{count} still improved at the end: train {'it' if len(best) == 1 else _names(best)} for {more} more "
         f"iteration{'s' * (more > 1)}.",
         "sql": "\n".join(
-            f"SELECT {facts.schema}.mop_more({facts.run['run_id']}, {c['mst_key']}, {more});" for c in named
+            f"SELECT {facts.schema}.mop_more({facts.run['run_id']}, {c['mst_key']}, {more});" for c in best
         ),
     }
 
@@ -248,12 +249,12 @@ def _edge(facts: Facts) -> Iterator[Step]:
     best = judged[0]
     space = facts.arguments.get("space") if facts.run["function"] == "mop_search" else None
     if space is not None:
-        found = wider_space(space, best["parameters"])
-        if found is None:
+        space_and_names = wider_space(space, best["parameters"])
+        if space_and_names is None:
             return
-        names, wider = found
+        names, wider = space_and_names
         output = named_anew(facts.run["model_output_table"], "_wider")
-        given = {
+        arguments = {
             **facts.arguments,
             "model_output_table": output,
             "space": wider,
@@ -265,13 +266,13 @@ def _edge(facts: Facts) -> Iterator[Step]:
             "kind": "wider",
             "say": f"{_listed(names)} of the best configuration {'is' if len(names) == 1 else 'are'} at the edge of the "
             "space: search a wider one.",
-            "sql": call(facts.schema, "mop_search", given, facts.gets),
+            "sql": call(facts.schema, "mop_search", arguments, facts.gets),
         }
         return
     for name in facts.varied:
-        values = {v for c in judged if _is_number(v := c["parameters"].get(name))}
-        own = best["parameters"].get(name)
-        new = beyond(name, own, sorted(values)) if _is_number(own) else None
+        values = {v for c in judged if is_number(v := c["parameters"].get(name))}
+        value = best["parameters"].get(name)
+        new = beyond(name, value, sorted(values)) if is_number(value) else None
         if new is None or facts.arch_table is None:
             continue
         compile_params = with_value(best["compile_params"], name, new)
@@ -281,7 +282,7 @@ def _edge(facts: Facts) -> Iterator[Step]:
         row = best["model_id"], compile_params or best["compile_params"], fit_params or best["fit_params"] or ""
         yield {
             "kind": "wider",
-            "say": f"{name} {own:.4g} of the best configuration is the {'least' if new < own else 'greatest'} that was "
+            "say": f"{name} {value:.4g} of the best configuration is the {'least' if new < value else 'greatest'} that was "
             f"tried: try {new:.4g}.",
             "sql": _train(facts, [row], "_wider")[0],
         }
@@ -299,7 +300,7 @@ def _better_before(facts: Facts) -> Iterator[Step]:
         return
     now = facts.sign * judged[0]["curve"][-1][1]
     best, when, value = max(
-        ((c, i, v) for c in judged for i, v in c["curve"]), key=lambda found: facts.sign * found[2]
+        ((c, i, v) for c in judged for i, v in c["curve"]), key=lambda point: facts.sign * point[2]
     )  # fmt: skip
     spread = max(abs(v) for _, v in best["curve"]) or 1.0
     if when == best["curve"][-1][0] or facts.sign * value - now < 0.01 * spread or facts.arch_table is None:
@@ -336,7 +337,7 @@ def _evaluations(facts: Facts) -> Iterator[Step]:
     rarer = min(facts.run["num_iterations"], 5 * int(every))
     if rarer <= every:
         return
-    given = {
+    arguments = {
         **facts.arguments,
         "model_output_table": named_anew(facts.run["model_output_table"], "_again"),
         "metrics_compute_frequency": rarer,
@@ -346,7 +347,7 @@ def _evaluations(facts: Facts) -> Iterator[Step]:
     yield {
         "kind": "evaluations",
         "say": f"{part / spent:.0%} of the trainers' time went into evaluations: evaluate every {rarer} iterations.",
-        "sql": call(facts.schema, facts.run["function"], given, facts.gets),
+        "sql": call(facts.schema, facts.run["function"], arguments, facts.gets),
     }
 
 
@@ -362,7 +363,3 @@ def _idle(facts: Facts) -> Iterator[Step]:
             "have done, or more configurations at once.",
             "sql": f"SET pg_mop.sessions = {literal(enough)};",
         }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -26,13 +26,13 @@ def named_anew(table: str, suffix: str) -> str:
     True
     """
     text = table.strip()
-    found = re.fullmatch(r'(.*?)("(?:[^"]|"")*"|[^".]*)', text, re.DOTALL)
-    schema, own = (found[1], found[2]) if found is not None else ("", text)
-    quoted = own.startswith('"')
-    name = own[1:-1].replace('""', '"') if quoted else own
+    match = re.fullmatch(r'(.*?)("(?:[^"]|"")*"|[^".]*)', text, re.DOTALL)
+    schema, last = (match[1], match[2]) if match is not None else ("", text)
+    quoted = last.startswith('"')
+    name = last[1:-1].replace('""', '"') if quoted else last
     most = MAX_NAME - ROOM - len(suffix.encode())
     short = name.encode()[:most].decode(errors="ignore")
-    if short + suffix == name:  # (a shortened name that ended so already)
+    if short + suffix == name:  # the name ended so before it was shortened
         short = short[:-1]
     new = short + suffix
     return schema + (f'"{new.replace(chr(34), chr(34) * 2)}"' if quoted else new)
@@ -62,8 +62,8 @@ def literal(value: Any) -> str:
 def call(schema: str, function: str, arguments: Mapping[str, Any], gets: str) -> str:
     """A call of a function by the names of its arguments. Arguments that are None are left out; `schema` is as SQL
     writes it; `gets`: the server's operator between a name and its value."""
-    given = [f"    {name} {gets} {literal(value)}" for name, value in arguments.items() if value is not None]
-    return "\n".join([f"SELECT {schema}.{function}(", ",\n".join(given), ");"])
+    lines = [f"    {name} {gets} {literal(value)}" for name, value in arguments.items() if value is not None]
+    return "\n".join([f"SELECT {schema}.{function}(", ",\n".join(lines), ");"])
 
 
 def train_rows(
@@ -125,14 +125,14 @@ def clipped(compile_params: str) -> str | None:
 def with_parameter(compile_params: str, name: str, value: float) -> str | None:
     """Compile parameters with one more argument of the optimizer; None where it has it, or where they do not parse."""
     try:
-        given = split(compile_params)
-        text = given["optimizer"].strip()
-        found = re.fullmatch(r"""(['"]?)(\w+)(?:\((.*)\))?\1""", text, re.DOTALL)
-        if found is None or found[3] and name in split(found[3]):
+        parameters = split(compile_params)
+        text = parameters["optimizer"].strip()
+        match = re.fullmatch(r"""(['"]?)(\w+)(?:\((.*)\))?\1""", text, re.DOTALL)
+        if match is None or match[3] and name in split(match[3]):
             return None
     except (ParameterError, KeyError):
         return None
-    quote, optimizer, arguments = found[1], found[2], (found[3] or "").strip()
+    quote, optimizer, arguments = match[1], match[2], (match[3] or "").strip()
     new = f"{quote}{optimizer}({arguments}{', ' if arguments else ''}{name}={value!r}){quote}"
     return compile_params.replace(text, new, 1)
 
@@ -148,5 +148,5 @@ def with_value(text: str, name: str, value: float) -> str | None:
     """
     names = "lr|learning_rate" if name == "learning_rate" else re.escape(name)
     pattern = re.compile(rf"(?<![\w'\"])((?:{names})\s*=\s*)[-+]?[\d.]+(?:[eE][-+]?\d+)?(?=\s*(?:[,)]|$))")
-    changed, count = pattern.subn(lambda found: f"{found[1]}{value!r}", text)
-    return changed if count == 1 else None
+    new, count = pattern.subn(lambda match: f"{match[1]}{value!r}", text)
+    return new if count == 1 else None

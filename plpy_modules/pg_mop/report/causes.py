@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pg_mop.report.numbers import is_number
+
 Row = Mapping[str, Any]
 
 MOST_KEYS = 50  # configurations that a cause names
@@ -15,7 +17,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z_])[-+]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][-+]?\
 # where it happened: of equal causes it differs
 _PLACE = re.compile(r"^(?:fold \d+: )?(?:mst_key \d+: )?(?:\w+ unit of iteration \d+ on segment \d+: )?")
 
-# (pattern of an error, kind, what helps)
+# the pattern of an error, its kind, and a remedy
 HELP = (
     (
         re.compile(r"became NaN|not finite|\bNaN\b|overflow", re.I),
@@ -69,13 +71,13 @@ def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[st
     for c in configurations:
         if c["status"] == "failed":
             groups.setdefault(cause_of(c["reason"]), []).append(c)
-    found = []
+    groups_of_errors = []
     for name, failed in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         kind, text = kind_of(name)
         members = {c["mst_key"] for c in failed}
         others = [c for c in configurations if c["mst_key"] not in members]
         first = _PLACE.sub("", (failed[0]["reason"] or "").strip()) or name
-        found.append(
+        groups_of_errors.append(
             {
                 "error": first,
                 "count": len(failed),
@@ -85,7 +87,7 @@ def causes(configurations: Sequence[Row], varied: Sequence[str]) -> list[dict[st
                 "help": text,
             }
         )
-    return found
+    return groups_of_errors
 
 
 def shared(failed: Sequence[Row], others: Sequence[Row], varied: Sequence[str]) -> str | None:
@@ -103,21 +105,21 @@ def shared(failed: Sequence[Row], others: Sequence[Row], varied: Sequence[str]) 
         return None
     candidates = []
     for name in varied:
-        own = [c["parameters"].get(name) for c in failed]
-        if any(value is None for value in own):
+        values = [c["parameters"].get(name) for c in failed]
+        if any(value is None for value in values):
             continue
         theirs = [c["parameters"].get(name) for c in others]
-        for text, hits in _tests(name, own, theirs):
+        for text, hits in _tests(name, values, theirs):
             if hits <= LEAST_TOLD * len(others):
                 candidates.append((hits, text))
-                break  # (of the tests of one parameter, the first is the plainest)
+                break  # of the tests of one parameter, the first is the plainest
     if not candidates:
         return None
     least = min(hits for hits, _ in candidates)
-    told = [text for hits, text in candidates if hits == least]
-    if len(told) > MOST_SHARED:
+    texts = [text for hits, text in candidates if hits == least]
+    if len(texts) > MOST_SHARED:
         return None
-    count, besides = len(others), " and ".join(told)
+    count, besides = len(others), " and ".join(texts)
     who = "It has" if len(failed) == 1 else "All have"
     if least == 0:
         return f"{who} {besides}, and no other has."
@@ -126,22 +128,18 @@ def shared(failed: Sequence[Row], others: Sequence[Row], varied: Sequence[str]) 
 
 def _tests(name: str, own: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[str, int]]:
     """(text, how many of `theirs` pass) of the tests of a parameter that all of `own` pass."""
-    made = []
+    tests = []
     if len({repr(value) for value in own}) == 1:
-        made.append((f"{name} {_shown(own[0])}", sum(repr(value) == repr(own[0]) for value in theirs)))
-    if all(_is_number(value) for value in own):
-        numbers = [value for value in theirs if _is_number(value)]
+        tests.append((f"{name} {_shown(own[0])}", sum(repr(value) == repr(own[0]) for value in theirs)))
+    if all(is_number(value) for value in own):
+        numbers = [value for value in theirs if is_number(value)]
         low, high = min(own), max(own)
         bounds = [
             (f"{name} {_shown(low)} or more", sum(value >= low for value in numbers)),
             (f"{name} {_shown(high)} or less", sum(value <= high for value in numbers)),
         ]
-        made.extend(sorted(bounds, key=lambda bound: bound[1]))
-    return made
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        tests.extend(sorted(bounds, key=lambda bound: bound[1]))
+    return tests
 
 
 def _shown(value: Any) -> str:

@@ -34,12 +34,12 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
         ["bigint"],
         [run_id],
     )
-    found = {}
+    configurations = {}
     for row in rows:
         series = {
             f"{dataset} {name}": row.pop(f"{dataset}_{name}") for dataset in DATASETS for name in ("loss", "metric")
         }
-        found[row["mst_key"]] = {
+        configurations[row["mst_key"]] = {
             **row,
             "parameters": flat(row),
             "last": {},
@@ -51,13 +51,13 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
             "metrics_iterations": row["metrics_iterations"] or [],
         }
     # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    # (searches with folds keep the last state)
-    keeps_best = searched and all(c["fold"] is None for c in found.values())
-    kept = _kept(db, schema, run, arguments, found, "best" if keeps_best else "last")
+    # Searches with folds keep the last state.
+    keeps_best = searched and all(c["fold"] is None for c in configurations.values())
+    states = _kept(db, schema, run, arguments, configurations, "best" if keeps_best else "last")
     last = [
         (key, i)
-        for key, c in found.items()
-        for i in ([kept[key]] if key in kept else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK :])
+        for key, c in configurations.items()
+        for i in ([states[key]] if key in states else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK :])
     ]
     for row in (
         db.execute(
@@ -69,7 +69,7 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
         if last
         else ()
     ):
-        configuration = found[row["mst_key"]]
+        configuration = configurations[row["mst_key"]]
         configuration["metric"] = row["metric"]
         for dataset in DATASETS:
             if row[f"{dataset}_loss"] is not None:
@@ -86,24 +86,26 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
         ["bigint"],
         [run_id],
     ):
-        found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
-        found[row["mst_key"]]["failed_units"] = row["failed_units"]
-        if found[row["mst_key"]]["status"] != "finished":  # (its `iterations` are those asked for)
-            found[row["mst_key"]]["iterations"] = max(
-                row["reached"] or 0, *found[row["mst_key"]]["metrics_iterations"][-1:], 0
+        configurations[row["mst_key"]]["seconds"] = rounded(row["seconds"])
+        configurations[row["mst_key"]]["failed_units"] = row["failed_units"]
+        if configurations[row["mst_key"]]["status"] != "finished":  # its `iterations` are the requested ones
+            configurations[row["mst_key"]]["iterations"] = max(
+                row["reached"] or 0, *configurations[row["mst_key"]]["metrics_iterations"][-1:], 0
             )
-    for configuration in found.values():
+    for configuration in configurations.values():
         if configuration["status"] != "finished":
             configuration["iterations"] = min(configuration["iterations"], len(configuration["path"]))
-    return merged(list(found.values()))
+    return merged(list(configurations.values()))
 
 
-def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data], keep: str) -> dict[int, int]:
-    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
+def _kept(
+    db: Database, schema: str, run: Data, arguments: Data, configurations: dict[int, Data], keep: str
+) -> dict[int, int]:
+    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `configurations`:
     {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
     rules, watches = {}, {}
-    parsed = functools.lru_cache(maxsize=None)(params.parse_fit_params)  # (configurations have many texts in common)
-    for key, c in found.items():
+    parsed = functools.lru_cache(maxsize=None)(params.parse_fit_params)  # configurations have many texts in common
+    for key, c in configurations.items():
         try:
             fit = parsed(c["fit_params"])
         except params.ParameterError:  # the configuration has failed
@@ -141,10 +143,10 @@ def measure(data: Data, arguments: Data) -> dict[str, str]:
     the run chooses its best configuration (search/ranking.py); of the validation rows if the run has them."""
     names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
     dataset = next((d for d in (HELD_OUT, "validation") if any(name.startswith(f"{d} ") for name in names)), "training")
-    named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
-    judged = dataset if dataset == HELD_OUT else named and named[1] or dataset
-    if named and f"{judged} {named[2]}" in names:
-        return {"series": f"{judged} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
+    match = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
+    judged = dataset if dataset == HELD_OUT else match and match[1] or dataset
+    if match and f"{judged} {match[2]}" in names:
+        return {"series": f"{judged} {match[2]}", "goal": match[3] or goal(match[2]) or "min"}
     metric, direction = (
         LOSS
         if data["run"]["function"] in ("mop_search", "madlib_keras_automl")

@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from pg_mop.backend.database import Database
 from pg_mop.report.summary import may_read
 
 MOST_SHOWN = 40  # characters of a value
 
 
-def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def of_run(db: Database, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a run's tree; empty where its trials have no lineage, or none that the role may read. `data`: of gather."""
     if not may_read(db, "mop_lineage"):
         return []
-    # (a client may have written an inheritance as deep as it likes: Python does not read it)
+    # a client may have written an inheritance as deep as it likes: Python does not read it
     rows = db.execute(
         "SELECT mst_key, parent, changed, value_before, value_after, inherited, "
         "coalesce(jsonb_typeof(inheritance) = 'object' AND inheritance <> '{}', false) AS inherits, "
@@ -27,7 +28,7 @@ def of_run(db: Any, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]
     )
     series = data["measure"]["series"]
     values = {c["mst_key"]: c["last"].get(series) for c in data["configurations"]}
-    # (without a model space, the first trials have no lineage of their own)
+    # without a model space, the first trials have no lineage of their own
     first = {row["parent"] for row in rows} & values.keys() - {row["mst_key"] for row in rows}
     rows += [{**dict.fromkeys(rows[0]), "mst_key": key, "inherits": False, "same": False} for key in sorted(first)]
     return tree(rows, values)
@@ -51,10 +52,10 @@ def tree(rows: Sequence[Mapping[str, Any]], values: Mapping[int, float | None]) 
     nodes: list[dict[str, Any]] = []
     reached: set[int] = set()
     waiting: list[tuple[int, int | None]] = [(key, None) for key in reversed(children.get(None, []))]
-    left = iter(sorted(of))
-    while len(reached) < len(of):  # (without recursion: a line may be long)
+    keys = iter(sorted(of))
+    while len(reached) < len(of):  # without recursion: a line may be long
         if not waiting:
-            waiting.append((_in_cycle(of, next(key for key in left if key not in reached)), None))
+            waiting.append((_in_cycle(of, next(key for key in keys if key not in reached)), None))
         key, above = waiting.pop()
         reached.add(key)
         row, below = of[key], [child for child in children.get(key, []) if child not in reached]
@@ -80,27 +81,27 @@ def shortened(nodes: Sequence[Mapping[str, Any]], goal: str, most: int) -> list[
     A node has two more values: `more`, how many trials of its line are left out below it; and `above`, how many generations are
     left out before it, where the line of the best trial is longer than `most`.
     """
-    known = [place for place, node in enumerate(nodes) if node["value"] is not None]
+    with_value = [place for place, node in enumerate(nodes) if node["value"] is not None]
     sign = -1 if goal == "max" else 1
-    known.sort(key=lambda place: (sign * nodes[place]["value"], nodes[place]["mst_key"]))
-    kept: set[int] = set()
-    for place in [*known, *(place for place, node in enumerate(nodes) if node["value"] is None)]:
+    with_value.sort(key=lambda place: (sign * nodes[place]["value"], nodes[place]["mst_key"]))
+    places_in: set[int] = set()
+    for place in [*with_value, *(place for place, node in enumerate(nodes) if node["value"] is None)]:
         line, at = [], place
-        while at is not None and at not in kept:
+        while at is not None and at not in places_in:
             line.append(at)
             at = nodes[at]["parent"]
-        if len(kept) + len(line) > most:
-            kept.update(line[:most] if not kept else ())
+        if len(places_in) + len(line) > most:
+            places_in.update(line[:most] if not places_in else ())
             break
-        kept.update(line)
+        places_in.update(line)
     nearest: dict[int | None, int | None] = {
         None: None
-    }  # place -> the kept trial that it descends from, itself included
+    }  # place -> the places_in trial that it descends from, itself included
     more: Counter[int | None] = Counter()
     for place, node in enumerate(nodes):
-        nearest[place] = place if place in kept else nearest[node["parent"]]
-        more[nearest[place]] += place not in kept
-    places = {place: now for now, place in enumerate(sorted(kept))}
+        nearest[place] = place if place in places_in else nearest[node["parent"]]
+        more[nearest[place]] += place not in places_in
+    places = {place: now for now, place in enumerate(sorted(places_in))}
     return _with_heights(
         [
             {
@@ -132,9 +133,9 @@ def _with_heights(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _in_cycle(of: Mapping[int, Mapping[str, Any]], key: int) -> int:
     """A trial of the cycle that the parents of `key` lead to."""
-    seen: set[int] = set()
-    while key not in seen:
-        seen.add(key)
+    keys: set[int] = set()
+    while key not in keys:
+        keys.add(key)
         key = of[key]["parent"]
     return key
 
@@ -149,11 +150,11 @@ def text(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         above = node["parent"]
         lead = "" if above is None else before[above] + ("`- " if last[above] == index else "|- ")
         before.append("" if above is None else before[above] + ("   " if last[above] == index else "|  "))
-        told = [f"{lead}{node['mst_key']}"]
+        parts = [f"{lead}{node['mst_key']}"]
         if node["value"] is not None:
-            told.append(f"{node['value']:.4g}")
-        told += [part for part in (node["changed"], node["inherited"]) if part]
-        yield "  ".join(told)
+            parts.append(f"{node['value']:.4g}")
+        parts += [part for part in (node["changed"], node["inherited"]) if part]
+        yield "  ".join(parts)
 
 
 def _changed(row: Mapping[str, Any]) -> str | None:
@@ -166,8 +167,8 @@ def _changed(row: Mapping[str, Any]) -> str | None:
 
 
 def _cut(value: str | None) -> str:
-    shown = "none" if value is None else _plain(value)
-    return shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 3] + "..."
+    text = "none" if value is None else _plain(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def _plain(value: str) -> str:

@@ -18,18 +18,18 @@ def merged(configurations: list[Data]) -> list[Data]:
     HELD_OUT, and as curves in `held_out`: {series: [[iteration, mean], ...]}. It has the seconds and the failures of its
     folds, too.
     """
-    own = {c["mst_key"]: c for c in configurations if c["fold"] is None}
-    folds: dict[int, list[Data]] = {key: [] for key in own}
+    by_key = {c["mst_key"]: c for c in configurations if c["fold"] is None}
+    folds: dict[int, list[Data]] = {key: [] for key in by_key}
     for c in configurations:
         if c["fold"] is not None:
             folds[c["fold_of"]].append(c)
-    for key, c in own.items():
+    for key, c in by_key.items():
         c["held_out"] = {}
         if folds[key]:
             _add(c, folds[key])
-    for c in own.values():
+    for c in by_key.values():
         del c["fold"], c["fold_of"]
-    return list(own.values())
+    return list(by_key.values())
 
 
 def _add(c: Data, folds: list[Data]) -> None:

@@ -65,9 +65,9 @@ def gather(
     )
     if run is None:
         return None
-    del run["prediction"]  # (as long as the plan; mop_explain_run tells it)
+    del run["prediction"]  # as long as the plan; mop_explain_run shows it
     if run["finished_at"] is None and run["status"] != "running":  # the run was interrupted
-        # (a separate query: joined to the one above, its cost would trigger JIT each time)
+        # a separate query: joined to the one above, its cost would trigger JIT each time
         run["seconds"] = db.value(
             f"SELECT coalesce(extract(epoch FROM max(greatest(started_at, finished_at)) - "
             f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",
@@ -77,14 +77,14 @@ def gather(
     # Arguments are visible to the run's owner only, not to members of the owner's role. A role that may only read the
     # views sees no arguments.
     view = "mop_own_run" if db.has_segments else "mop_run"
-    asked = (
+    parameters = (
         db.value(f"SELECT parameters FROM {schema}.{view} WHERE run_id = $1", ["bigint"], [run_id])
         if may_read(db, view)
         else None
     )
-    asked = json.loads(asked) if asked else {}
-    arguments, settings = asked.get("arguments") or {}, asked.get("settings") or {}
-    tables = asked.get("tables") or {}
+    parameters = json.loads(parameters) if parameters else {}
+    arguments, settings = parameters.get("arguments") or {}, parameters.get("settings") or {}
+    tables = parameters.get("tables") or {}
     gets, replay_of = ":=" if db.has_segments else "=>", tables.get("replay_of")
     data = {
         "version": __version__,
@@ -99,7 +99,7 @@ def gather(
     }
     searched = tables.get("searched", run["function"] == "mop_search")
     data["configurations"] = configurations.read(db, schema, run, arguments, searched)
-    if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
+    if run["function"] == "madlib_keras_fit":  # the other ones are replicas of the first
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
                 data["configurations"][0][name] += replica[name]
@@ -116,14 +116,14 @@ def gather(
         add_sessions(db, run, data, mst_keys, MOST_ATTEMPTS * data["progress"]["done"])
     add_summary(db, data, tables, compile_seconds(db, run_id) if pictures else 0.0)
     if mst_keys is not None:
-        chosen = set(mst_keys)
-        if unknown := chosen - {c["mst_key"] for c in data["configurations"]}:
+        keys = set(mst_keys)
+        if unknown := keys - {c["mst_key"] for c in data["configurations"]}:
             raise MopError(
                 f"run {run_id} has no configuration "
                 + ", ".join(sorted("NULL" if key is None else str(key) for key in unknown)),
                 hint=f"SELECT mst_key, status FROM {schema}.mop_trials WHERE run_id = {run_id};",
             )
-        data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
+        data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in keys]
     if pictures:
         _curves(db, schema, run_id, data)
         _stages(data)

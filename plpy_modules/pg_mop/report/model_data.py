@@ -45,16 +45,16 @@ def table(columns: Mapping[str, bool], rows: Iterable[Sequence[Any]], caption: s
 
 def stored_sections(versions: Sequence[Mapping[str, Any]], version: int) -> list[Section]:
     """Sections about a model from the rows of its table. `version`: the one that the report is about."""
-    own = next(row for row in versions if row["version"] == version)
-    details = _mapping(own["details"])
+    version_row = next(row for row in versions if row["version"] == version)
+    details = _mapping(version_row["details"])
     return [
-        _about(own, details),
+        _about(version_row, details),
         _versions(versions),
         *_contenders(details),
         *_folds(details),
         *(
             [{"name": "repeat", "title": "SQL to repeat it", "code": code}]
-            if (code := _statements(own, details))
+            if (code := _statements(version_row, details))
             else []
         ),
     ]
@@ -67,12 +67,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _numbers(value: Any) -> dict[str, float]:
     """The finite numbers of a stored dictionary (jsonb has no order), the main measures first."""
-    found = {
-        str(name)[:60]: float(own)
-        for name, own in _mapping(value).items()
-        if isinstance(own, (int, float)) and not isinstance(own, bool) and math.isfinite(own)
+    numbers = {
+        str(name)[:60]: float(number)
+        for name, number in _mapping(value).items()
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
     }
-    return {name: found[name] for name in [*(n for n in MAIN if n in found), *(n for n in found if n not in MAIN)]}
+    return {
+        name: numbers[name] for name in [*(n for n in MAIN if n in numbers), *(n for n in numbers if n not in MAIN)]
+    }
 
 
 def _text(value: Any) -> str | None:
@@ -108,15 +110,15 @@ def _about(own: Mapping[str, Any], details: Mapping[str, Any]) -> Section:
     return {
         "name": "about",
         "title": f"Version {own['version']}",
-        "facts": {name: shown for name, value in facts.items() if (shown := _text(value)) is not None},
+        "facts": {name: text for name, value in facts.items() if (text := _text(value)) is not None},
         "tables": [table({"measure": False, "value": True}, metrics.items(), caption)] if metrics else [],
     }
 
 
 def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:
-    shown = list(reversed(versions))[:MOST_VERSIONS]
-    metrics = [_numbers(row["metrics"]) for row in shown]
-    names = list(dict.fromkeys(name for own in metrics for name in own))
+    latest = list(reversed(versions))[:MOST_VERSIONS]
+    metrics = [_numbers(row["metrics"]) for row in latest]
+    names = list(dict.fromkeys(name for measures in metrics for name in measures))
     names = [*(name for name in MAIN if name in names), *(name for name in names if name not in MAIN)][:MOST_MEASURES]
     rows = [
         [
@@ -124,15 +126,15 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:
             "yes" if row["in_use"] else "",
             row["created"],
             row["net"],
-            *(own.get(name) for name in names),
+            *(measures.get(name) for name in names),
             _text(row["description"]),
         ]
-        for row, own in zip(shown, metrics)
+        for row, measures in zip(latest, metrics)
     ]
     columns = {"version": True, "in use": False, "made": False, "net": False}
     caption = "The latest version first, with the measures of its own training"
-    if len(shown) < versions[0]["count"]:
-        caption += f"; {len(shown)} of {versions[0]['count']}"
+    if len(latest) < versions[0]["count"]:
+        caption += f"; {len(latest)} of {versions[0]['count']}"
     return {
         "name": "versions",
         "title": "Versions",
@@ -142,13 +144,15 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Section:
 
 def _contenders(details: Mapping[str, Any]) -> list[Section]:
     """The baselines that mop_train has measured beside the version."""
-    found = {str(name)[:60]: _numbers(own) for name, own in _mapping(details.get("contenders")).items()}
-    found = dict(sorted(found.items(), key=lambda item: item[0] != OWN)[:MOST_BARS])
-    main = next((name for name in ("accuracy", "r2") if any(name in own for own in found.values())), None)
-    if main is None or len(found) < 2:
+    contenders = {str(name)[:60]: _numbers(measures) for name, measures in _mapping(details.get("contenders")).items()}
+    contenders = dict(sorted(contenders.items(), key=lambda item: item[0] != OWN)[:MOST_BARS])
+    main = next(
+        (name for name in ("accuracy", "r2") if any(name in measures for measures in contenders.values())), None
+    )
+    if main is None or len(contenders) < 2:
         return []
-    names = [name for name in MAIN if any(name in own for own in found.values())]
-    have = {name: own[main] for name, own in found.items() if main in own}
+    names = [name for name in MAIN if any(name in measures for measures in contenders.values())]
+    have = {name: measures[main] for name, measures in contenders.items() if main in measures}
     return [
         {
             "name": "baselines",
@@ -165,7 +169,7 @@ def _contenders(details: Mapping[str, Any]) -> list[Section]:
             "tables": [
                 table(
                     {"model": False, **dict.fromkeys(names, True)},
-                    [[name, *(own.get(measure) for measure in names)] for name, own in found.items()],
+                    [[name, *(measures.get(measure) for measure in names)] for name, measures in contenders.items()],
                     "Measures on the test part",
                 )
             ],
@@ -211,13 +215,13 @@ def measured_sections(
     as the functions of the same names return them. `source`: how the rows are called.
     """
     of_classes = [_matrix, _classes, _roc, _calibration]
-    found = [_measures(truth, outputs, labels, source)]
+    sections = [_measures(truth, outputs, labels, source)]
     if labels:
         order = np.argsort(-np.bincount(truth, minlength=len(labels)), kind="stable").tolist()
-        found += [make(truth, outputs, labels, order) for make in of_classes]
+        sections += [make(truth, outputs, labels, order) for make in of_classes]
     else:
-        found.append(_predicted(truth, outputs[:, 0]))
-    return [*found, _importance(importance, bool(labels)), *([_drift(drift)] if drift else [])]
+        sections.append(_predicted(truth, outputs[:, 0]))
+    return [*sections, _importance(importance, bool(labels)), *([_drift(drift)] if drift else [])]
 
 
 def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], source: str) -> Section:
@@ -227,19 +231,19 @@ def _measures(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], sou
         return scores.classification(t, o) if labels else scores.regression(t, o[:, 0])
 
     values = measures(truth, outputs)
-    intervals, drawn = {}, len(labels) <= MOST_DRAWN
-    if drawn:
+    intervals, has_bootstrap = {}, len(labels) <= MOST_DRAWN
+    if has_bootstrap:
         intervals = scores.intervals(
-            lambda t, o: {name: own for name, own in measures(t, o).items() if name in names}, truth, outputs
+            lambda t, o: {name: number for name, number in measures(t, o).items() if name in names}, truth, outputs
         )
-        # (where all rows agree, such as an AUC of 1, the bootstrap knows nothing)
+        # where all rows agree, such as an AUC of 1, the bootstrap has no interval
         intervals = {name: (low, high) for name, (low, high) in intervals.items() if low < high}
     if labels:
         intervals["accuracy"] = scores.interval(values["accuracy"], len(truth))
     if len(labels) == 2:
         for name, positive in (("precision", outputs.argmax(1) == 1), ("recall", truth == 1)):
             intervals[name] = scores.interval(values[name], int(positive.sum()))
-    ways = ["Wilson's for shares of rows"] * bool(labels) + ["the bootstrap for the others"] * drawn
+    ways = ["Wilson's for shares of rows"] * bool(labels) + ["the bootstrap for the others"] * has_bootstrap
     rows = [[name, value, *intervals.get(name, (None, None))] for name, value in values.items()]
     return {
         "name": "measures",
@@ -261,11 +265,11 @@ def _few(count: int, most: int, what: str = "classes") -> str | None:
 
 def _matrix(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
     counts = scores.confusion(truth, outputs.argmax(1), len(labels))
-    shown = sorted(order[:MOST_CLASSES])
-    names = [labels[k] for k in shown]
+    classes = sorted(order[:MOST_CLASSES])
+    names = [labels[k] for k in classes]
     right = int(np.trace(counts))
-    rows = [[name, *counts[k, shown].tolist()] for name, k in zip(names, shown)]
-    # (two classes may have one name, such as NULL)
+    rows = [[name, *counts[k, classes].tolist()] for name, k in zip(names, classes)]
+    # two classes may have one name, such as NULL
     columns = [["actual", False], *[[f"predicted {name}", True] for name in names]]
     return {
         "name": "confusion",
@@ -283,26 +287,29 @@ def _matrix(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order
 
 def _classes(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
     report = scores.class_report(scores.confusion(truth, outputs.argmax(1), len(labels)))
-    shown = sorted(order[:MOST_CLASSES])
+    classes = sorted(order[:MOST_CLASSES])
     kinds = ("precision", "recall", "f1")
-    listed = sorted(order[:MOST_ROWS])
+    classes_in_table = sorted(order[:MOST_ROWS])
     return {
         "name": "classes",
         "title": "Classes",
         "note": _few(len(labels), MOST_CLASSES),
         "picture": {
             "kind": "bars",
-            "label": f"Precision, recall and F1 of {len(shown)} classes.",
-            "names": [labels[k] for k in shown],
+            "label": f"Precision, recall and F1 of {len(classes)} classes.",
+            "names": [labels[k] for k in classes],
             "axis": "",
             "low": 0,
             "high": 1,
-            "series": [{"name": kind, "values": [rounded(report[k][kind]) for k in shown]} for kind in kinds],
+            "series": [{"name": kind, "values": [rounded(report[k][kind]) for k in classes]} for kind in kinds],
         },
         "tables": [
             table(
                 {"class": False, **dict.fromkeys(kinds, True), "rows": True},
-                [[labels[k], *(report[k][kind] for kind in kinds), int(report[k]["support"])] for k in listed],
+                [
+                    [labels[k], *(report[k][kind] for kind in kinds), int(report[k]["support"])]
+                    for k in classes_in_table
+                ],
                 "Precision, recall and F1 by class",
             )
         ],
@@ -341,7 +348,7 @@ def _calibration(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], 
     for k in _curves_of(truth, labels, order):
         bins = scores.calibration(truth == k, outputs[:, k])
         lines.append({"name": labels[k], "points": [[rounded(x), rounded(y)] for x, y, _ in bins], "dots": True})
-        rows += [[labels[k], *own] for own in bins]
+        rows += [[labels[k], *bin_row] for bin_row in bins]
     return {
         "name": "calibration",
         "title": "Calibration",
@@ -397,54 +404,54 @@ def _predicted(truth: np.ndarray, predicted: np.ndarray) -> Section:
     }
 
 
-def _importance(found: Sequence[tuple[str, float, float]], classes: bool) -> Section:
-    measure, shown = "accuracy" if classes else "R2", found[:MOST_BARS]
+def _importance(losses: Sequence[tuple[str, float, float]], classes: bool) -> Section:
+    measure, bars = "accuracy" if classes else "R2", losses[:MOST_BARS]
     return {
         "name": "importance",
         "title": "Importance of columns",
         "note": f"How much {measure} drops where the values of a column are permuted."
-        + (f" The picture has the first {len(shown)} of {len(found)} columns." if len(shown) < len(found) else ""),
+        + (f" The picture has the first {len(bars)} of {len(losses)} columns." if len(bars) < len(losses) else ""),
         "picture": {
             "kind": "bars",
-            "label": f"Loss of {measure} for {len(shown)} permuted columns, the largest first.",
-            "names": [name for name, _, _ in shown],
+            "label": f"Loss of {measure} for {len(bars)} permuted columns, the largest first.",
+            "names": [name for name, _, _ in bars],
             "axis": f"loss of {measure}",
             "series": [
                 {
                     "name": f"loss of {measure}",
-                    "values": [rounded(value) for _, value, _ in shown],
-                    "spread": [rounded(deviation) for _, _, deviation in shown],
+                    "values": [rounded(value) for _, value, _ in bars],
+                    "spread": [rounded(deviation) for _, _, deviation in bars],
                 }
             ],
         },
         "tables": [
-            table({"column": False, f"loss of {measure}": True, "deviation": True}, found[:MOST_ROWS], "Every column")
+            table({"column": False, f"loss of {measure}": True, "deviation": True}, losses[:MOST_ROWS], "Every column")
         ],
     }
 
 
-def _drift(found: Sequence[tuple[str, float, float, float, str]]) -> Section:
-    shown = found[:MOST_BARS]
+def _drift(columns: Sequence[tuple[str, float, float, float, str]]) -> Section:
+    bars = columns[:MOST_BARS]
     colours = {"drifted": "bad", "changed": "evaluate"}
     return {
         "name": "drift",
         "title": "Drift",
         "note": "The population stability index of each column against the training rows: below 0.1 stable, above 0.25 drifted."
-        + (f" The picture has the first {len(shown)} of {len(found)} columns." if len(shown) < len(found) else ""),
+        + (f" The picture has the first {len(bars)} of {len(columns)} columns." if len(bars) < len(columns) else ""),
         "picture": {
             "kind": "bars",
-            "label": f"Population stability index of {len(shown)} columns, the largest first.",
-            "names": [name for name, *_ in shown],
+            "label": f"Population stability index of {len(bars)} columns, the largest first.",
+            "names": [name for name, *_ in bars],
             "axis": "population stability index",
             "low": 0,
-            "series": [{"name": "index", "values": [rounded(row[1]) for row in shown]}],
-            "colours": [colours.get(row[4], "train") for row in shown],
-            "said": [row[4] for row in shown],
+            "series": [{"name": "index", "values": [rounded(row[1]) for row in bars]}],
+            "colours": [colours.get(row[4], "train") for row in bars],
+            "said": [row[4] for row in bars],
         },
         "tables": [
             table(
                 {"column": False, "index": True, "NULL in training": True, "NULL now": True, "verdict": False},
-                found[:MOST_ROWS],
+                columns[:MOST_ROWS],
                 "Every column",
             )
         ],

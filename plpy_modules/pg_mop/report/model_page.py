@@ -11,9 +11,9 @@ from pg_mop.report.page import document, drawn, in_script, pairs, section, table
 
 def model_page(data: Mapping[str, Any]) -> str:
     """The HTML document of a report's data (api/tables/model_report.py)."""
-    about, *stored = data["stored"]
-    sections = [about, *data["measured"], *stored]
-    pictures = {own["name"]: own["picture"] for own in sections if own.get("picture")}
+    about, *sections_after = data["stored"]
+    sections = [about, *data["measured"], *sections_after]
+    pictures = {one["name"]: one["picture"] for one in sections if one.get("picture")}
     return document(
         f"Model {data['model']}, version {data['version']}",
         (about["name"], "To the version"),
@@ -38,7 +38,7 @@ def _section(own: Mapping[str, Any]) -> str:
         table(list(map(tuple, t["columns"])), [("", row) for row in t["rows"]], t["caption"])
         for t in own.get("tables", ())
     )
-    if tables:  # (the numbers of a picture are behind it)
+    if tables:  # the numbers of a picture are folded below it
         parts.append(f"<details><summary>Numbers</summary>{tables}</details>" if own.get("picture") else tables)
     if own.get("code"):
         parts.append(f'<pre tabindex="0"><code>{escape(own["code"])}</code></pre>')

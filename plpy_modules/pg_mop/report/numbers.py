@@ -1,13 +1,16 @@
 """Numbers of a report: shortened for JSON and for people."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def thin(points: list, most: int) -> list:
+def thin(points: Sequence[T], most: int) -> list[T]:
     """At most `most` of the points, evenly spread, with the first and the last."""
     if len(points) <= most:
-        return points
+        return list(points)
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
@@ -16,3 +19,8 @@ def rounded(value: Any) -> Any:
     if value is None or isinstance(value, (int, str)):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no boolean."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

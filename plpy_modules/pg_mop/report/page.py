@@ -107,7 +107,7 @@ def document(
 
 def embedded(data: Data) -> str:
     """The data of the pictures as JSON that is safe within a script element."""
-    wanted = {
+    values = {
         key: data[key]
         for key in (
             "run",
@@ -127,7 +127,7 @@ def embedded(data: Data) -> str:
             "next",
         )
     }
-    wanted["failed"] = [
+    values["failed"] = [
         [
             c["mst_key"],
             ", ".join(f"{name} {number(v)}" for name in data["varied"] if (v := c["parameters"].get(name)) is not None),
@@ -136,12 +136,12 @@ def embedded(data: Data) -> str:
         for c in data["configurations"]
         if c["status"] == "failed"
     ][:MOST_ROWS]
-    wanted["others"] = _others(data)
-    wanted["configurations"] = [
+    values["others"] = _others(data)
+    values["configurations"] = [
         {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds", "iterations")}
         for c in data["configurations"][:MOST_ROWS]
     ]
-    return in_script(wanted)
+    return in_script(values)
 
 
 def in_script(values: Any) -> str:
@@ -217,12 +217,12 @@ def _best_of(data: Data, how: str = "") -> str:
 def _others(data: Data) -> list[list[Any]]:
     """[[result, value of each varied parameter], ...] of the configurations that pictures do not draw one by one."""
     series = data["measure"]["series"]
-    found = [
+    points = [
         [c["last"][series], *(c["parameters"].get(name) for name in data["varied"])]
         for c in data["configurations"][MOST_ROWS:]
         if c["status"] != "failed" and c["last"].get(series) is not None
     ]
-    return thin(found, MOST_OTHERS)
+    return thin(points, MOST_OTHERS)
 
 
 def _facts(data: Data) -> str:
@@ -274,13 +274,13 @@ def table(
     )
     kinds = [numeric for _, numeric in columns]
     body = "".join(
-        f"<tr{given}>"
+        f"<tr{row_attributes}>"
         + "".join(
             f"<td{' class=number' if numeric else ''}{_sort_key(value, numeric)}>{escape(number(value))}</td>"
             for value, numeric in zip(values, kinds)
         )
         + "</tr>\n"
-        for given, values in rows
+        for row_attributes, values in rows
     )
     return (
         f'<div class="wide" role="region" aria-label="{escape(caption)}"><table{attributes}>'
@@ -314,7 +314,7 @@ def _leaderboard(data: Data) -> str:
             "why it ended": False,
         }
     )
-    shown = rows[:MOST_ROWS]
+    best = rows[:MOST_ROWS]
     body = [
         (
             f' data-key="{c["mst_key"]}"',
@@ -330,12 +330,12 @@ def _leaderboard(data: Data) -> str:
                 c["reason"],
             ],
         )
-        for c in shown
+        for c in best
     ]
     better = "more" if data["measure"]["goal"] == "max" else "less"
     caption = f"By {data['measure']['series']}, {better} is better; values after the last iteration"
-    if len(shown) < len(rows):
-        caption += f"; the best {len(shown)} of {len(rows)}"
+    if len(best) < len(rows):
+        caption += f"; the best {len(best)} of {len(rows)}"
     return section(
         "leaderboard",
         "Leaderboard",
@@ -370,7 +370,7 @@ def _time(data: Data) -> str:
     gpus = any(part["gpu"] is not None for part in data["time"])
     for part in data["time"]:
         rest = max(0.0, part["seconds"] - part["read"] - part["compute"] - part["write"])
-        own = [part["cpu"], *([part["gpu"]] if gpus else [])]
+        usage = [part["cpu"], *([part["gpu"]] if gpus else [])]
         rows.append(
             (
                 "",
@@ -379,7 +379,7 @@ def _time(data: Data) -> str:
                     part["units"],
                     part["seconds"],
                     part["compute"],
-                    *own,
+                    *usage,
                     part["read"],
                     part["write"],
                     rest,

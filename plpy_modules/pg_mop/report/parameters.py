@@ -14,13 +14,13 @@ def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
     The optimizer's arguments are on the same level as the other parameters. A string that does not parse is one value.
     """
-    found = {"model_id": configuration["model_id"]}
+    parameters = {"model_id": configuration["model_id"]}
     for argument in ("compile_params", "fit_params"):
         try:
-            found.update(_read(configuration[argument] or ""))
+            parameters.update(_read(configuration[argument] or ""))
         except ParameterError:
-            found[argument] = configuration[argument]
-    return found
+            parameters[argument] = configuration[argument]
+    return parameters
 
 
 def varied(configurations: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
@@ -33,15 +33,15 @@ def varied(configurations: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict
     return differ, {n: configurations[0]["parameters"][n] for n in names if n not in differ}
 
 
-@functools.lru_cache(maxsize=4096)  # (configurations have many texts in common)
+@functools.lru_cache(maxsize=4096)  # configurations have many texts in common
 def _read(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, value in split(text).items() if text.strip() else ():
         optimizer = re.fullmatch(r"(\w+)\((.*)\)", value.strip("'\" "), re.DOTALL) if name == "optimizer" else None
-        found[name] = optimizer[1] if optimizer else _literal(value)
-        for argument, given in split(optimizer[2]).items() if optimizer and optimizer[2].strip() else ():
-            found["learning_rate" if argument == "lr" else argument] = _literal(given)
-    return found
+        parameters[name] = optimizer[1] if optimizer else _literal(value)
+        for argument, text_of_value in split(optimizer[2]).items() if optimizer and optimizer[2].strip() else ():
+            parameters["learning_rate" if argument == "lr" else argument] = _literal(text_of_value)
+    return parameters
 
 
 def _literal(text: str) -> Any:

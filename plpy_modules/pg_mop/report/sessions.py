@@ -73,13 +73,13 @@ def add_sessions(
     slice of the time of a session, `units` how many began in it, and an eighth number the part with such units.
     """
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
-    given = [run["run_id"], run["started_at"], mst_keys]
+    values = [run["run_id"], run["started_at"], mst_keys]
 
     def read(query: str, keys: str) -> list[dict[str, Any]]:
         sql = query.format(units=units, keys=keys)
-        return db.execute(sql, ["bigint", "timestamptz", "integer[]"], given)
+        return db.execute(sql, ["bigint", "timestamptz", "integer[]"], values)
 
-    # (a bar has one unit at least, so that few units need no slices)
+    # a bar has one unit at least, so that few units need no slices
     rows = read(SLICES, "NULL::integer[]") if most_bars > MOST_BARS else []
     begun = rows[0]["bars"] if rows else 0
     data["merged_bars"] = begun > MOST_BARS
@@ -107,21 +107,21 @@ def add_sessions(
         )
     data["time"] = []
     for trains, kind in ((True, "training units"), (False, "evaluations")):
-        chosen = [row for row in rows if row["trains"] == trains]
-        if chosen:
+        rows_of_kind = [row for row in rows if row["trains"] == trains]
+        if rows_of_kind:
             data["time"].append(
                 {
                     "what": kind,
                     **{
-                        name: rounded(sum(row[name] or 0 for row in chosen))
+                        name: rounded(sum(row[name] or 0 for row in rows_of_kind))
                         for name in ("units", "seconds", "compute", "read", "write")
                     },
-                    "cpu": rounded(sum(row["cpu"] or 0.0 for row in chosen)),
-                    "gpu": _gpu(chosen),
+                    "cpu": rounded(sum(row["cpu"] or 0.0 for row in rows_of_kind)),
+                    "gpu": _gpu(rows_of_kind),
                 }
             )
-    gone = pauses([{"session": row["lane"], "began": row["begins"], "ended": row["ends"]} for row in rows])
-    data["paused_seconds"] = None if mst_keys is not None else rounded(sum(end - begin for begin, end in gone))
+    pauses_of_run = pauses([{"session": row["lane"], "began": row["begins"], "ended": row["ends"]} for row in rows])
+    data["paused_seconds"] = None if mst_keys is not None else rounded(sum(end - begin for begin, end in pauses_of_run))
     data["makespan"] = rounded(max(r["last"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0
 
 

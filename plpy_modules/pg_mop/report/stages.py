@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Branch = tuple[list[int], int | None, int]  # (mst_keys, index of the parent, stages before it)
+Branch = tuple[list[int], int | None, int]  # mst_keys, index of the parent, stages before it
 
 
 def tree(paths: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
     failed = sum(c["status"] == "failed" for c in configurations)
     tone, state = told(run["status"], failed, len(configurations))
     best = next((c for c in configurations if c["status"] != "failed" and c["last"].get(series) is not None), None)
-    own = run["owner"] == db.current_user()
+    is_own = run["owner"] == db.current_user()
     data["summary"] = {
         "status": run["status"],
         "tone": tone,
@@ -57,7 +57,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
             "value": best["last"][series],
             "iterations": best["iterations"],
             "parameters": {name: v for name in data["varied"] if (v := best["parameters"].get(name)) is not None},
-            **(uses(db, run, best["mst_key"], data["schema"]) if own else WITHOUT),
+            **(uses(db, run, best["mst_key"], data["schema"]) if is_own else WITHOUT),
         },
         "failed": failed,
         "of": len(configurations),
@@ -74,7 +74,7 @@ def add_summary(db: Database, data: Data, tables: Mapping[str, Any], compile_sec
         arguments=data["arguments"],
         arch_table=tables.get("model_arch_table") or data["arguments"].get("model_arch_table"),
         object_table=tables.get("object_table") or data["arguments"].get("object_table"),
-        own=own,
+        own=is_own,
         seconds=_seconds(data, compile_seconds),
         sessions=len(data.get("lanes", ())),
         causes=data["causes"],
@@ -175,14 +175,14 @@ def _over_time(db: Database, data: Data) -> list[list[Any]]:
 
 def _seconds(data: Data, compile_seconds: float) -> dict[str, float]:
     """The trainers' seconds by purpose, and the busy and idle seconds of the sessions (advice.Facts)."""
-    own = {part["what"]: part for part in data.get("time", ())}
-    train = own.get("training units", {}).get("compute", 0.0)
+    parts = {part["what"]: part for part in data.get("time", ())}
+    train = parts.get("training units", {}).get("compute", 0.0)
     ready = min(compile_seconds, train)
-    busy = sum(part["seconds"] for part in own.values())
+    busy = sum(part["seconds"] for part in parts.values())
     return {
         "train": train - ready,
         "ready": ready,
-        "evaluate": own.get("evaluations", {}).get("compute", 0.0),
+        "evaluate": parts.get("evaluations", {}).get("compute", 0.0),
         "busy": busy,
         "idle": max(0.0, len(data.get("lanes", ())) * data.get("makespan", 0.0) - busy),
     }

@@ -23,12 +23,12 @@ def uses(db: Database, run: Mapping[str, Any], mst_key: int, schema: str) -> dic
     replace.
     """
     models = run["model_output_table"]
-    made = (models, suffixed(models, "_summary"))
-    if run["status"] != "finished" or not all(is_trusted(db, name) for name in made):
+    tables = (models, suffixed(models, "_summary"))
+    if run["status"] != "finished" or not all(is_trusted(db, name) for name in tables):
         return dict(WITHOUT)
-    one = run["function"] == "madlib_keras_fit"  # (its tables have one model)
+    one = run["function"] == "madlib_keras_fit"  # its tables have one model
     rows, key, features = _packed_from(db, run["source_table"])
-    given = [
+    arguments = [
         literal(models),
         literal(rows or "..."),
         literal(key or "id"),
@@ -39,7 +39,7 @@ def uses(db: Database, run: Mapping[str, Any], mst_key: int, schema: str) -> dic
     ]
     replace = "" if rows else "-- put in your table of rows and its column of features\n"
     return {
-        "predict": f"{replace}SELECT {schema}.madlib_keras_predict({', '.join(given)});",
+        "predict": f"{replace}SELECT {schema}.madlib_keras_predict({', '.join(arguments)});",
         "export": None if one else f"SELECT {schema}.mop_export_model({literal(models)}, {mst_key});",
     }
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pg_mop.report.numbers import is_number
 from pg_mop.search import grids
 
 EDGE = 0.1  # part of a distribution at each end that is its edge
@@ -27,21 +28,21 @@ def beyond(name: str, value: float, choices: Sequence[float]) -> float | None:
     if len(choices) < LEAST_CHOICES or value not in (choices[0], choices[-1]):
         return None
     up = value == choices[-1]
-    own, next_one = (choices[-1], choices[-2]) if up else (choices[0], choices[1])
-    found = own * own / next_one if own > 0 and next_one > 0 else 2 * own - next_one
-    return _fitting(name, found, value, whole=all(isinstance(v, int) for v in choices))
+    edge, next_one = (choices[-1], choices[-2]) if up else (choices[0], choices[1])
+    new = edge * edge / next_one if edge > 0 and next_one > 0 else 2 * edge - next_one
+    return _fitting(name, new, value, whole=all(isinstance(v, int) for v in choices))
 
 
-def _fitting(name: str, found: float, value: float, whole: bool) -> float | None:
+def _fitting(name: str, number: float, value: float, whole: bool) -> float | None:
     """A number for a parameter in short, or None where the parameter cannot have it or where it is `value` again."""
-    if not math.isfinite(found) or name in BELOW_ONE and not 0 <= found < 1:
+    if not math.isfinite(number) or name in BELOW_ONE and not 0 <= number < 1:
         return None
     if whole or name in grids.WHOLE:
-        short: float = round(found)
+        short: float = round(number)
         if name in grids.WHOLE and short < 1:
             return None
     else:
-        short = float(f"{found:.{DIGITS}g}")
+        short = float(f"{number:.{DIGITS}g}")
     return None if short == value else short
 
 
@@ -82,7 +83,7 @@ def _has(optimizers: Any, optimizer: Any) -> bool:
 
 def _wider(name: str, choices: list[Any], value: Any) -> list[Any] | None:
     """The choices or the distribution of a parameter with room beyond the edge at which `value` is; else None."""
-    if not _is_number(value):
+    if not is_number(value):
         return None
     if grids.distribution(choices):
         low, high, kind = choices
@@ -98,7 +99,7 @@ def _wider(name: str, choices: list[Any], value: Any) -> list[Any] | None:
             return None if new is None else [new, high, kind]
         new = _fitting(name, high * _step(low, high) if log else high + (high - low) / 2, high, whole)
         return None if new is None else [low, new, kind]
-    numbers = sorted({v for v in choices if _is_number(v)})
+    numbers = sorted({v for v in choices if is_number(v)})
     if len(numbers) < len(choices) or (new := beyond(name, value, numbers)) is None:
         return None
     return [*choices, new] if new > value else [new, *choices]
@@ -112,7 +113,3 @@ def _step(low: float, high: float) -> float:
 def _below(low: float, high: float) -> float:
     """The end below a linear distribution: by half of its width, not below 0 where the distribution is not."""
     return max(0.0, low - (high - low) / 2) if low >= 0 else low - (high - low) / 2
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
