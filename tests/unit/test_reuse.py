@@ -1,6 +1,7 @@
 """What of a plan an earlier run has trained: plan/reuse.py."""
 
 from pg_mop.call import metrics
+from pg_mop.call.earlier import same_rows
 from pg_mop.plan.reuse import Beside, Known, adoptable, awaited
 from pg_mop.plan.stages import Plan
 
@@ -167,3 +168,9 @@ def test_a_rule_that_the_other_run_does_not_have_is_not_waited_for():
     early = {1: {"stop"}, 2: {"stop"}, 3: {"stop"}}
     assert awaited(stages, beside(stages, 7, fits={"plain"}), early) == {}
     assert len(awaited(stages, beside(stages, 7, fits={"plain", "stop"}), early)) == 3
+
+
+def test_rows_that_cannot_be_read_now_are_not_the_same_rows():
+    segment = ("training", 0)
+    assert same_rows({segment: "7:a"}, {segment: "7:a:of-columns"})
+    assert not same_rows({segment: "7:a"}, {segment: None})

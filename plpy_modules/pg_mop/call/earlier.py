@@ -55,11 +55,11 @@ def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **same, "sharing": earlier.sharing and not alone}
 
 
-def same_rows(before: Mapping[Any, str], found: Mapping[Any, str]) -> bool:
+def same_rows(before: Mapping[Any, str], found: Mapping[Any, str | None]) -> bool:
     """True where all segments that a run had have the same fingerprints now, and there is no other segment."""
     # before 0.4.0 a fingerprint covered the rows alone, not the columns that are read
     return before.keys() == found.keys() and all(
-        now == then or then.count(":") == 1 and now.startswith(then + ":")
+        now == then or now is not None and then.count(":") == 1 and now.startswith(then + ":")
         for then, now in ((before[key], now) for key, now in found.items())
     )
 
@@ -102,7 +102,7 @@ class Earlier:
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(catalog)
 
-    def has_same_rows(self, fingerprints: Mapping[tuple[str, int], str]) -> bool:
+    def has_same_rows(self, fingerprints: Mapping[tuple[str, int], str | None]) -> bool:
         """True if its segments had these fingerprints: {(dataset, segment): fingerprint}."""
         return same_rows(self.segments, fingerprints)
 

@@ -175,7 +175,7 @@ class PlannedRun(EstimatedRun):
                 sqlstate="55000",
             )
 
-    def _fingerprints(self) -> dict[tuple[str, int], str]:
+    def _fingerprints(self) -> dict[tuple[str, int], str | None]:
         return {key: segment.fingerprint for key, segment in self.segments.items()}
 
     def _plan(self) -> None:

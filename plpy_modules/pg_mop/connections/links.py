@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pg_mop.backend.database import Database
 
 
-class Links(dict[str, "Link"]):
-    """{name of a server: its Link}. Subscription opens a missing link; it raises MopError if the server is unusable.
+class Links(dict[str | None, "Link"]):
+    """{name of a server (None: this one): its Link}. Subscription opens a missing link, or raises MopError.
 
     `first`: SQL that their sessions run first. All links are closed when the call ends.
     """
@@ -30,11 +30,11 @@ class Links(dict[str, "Link"]):
         self.db, self.first = db, first
         db.at_end.append(self._close)  # no session keeps locks on other servers after the call, even after an error
 
-    def __missing__(self, server: str) -> Link:
+    def __missing__(self, server: str | None) -> Link:
         self.reach([server])
         return self[server]
 
-    def reach(self, servers: Iterable[str], away: dict[str, MopError] | None = None) -> None:
+    def reach(self, servers: Iterable[str | None], away: dict[str | None, MopError] | None = None) -> None:
         """Open the missing links to servers, all at once.
 
         Raises MopError. With a dict `away`, servers that do not answer are entered in it instead: {name: MopError}.

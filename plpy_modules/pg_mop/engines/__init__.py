@@ -1,12 +1,18 @@
 """Engines: the differences between PostgreSQL, postgres_fdw, Citus and Greenplum."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pg_mop.backend.database import Database
+from pg_mop.engines.base import Engine, PackedRows
 from pg_mop.engines.citus import Citus, placements
 from pg_mop.engines.greenplum import Greenplum
 from pg_mop.engines.postgres_fdw import PostgresFdw, foreign_partitions
 from pg_mop.engines.postgresql import PostgreSQL
 
 
-def find(db, tables, copied=False):
+def find(db: Database, tables: Sequence[PackedRows], copied: bool = False) -> Engine:
     """The Engine for a call's packed tables; `copied`: use copies of segments.
 
     Raises MopError for a foreign table of another wrapper than postgres_fdw, or for a shard whose node has no foreign
@@ -18,9 +24,9 @@ def find(db, tables, copied=False):
         packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables if packed.foreign
     }
     placed = {
-        packed.table.oid: found
+        packed.table.oid: shards
         for packed in tables
-        if packed.foreign and (found := placements(db, packed.table, packed.text))
+        if packed.foreign and (shards := placements(db, packed.table, packed.text))
     }
     if placed:
         return Citus(db, foreign, placed, copied)

@@ -4,18 +4,23 @@ A worker session is a session with the coordinator. It runs a unit with statemen
 functions over the segment's row of mop_host_segment.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
 from pg_mop.connections.blocking import connect
-from pg_mop.engines.base import Segment
+from pg_mop.engines.base import PackedRows, Rows, Segment
 from pg_mop.engines.postgresql import PostgreSQL, fingerprint_sql, sizes
 
-_machines = {}  # {host: its cores and GPUs, as this session received them}
+_machines: dict[str, dict[str, int]] = {}  # {host: its cores and GPUs, as this session received them}
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class Primary:
     host: str
 
 
-def hosts(db):
-    """The Primaries of the cluster, in the order of their content numbers."""
+def hosts(db: Database) -> list[Primary]:
+    """The primaries of the cluster, in the order of their content numbers."""
     return [
         Primary(row["content"], row["dbid"], row["hostname"])
         for row in db.execute(
@@ -37,37 +42,39 @@ def hosts(db):
     ]
 
 
-def keys(db, searched=False):
+def keys(db: Database, searched: bool = False) -> dict[int, int]:
     """{content: dist_key, the smallest number that Greenplum distributes to that segment} from mop_host_segment.
 
     If segments are missing, it finds their numbers first; `searched` says that it did. Raises MopError if a segment has
     none.
     """
-    found = {
+    keys_by_content = {
         row["content"]: row["dist_key"]
         for row in db.execute(
             f"SELECT gp_segment_id AS content, min(dist_key) AS dist_key FROM {db.extension}.mop_host_segment GROUP BY 1"
         )
     }
-    if missing := {segment.content for segment in hosts(db)} - set(found):  # the cluster has grown
+    if contents_without := {segment.content for segment in hosts(db)} - set(keys_by_content):  # the cluster has grown
         if searched:
-            raise MopError(f"found no number that Greenplum distributes to segment {min(missing)}", sqlstate="XX000")
+            raise MopError(
+                f"found no number that Greenplum distributes to segment {min(contents_without)}", sqlstate="XX000"
+            )
         with contextlib.closing(
             connect(targets.local(db), "pg_mop host segments")
         ) as session:  # worker sessions see the commit
             session.cursor().execute(f"SELECT {db.extension}.mop_find_host_segments()")
         return keys(db, searched=True)
-    return found
+    return keys_by_content
 
 
-def machine(db, host):
+def machine(db: Database, host: str) -> dict[str, int]:
     """The cores and GPUs of a segment host: {"cores", "gpus"}. Raises MopError if our packages are missing there."""
     if host not in _machines:
         _machines[host] = json.loads(_on_host(db, host, "mop_machine()"))
     return _machines[host]
 
 
-def gpus(db, source):
+def gpus(db: Database, source: str) -> dict[str, list[str]]:
     """{host: lines, one for each of its GPUs} of the segment hosts. Raises MopError if our packages are missing."""
     return {
         host: _on_host(db, host, f"mop_gpus({quote_literal(source)})")
@@ -75,21 +82,21 @@ def gpus(db, source):
     }
 
 
-def on_hosts(db, call):
-    """Yield what one of our functions returns on each segment host: a list of its rows. Nothing on PostgreSQL."""
+def on_hosts(db: Database, call: str) -> Iterator[list[Any]]:
+    """Call one of our functions on each segment host, and yield the list of its rows; PostgreSQL has no segment host."""
     if db.has_segments:
-        known = keys(db)
+        keys_by_content = keys(db)
         for content in {segment.host: segment.content for segment in reversed(hosts(db))}.values():
             yield [
                 row["answer"]
                 for row in db.execute(
                     f"SELECT {db.extension}.{call} AS answer FROM {db.extension}.mop_host_segment "
-                    f"WHERE dist_key = {known[content]}"
+                    f"WHERE dist_key = {keys_by_content[content]}"
                 )
             ]
 
 
-def _on_host(db, host, call):
+def _on_host(db: Database, host: str, call: str) -> Any:
     """The result of one of our functions on a segment host. Raises MopError if our packages are missing there."""
     content = next(segment.content for segment in hosts(db) if segment.host == host)
     try:
@@ -111,11 +118,11 @@ def _on_host(db, host, call):
 class Greenplum(PostgreSQL):
     takes_turns = False  # an UPDATE locks the whole table
 
-    def __init__(self, db, tables):
-        """`tables`: PackedTables. Raises MopError unless each table is distributed by __dist_key__."""
+    def __init__(self, db: Database, tables: Sequence[PackedRows]) -> None:
+        """Raises MopError unless each table is distributed by __dist_key__."""
         super().__init__(db)
         self._session = int(db.value("SHOW gp_session_id"))
-        self._parts = frozenset()  # (segment, pid) of the processes that hold parts of the caller's transaction
+        self._parts: set[tuple[int, int]] = set()  # segment and PID of each process with a part of the transaction
         for packed in tables:
             by = db.execute(
                 "SELECT a.attname FROM gp_distribution_policy p, unnest(p.distkey) AS k "
@@ -130,17 +137,17 @@ class Greenplum(PostgreSQL):
                     hint=f"ALTER TABLE {packed.table} SET DISTRIBUTED BY (__dist_key__); or pack it again.",
                 )
 
-    def info(self, backend):
+    def info(self, backend: str) -> dict[str, Any]:
         """{"cores", "gpus"}: cores for all segments, if each had as many as the poorest segment; GPUs of the poorest host."""
-        known = hosts(self.db)
-        beside = {segment.host: sum(other.host == segment.host for other in known) for segment in known}
+        primaries = hosts(self.db)
+        beside = {segment.host: sum(other.host == segment.host for other in primaries) for segment in primaries}
         machines = {host: machine(self.db, host) for host in beside}
         return {
-            "cores": min(machines[host]["cores"] * len(known) // count for host, count in beside.items()),
+            "cores": min(machines[host]["cores"] * len(primaries) // count for host, count in beside.items()),
             "gpus": min(machines[host]["gpus"] for host in beside),
         }
 
-    def check_gpus(self, backend):
+    def check_gpus(self, backend: str) -> None:
         for segment in hosts(self.db):
             if not machine(self.db, segment.host)["gpus"]:
                 raise MopError(
@@ -150,8 +157,8 @@ class Greenplum(PostgreSQL):
                     hint="Run make install FRAMEWORK=cuda on that host, or call with use_gpus := FALSE.",
                 )
 
-    def segments(self, packed):
-        db, host_segments, found = self.db, keys(self.db), []
+    def segments(self, packed: PackedRows) -> list[Segment]:
+        db, host_segments, segments = self.db, keys(self.db), list[Segment]()
         host_of = {segment.content: segment.host for segment in hosts(self.db)}
         for row in db.execute(
             f"SELECT __dist_key__ AS key, gp_segment_id AS content, {sizes(packed)} "
@@ -160,7 +167,7 @@ class Greenplum(PostgreSQL):
             if row["key"] is None:
                 raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
             key, sql = int(row["key"]), fingerprint_sql(packed, str(packed.table), row["key"])
-            found.append(
+            segments.append(
                 Segment(
                     key,
                     int(row["rows"]),
@@ -173,13 +180,13 @@ class Greenplum(PostgreSQL):
                     host=host_of[row["content"]],
                 )
             )
-        return found
+        return segments
 
-    def check_whole(self, beside):
+    def check_whole(self, beside: Callable[[str], Iterable[Mapping[str, Any]]]) -> None:
         """Raise MopError if a segment was lost, and with it the caller's transaction.
 
-        (The caller's next statement would raise that error, too, but in C code below PL/Python, so that `except` and
-        `finally` would not run.)
+        The caller's next statement would raise that error, too, but in C code below PL/Python, so that `except` and
+        `finally` would not run.
         """
         there = {
             (row["gp_segment_id"], row["pid"])
@@ -197,22 +204,22 @@ class Greenplum(PostgreSQL):
             )
         self._parts = there
 
-    def parts(self, raw):
+    def parts(self, raw: Rows) -> list[Segment]:
         raise NotImplementedError  # the caller's own session predicts
 
-    def rows_sql(self, packed, segment, aggregate):
-        def name(column):
+    def rows_sql(self, packed: PackedRows, segment: Segment, aggregate: str) -> str:
+        def name(column: str) -> str:
             return quote_identifier(column).replace("%", "%%")
 
         values = ", ".join(name(c) for c in packed.columns)
         shapes = ", ".join(f"{name(c + '_shape')}::text" for c in packed.columns)
-        wanted = ", ".join(name(c + more) for c in packed.columns for more in ("", "_shape"))
+        columns_sql = ", ".join(name(c + more) for c in packed.columns for more in ("", "_shape"))
         transition = f"{self.db.extension}.mop_transition".replace("%", "%%")
-        # No aggregate: Greenplum would start another process on each segment for it, even for rows of one segment. (The
-        # rows are sorted while their values are still references to out-of-line storage.)
+        # No aggregate: Greenplum would start another process on each segment for it, even for rows of one segment. The
+        # rows are sorted while their values are still references to out-of-line storage.
         table = segment.table.replace("%", "%%")
         return (
             f"SELECT {transition}(0, epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) FROM ("
-            f"SELECT buffer_id, {wanted}, generate_series(1, %(epochs)s) AS epoch FROM {table} "
+            f"SELECT buffer_id, {columns_sql}, generate_series(1, %(epochs)s) AS epoch FROM {table} "
             f"WHERE __dist_key__ = {segment.key} ORDER BY epoch, buffer_id) AS b"
         )

@@ -1,33 +1,39 @@
 """Plain PostgreSQL: all segments and worker sessions are on this server."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.connections import targets
-from pg_mop.engines.base import Engine, Segment
+from pg_mop.connections.targets import Target
+from pg_mop.engines.base import Engine, PackedRows, Rows, Segment
 
 
 class PostgreSQL(Engine):
     """The engine for packed tables of this server alone, and the base of the other engines."""
 
     @property
-    def shares_among_roles(self):
-        """(Other engines keep rows where their owner's digests do not reach.)"""
+    def shares_among_roles(self) -> bool:
+        # the engines derived from this one keep rows where their owner's digests do not reach
         return type(self) is PostgreSQL
 
-    def __init__(self, db):
+    def __init__(self, db: Database) -> None:
         self.db = db
 
-    def target(self, server):
+    def target(self, server: str | None) -> Target:
         return targets.local(self.db)
 
-    def share(self, packed):
+    def share(self, packed: PackedRows) -> None:
         """Nothing to do: the call's own lock (connections/locks.py) covers the partitions."""
 
-    def first_row(self, table, columns):
+    def first_row(self, table: Rows, columns: str) -> list[Any] | None:
         row = self.db.one(f"SELECT {columns} FROM {table.table} LIMIT 1")
-        return row and list(row.values())
+        return None if row is None else list(row.values())
 
-    def parts(self, raw):
+    def parts(self, raw: Rows) -> list[Segment]:
         return [
             Segment(
                 number,
@@ -41,8 +47,8 @@ class PostgreSQL(Engine):
             for number, row in enumerate(self._leaves(raw.table))
         ]
 
-    def _leaves(self, table):
-        """The leaf partitions of a Table on this server, as dicts: name (quoted), rows and bytes (estimates),
+    def _leaves(self, table: Table) -> list[dict[str, Any]]:
+        """The leaf partitions of a table on this server, as dicts: name (quoted), rows and bytes (estimates),
         fingerprint."""
         return self.db.execute(
             f"SELECT format('%I.%I', n.nspname, c.relname) AS name, {ESTIMATES} FROM "
@@ -53,20 +59,20 @@ class PostgreSQL(Engine):
             [table.oid],
         )
 
-    def segments(self, packed):
+    def segments(self, packed: PackedRows) -> list[Segment]:
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
 
-    def _segments_here(self, packed, table, keys_sql, read=None):
+    def _segments_here(self, packed: PackedRows, table: str, keys_sql: str, read: str | None = None) -> list[Segment]:
         """The segments of `table` (quoted) whose keys `keys_sql` selects. Units read them from the table `read`, by
         default the packed table itself."""
-        db, found, read = self.db, [], read or str(packed.table)
+        db, segments, read = self.db, list[Segment](), read or str(packed.table)
         keys = [row["key"] for row in db.execute(keys_sql)]
         if None in keys:
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
         for key in keys:
-            sums = db.one(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
+            (sums,) = db.execute(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
             if sums["rows"]:
-                found.append(
+                segments.append(
                     Segment(
                         int(key),
                         int(sums["rows"]),
@@ -77,13 +83,13 @@ class PostgreSQL(Engine):
                         fingerprint_sql(packed, read, key),
                     )
                 )
-        return found
+        return segments
 
-    def rows_sql(self, packed, segment, aggregate):
-        def name(column):
+    def rows_sql(self, packed: PackedRows, segment: Segment, aggregate: str) -> str:
+        def name(column: str) -> str:
             return quote_identifier(column).replace("%", "%%")
 
-        wanted = ", ".join(
+        columns_sql = ", ".join(
             f"{name(c)} AS c{i}, {name(c + '_shape')}::text AS s{i}" for i, c in enumerate(packed.columns)
         )
         values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
@@ -92,7 +98,7 @@ class PostgreSQL(Engine):
         # The sort moves references to out-of-line values, not the values.
         return (
             f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
-            f"SELECT epoch, buffer_id, {wanted} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
+            f"SELECT epoch, buffer_id, {columns_sql} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
             f"WHERE {packed.of_segment(segment.key)} ORDER BY epoch, buffer_id OFFSET 0) AS buffers"
         )
 
@@ -105,7 +111,7 @@ ROWS = (
 )
 
 
-def fingerprint(packed, table):
+def fingerprint(packed: PackedRows, table: str) -> str:
     """SQL for the fingerprint of rows of `table`: equal for the same rows, read as the same inputs and outputs.
 
     It contains the columns' numbers, for two columns may swap their names, and the summary's meaning of the columns.
@@ -118,13 +124,13 @@ def fingerprint(packed, table):
     return f"{ROWS} || ':' || md5({quote_literal(packed.meaning())} || ({columns}))"
 
 
-def fingerprint_sql(packed, table, key):
+def fingerprint_sql(packed: PackedRows, table: str, key: int) -> str:
     """SQL for the fingerprint of a segment in `table`: each write to the segment and each new meaning of its columns
     changes it."""
     return f"SELECT {fingerprint(packed, table)} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
 
 
-def content_sql(packed, table, key):
+def content_sql(packed: PackedRows, table: str, key: int) -> str:
     """SQL for a digest of all values of a segment in `table`."""
     values = ", ".join(f"{quote_identifier(c + '_shape')}, md5({quote_identifier(c)})" for c in packed.columns)
     return (
@@ -133,12 +139,12 @@ def content_sql(packed, table, key):
     )
 
 
-def identity_sql(table):
+def identity_sql(table: str) -> str:
     """SQL for a fingerprint of the identity of `table` (quoted), not of its rows."""
     return f"SELECT {quote_literal(table)}::regclass::oid::text AS fingerprint"
 
 
-def sizes(packed):
+def sizes(packed: PackedRows) -> str:
     """SQL over a segment's buffers: its rows and bytes."""
     size = " + ".join(f"octet_length({quote_identifier(c)})" for c in packed.columns)
     return f"sum({quote_identifier(packed.columns[0] + '_shape')}[1]) AS rows, sum({size}) AS bytes"

@@ -16,6 +16,7 @@ class RawTable:
     partitions or shards."""
 
     outputs: tuple[()] = ()
+    copies: tuple[()] = ()
 
     def __init__(self, db: Database, text: str, id_col: str | None, independent_varname: str) -> None:
         """Raises MopError where predictions cannot be made from the table or from one of the columns."""

@@ -66,7 +66,7 @@ class ServerPlacement:
 
     def _check_distinct(self) -> None:
         """Raises MopError where two server names lead to one database: a copy on the same server protects nothing."""
-        names = {this_database(self.db): LOCAL}
+        names: dict[str, str | None] = {this_database(self.db): LOCAL}
         for name, link in self.links.items():
             if (first := names.setdefault(link.info["identity"], name)) != name:
                 raise MopError(
