@@ -112,9 +112,7 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         plan = explaining.made
         width = _width(db, training, names)
         classes = _classes(plan, kind)
-    seconds["measure"] = after(
-        parts["train"], parts["test"], width, classes, training.arguments.get("baselines") is not False
-    )
+    seconds["measure"] = after(parts["train"], parts["test"], width, classes, training.arguments.baselines is not False)
     explaining.made = {
         "function": "mop_train" if version == 1 else "mop_retrain",
         **_plan(training, plan, parts, kind, seconds, sampled),
@@ -199,7 +197,7 @@ def _plan(
             + SPREAD[1] * rough
             + (most if limit is None else min(most, max(search["most"]["seconds"], limit))),
             "time_limit": training.seconds,
-            "baselines": training.arguments.get("baselines") is not False,
+            "baselines": training.arguments.baselines is not False,
             "not_predicted": list(NOT_PREDICTED),
         },
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import secrets
 import time
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.search.folds import check_folds
@@ -18,6 +20,7 @@ from pg_mop.api.tables.pack import Options
 from pg_mop.api.tables.split import SHARE, read_shares
 from pg_mop.api.tables.steps import Steps
 from pg_mop.api.tables.table_nets import layer_names
+from pg_mop.api.tables.train_arguments import KINDS, TrainArguments
 from pg_mop.backend import settings, transaction, weights
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, understood
@@ -36,36 +39,13 @@ MOST_DRAWN = 100_000  # rows that the interval of R2 is drawn from
 BALANCED = "balanced"  # as weight: each class counts as much as the others
 BALANCED_NOTE = "weight => 'balanced': probabilities are those of classes with equally many rows, not of the table."
 OF_SEARCH = ("", "_info", "_summary", "_trials")  # the ends of the names of a search's tables
-ARGUMENTS = (
-    "source",
-    "name",
-    "target",
-    "id",
-    "exclude",
-    "kind",
-    "transform",
-    "weight",
-    "split",
-    "by",
-    "valid",
-    "test",
-    "layers",
-    "time_limit",
-    "max_trials",
-    "baselines",
-    "keep",
-    "folds",
-)
-NUMBERS = ("valid", "test", "max_trials", "folds")
-SWITCHES = ("baselines", "keep")
+ARGUMENTS = tuple(KINDS)
 
 
 @with_trainer
-def mop_train(db, session, *values):
+def mop_train(db: Database, session: Session, *values: Any) -> str:
     """Train a model for a table's target, and make it version 1 of `name`; returns a report."""
-    call = Training(db, dict(zip(ARGUMENTS, values)))
-    if call.name is None or not call.name.strip():
-        raise MopError("no name is given for the model", hint="name => 'churn', for instance.")
+    call = Training(db, TrainArguments.of_call(values))
     if db.find_table(call.name) is not None:
         table_of(db, call.name)
         raise MopError(
@@ -78,15 +58,24 @@ def mop_train(db, session, *values):
 
 
 @with_trainer
-def mop_retrain(db, session, name, source, time_limit, automatic, warm):
+def mop_retrain(
+    db: Database,
+    session: Session,
+    name: str | None,
+    source: str | None,
+    time_limit: str | None,
+    automatic: bool | None,
+    warm: bool | None,
+) -> str:
     """Train the named model again, on `source`, as its last version was trained; returns a report.
 
     `automatic`: the new version comes into use only if it is better on the new rows' test part. `warm`: training begins with
     the net, the weights and the transform of the version in use.
     """
     table = table_of(db, name)
+    assert name is not None
     row = db.one(
-        # (one statement: another role may write between two)
+        # one statement: another role may write between two
         f"SELECT details::text AS details, {is_callers(db)} AS own FROM {table} WHERE details ? 'arguments' "
         "ORDER BY version DESC LIMIT 1",
         ["oid"],
@@ -99,33 +88,23 @@ def mop_retrain(db, session, name, source, time_limit, automatic, warm):
             f"SELECT {db.extension}.mop_deploy({quote_literal(name)}, 'model_table', mst_key);",
         )
     with understood(f'the details of model "{name}" name no arguments of mop_train that can be read'):
-        arguments = {**dict.fromkeys(ARGUMENTS), **json.loads(row["details"])["arguments"], "name": name}
-        check_types(arguments)
+        arguments = TrainArguments.from_json(json.loads(row["details"])["arguments"], name)
     check_writable(db, table)
     if source is not None:
-        arguments["source"] = source
+        arguments = dataclasses.replace(arguments, source=source)
     elif not row["own"]:
         # Present rights on the table prove nothing: a role without them may have written the source earlier.
         raise MopError(
             f'it is not certain who gave model "{name}" its source: mop_retrain needs a source',
             detail="Your role did not. The stored source would be read with your rights. Name it if you trust it.",
-            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(arguments['source'])});",
+            hint=f"SELECT {db.extension}.mop_retrain({quote_literal(name)}, source => {quote_literal(arguments.source)});",
             sqlstate="42501",
         )
     if time_limit is not None:
-        arguments["time_limit"] = time_limit
+        arguments = dataclasses.replace(arguments, time_limit=time_limit)
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
     present = NamedModel.find(db, name).version if warm or automatic else None
     return Training(db, arguments, present if warm else None).run(session, version, not automatic)
-
-
-def check_types(arguments: dict[str, Any]) -> None:
-    """Raises ValueError where an argument, stored in a row that another role may write, has another type than a call's."""
-    kinds = dict.fromkeys(NUMBERS, (int, float)) | dict.fromkeys(SWITCHES, bool)
-    for name in ARGUMENTS:
-        value, kind = arguments[name], kinds.get(name, str)
-        if value is not None and (not isinstance(value, kind) or kind is not bool and isinstance(value, bool)):
-            raise ValueError(f"{name} is {value!r}")
 
 
 class Training:
@@ -134,25 +113,22 @@ class Training:
     `present`: the version whose training goes on; None: training begins with new weights.
     """
 
-    def __init__(self, db: Database, arguments: dict[str, Any], present: int | None = None) -> None:
+    def __init__(self, db: Database, arguments: TrainArguments, present: int | None = None) -> None:
         """Check the arguments. Raises MopError."""
+        time_limit = "00:05:00" if arguments.time_limit is None else arguments.time_limit
+        arguments = dataclasses.replace(arguments, time_limit=time_limit)
         self.db, self.arguments, self.present = db, arguments, present
-        self.name: str = arguments["name"]
-        self.source, self.target = arguments["source"], arguments["target"]
+        self.name, self.source, self.target = arguments.name, arguments.source, arguments.target
         if db.explaining is not None:
             explained_training.refuse_query(db, self.source)
-        self.split = (arguments["split"] or "random").strip().lower()
-        if arguments["time_limit"] is None:
-            arguments["time_limit"] = "00:05:00"
-        self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [arguments["time_limit"]]))
-        read_shares(arguments["valid"] if arguments["folds"] is None else 0, arguments["test"], self.split)
+        self.split = (arguments.split or "random").strip().lower()
+        self.seconds = float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [time_limit]))
+        read_shares(arguments.valid if arguments.folds is None else 0, arguments.test, self.split)
         if self.seconds < 1:
-            raise MopError(
-                f"time_limit must be at least a second, not {arguments['time_limit']}", hint="time_limit => '2 min'"
-            )
-        if arguments["max_trials"] is not None and arguments["max_trials"] < 1:
-            raise MopError(f"max_trials must be at least 1, not {arguments['max_trials']:g}")
-        layer_names(arguments["layers"])
+            raise MopError(f"time_limit must be at least a second, not {time_limit}", hint="time_limit => '2 min'")
+        if arguments.max_trials is not None and arguments.max_trials < 1:
+            raise MopError(f"max_trials must be at least 1, not {arguments.max_trials:g}")
+        layer_names(arguments.layers)
         if db.setting("transaction_isolation") != "read committed":
             raise MopError(
                 "mop_train needs a transaction of isolation level read committed",
@@ -161,8 +137,8 @@ class Training:
                 sqlstate="25001",
             )
         db.check_engine("mop_train")
-        Options.read(arguments["kind"], arguments["transform"], None, None)
-        if arguments["folds"] is not None:
+        Options.read(arguments.kind, arguments.transform, None, None)
+        if arguments.folds is not None:
             self._check_folds()
         self.statements: list[str] = []
         self.query: str | None = None  # the source with qualified names, where it is a query
@@ -177,9 +153,9 @@ class Training:
                     f"SELECT {db.extension}.mop_pack(...); then mop_architecture(...) and mop_search(...).",
                     sqlstate="42804",
                 )
-            self.balanced = arguments["weight"] == BALANCED and BALANCED not in db.columns(rows)
+            self.balanced = arguments.weight == BALANCED and BALANCED not in db.columns(rows)
             unused = [
-                columns_named(db, rows, name, split_names(arguments[name]))
+                columns_named(db, rows, name, split_names(getattr(arguments, name)))
                 for name in ("id", "exclude", *([] if self.balanced else ["weight"]))
             ]
             self.column = target
@@ -187,7 +163,7 @@ class Training:
             if is_query(self.source):
                 self.query = db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid])
             else:
-                if arguments["folds"] is not None and self.split == "group":
+                if arguments.folds is not None and self.split == "group":
                     self._groups(rows)
                 self._count(rows)
         if not is_query(self.source) and db.is_temporary(db.find_table(self.source)):  # type: ignore[arg-type]
@@ -213,8 +189,8 @@ class Training:
     def _check_folds(self) -> None:
         """Raises MopError where the folds cannot choose among the trials of this call."""
         db, a = self.db, self.arguments
-        check_folds(db, a["folds"], {})
-        if a["valid"] not in (None, 0, SHARE):
+        check_folds(db, a.folds, {})
+        if a.valid not in (None, 0, SHARE):
             raise MopError(
                 "folds and valid cannot be combined",
                 detail="With folds there is no validation part: the folds of the training part choose.",
@@ -230,7 +206,7 @@ class Training:
 
     def _groups(self, rows: Any, steps: Any = None) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
-        by, folds = split_names(self.arguments["by"])[:1], self.arguments["folds"]
+        by, folds = split_names(self.arguments.by)[:1], self.arguments.folds
         found = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
         (column,) = columns_named(self.db, found, "by", by) or [None]
         if column is None:
@@ -288,7 +264,7 @@ class Training:
         measured = reports.measure(db, session, model, n["test"])
         metrics = measured.measures(model.regression)
         found = [Contender("pg_mop", metrics)]
-        if self.arguments.get("baselines") is not False:
+        if self.arguments.baselines is not False:
             left = self.seconds - (time.monotonic() - began)
             found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
         main = main_metric(model.regression)
@@ -297,9 +273,9 @@ class Training:
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
         details = {
-            "arguments": {name: value for name, value in self.arguments.items() if value is not None},
+            "arguments": self.arguments.to_json(),
             "parts": self.queries,
-            **({"folds": self._means(n, best)} if self.arguments["folds"] is not None else {}),
+            **({"folds": self._means(n, best)} if self.arguments.folds is not None else {}),
             "statements": self.statements,
             "net": chosen["net"],
             "iterations": chosen["iterations"],
@@ -356,11 +332,11 @@ class Training:
 
     def split_rows(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         a = self.arguments
-        method, by = a["split"], a["by"]
+        method, by = a.split, a.by
         if method is None:
             method = "random"
-        valid = a["valid"] if a["folds"] is None else 0
-        given = {"valid": valid, "test": a["test"], "method": method, "by": by, "id": a["id"]}
+        valid = a.valid if a.folds is None else 0
+        given = {"valid": valid, "test": a.test, "method": method, "by": by, "id": a.id}
         self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
         source = self.source if self.query is None else n["rows"]
         values = [source, prefix, *given.values(), REMARK]
@@ -374,7 +350,7 @@ class Training:
             }
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
-        if a["folds"] is not None and "valid" in self.parts:
+        if a.folds is not None and "valid" in self.parts:
             raise MopError(
                 "folds and a validation part cannot be combined",
                 detail=f'Column "{by}" has rows of a validation part.',
@@ -383,19 +359,23 @@ class Training:
 
     def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
-        weight = None if self.balanced else a["weight"]
-        given = {"target": self.target, **{k: a[k] for k in ("id", "exclude", "kind", "transform")}, "weight": weight}
-        if self.split == "column" and a["by"]:
-            given["exclude"] = ", ".join(filter(None, (given["exclude"], a["by"])))
+        weight = None if self.balanced else a.weight
+        given = {
+            "target": self.target,
+            **{k: getattr(a, k) for k in ("id", "exclude", "kind", "transform")},
+            "weight": weight,
+        }
+        if self.split == "column" and a.by:
+            given["exclude"] = ", ".join(filter(None, (given["exclude"], a.by)))
         if self.present is not None:
             given = {"fitted_on": self.name, "weight": weight}
-        if a["folds"] is not None:
+        if a.folds is not None:
             least = self.segments
             if self.split == "group":
-                given["grouped_by"] = a["by"]
+                given["grouped_by"] = a.by
                 least = min(least, self._groups(n["train"], steps))
-            if least < self.segments or least < a["folds"]:  # a fold holds out whole segments
-                self._say(steps, f"SET pg_mop.segments = {a['folds']};")
+            if least < self.segments or least < a.folds:  # a fold holds out whole segments
+                self._say(steps, f"SET pg_mop.segments = {a.folds};")
         self._pack(steps, n["train"], n["packed"], given)
         if "valid" in self.parts:
             self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
@@ -406,7 +386,7 @@ class Training:
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
-            given = {"layers": self.arguments["layers"]}
+            given = {"layers": self.arguments.layers}
             self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), [n["nets"]], True)
         else:
             self._say(
@@ -431,7 +411,7 @@ class Training:
         training_checks.tell_copies(self.db, steps, train, self._found(n["test"]), self.used, self.parts)
         if kind == "regression":
             training_checks.tell_long_tail(self.db, steps, train, self.column)
-        elif self.arguments["weight"] is None:
+        elif self.arguments.weight is None:
             training_checks.tell_rare_class(self.db, steps, train, self.column)
 
     def search_nets(self, steps: Steps, n: dict[str, str], kind: str, began: float) -> None:
@@ -455,7 +435,7 @@ class Training:
         iterations = 27
         while iterations < 243 and iterations * max(1, rows // (2 * small)) < STEPS_WANTED:
             iterations *= 3
-        reserved = RESERVED + FOR_BASELINES * (self.arguments.get("baselines") is not False)
+        reserved = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
         prepared = time.monotonic() - began
         left = self.seconds * (1 - reserved) - prepared
         if left < 0.2 * self.seconds:
@@ -468,8 +448,8 @@ class Training:
             "procedure_params": f"iterations={iterations}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
             "time_limit": f"{max(LEAST_SECONDS, left):.1f} s",
-            "max_trials": self.arguments["max_trials"],
-            "folds": self.arguments["folds"],
+            "max_trials": self.arguments.max_trials,
+            "folds": self.arguments.folds,
         }
         call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
         self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
@@ -482,7 +462,7 @@ class Training:
             f"FROM {self._found(n['search'], '_info')} WHERE mst_key = {int(best)}"
         )
         assert row is not None
-        return {"number": self.arguments["folds"], **row}
+        return {"number": self.arguments.folds, **row}
 
     def _call(self, function: str, values: list[Any], given: dict[str, Any], verb: str = "SELECT") -> str:
         """SQL that calls one of our functions, as a user writes it."""
@@ -543,7 +523,7 @@ class Training:
 
     def _end_steps(self, n: dict[str, str]) -> None:
         """Drop the relations of the steps in the caller's transaction. With `keep`, give them comments instead."""
-        if not self.arguments.get("keep"):
+        if not self.arguments.keep:
             self.db.execute(self._dropping(n))
             return
         for kind, name in self._relations(n):
