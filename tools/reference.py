@@ -395,11 +395,11 @@ def _settings():
     known = helps.settings.KNOWN
     for name in sorted(known, key=lambda name: list(SETTINGS).index(RENAMED.get(name, name))):
         new = RENAMED.get(name)
-        parse, default = known[name]
+        parser, default = known[name]
         chosen, meaning = SETTINGS[new or name]
         if new in known:
             meaning = f"The old name of `pg_mop.{new}`."
-        lines.append(f"| `pg_mop.{name}` | {f'`{default}`' if default else chosen} | {parse.wanted} | {meaning} |")
+        lines.append(f"| `pg_mop.{name}` | {f'`{default}`' if default else chosen} | {parser.texts} | {meaning} |")
     return lines
 
 

@@ -4,12 +4,17 @@ On Greenplum, a cancel raises KeyboardInterrupt at any point of Python code. A h
 the process ends, for its shared libraries cannot be loaded twice.
 """
 
+from __future__ import annotations
+
 import _thread
 import contextlib
 import importlib
 import os
 import signal
 import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pg_mop.backend.frames import ON_GREENPLUM
 
@@ -17,7 +22,7 @@ THREADS = "OPENBLAS_NUM_THREADS"
 MAX_SECONDS = 60  # for one import
 
 
-def import_whole(name, in_thread=ON_GREENPLUM):
+def import_whole(name: str, in_thread: bool = ON_GREENPLUM) -> ModuleType:
     """Import a module completely, and return it.
 
     `in_thread`: import in a thread, where no KeyboardInterrupt is raised; an interrupt of this thread is raised after
@@ -30,23 +35,26 @@ def import_whole(name, in_thread=ON_GREENPLUM):
 
 
 @contextlib.contextmanager
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     """OpenBLAS, if loaded within the block, has one thread: further threads would spin, and would receive the backend's
     signals."""
-    given = os.environ.get(THREADS)
-    os.environ[THREADS] = given or "1"
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = before or "1"
     try:
         yield
     finally:
-        if given is None:
+        if before is None:
             del os.environ[THREADS]
         else:
-            os.environ[THREADS] = given
+            os.environ[THREADS] = before
 
 
-def _import_in_thread(name):
-    """(An interrupted Thread.join releases the thread's lock, and then returns too early or never. So poll a list.)"""
-    raised, done, deadline = None, [], time.monotonic() + MAX_SECONDS
+def _import_in_thread(name: str) -> None:
+    """Import in a thread, and poll a list: an interrupted Thread.join releases the thread's lock, and then returns too early
+    or never."""
+    interrupt: KeyboardInterrupt | None = None
+    done: list[str] = []
+    deadline = time.monotonic() + MAX_SECONDS
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, signal.valid_signals()
     )  # PostgreSQL's signals are for its own thread
@@ -60,12 +68,12 @@ def _import_in_thread(name):
                 time.sleep(0.002)
             break
         except KeyboardInterrupt as error:
-            raised = error
-    if raised is not None:
-        raise raised
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
-def _import(name, done):
+def _import(name: str, done: list[str]) -> None:
     try:
         importlib.import_module(name)
     except Exception:
@@ -74,7 +82,10 @@ def _import(name, done):
         done.append(name)
 
 
-np = import_whole("numpy")
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = import_whole("numpy")
 
 from mop_udf import state  # noqa: E402
 

@@ -181,12 +181,12 @@ class CallerSession:
     def lacking_settings(self, names: tuple[str, ...]) -> set[str]:
         """The settings in `names` that the server does not know."""
         if names not in _lacking_settings:
-            known = self.execute(
+            rows = self.execute(
                 "SELECT s.name FROM pg_catalog.pg_settings s WHERE s.name OPERATOR(pg_catalog.=) ANY ($1)",
                 ["pg_catalog.text[]"],
                 [list(names)],
             )
-            _lacking_settings[names] = set(names) - {row["name"] for row in known}
+            _lacking_settings[names] = set(names) - {row["name"] for row in rows}
         return _lacking_settings[names]
 
     def relation(self, quoted: str) -> Any:

@@ -23,8 +23,8 @@ def own_names(db: Database) -> set[str]:
 
     `current_setting` separates settings from other text, and from names that were reset.
     """
-    found = {name.lower() for name in _names_in(_settings_in_memory())}
-    return {name.removeprefix(OWN) for name in found if name.startswith(OWN) and db.setting(name)}
+    names = {name.lower() for name in _names_in(_settings_in_memory())}
+    return {name.removeprefix(OWN) for name in names if name.startswith(OWN) and db.setting(name)}
 
 
 def of_applications(db: Database) -> tuple[tuple[str, str], ...]:
@@ -32,7 +32,7 @@ def of_applications(db: Database) -> tuple[tuple[str, str], ...]:
     names = sorted(name for name in _names_in(_settings_in_memory()) if not name.lower().startswith(OWN))
     if not names:
         return ()
-    if db.has("current_setting", "text, bool"):  # (an empty value differs from none: a policy may ask for NULL)
+    if db.has("current_setting", "text, bool"):  # an empty value differs from none: a policy may ask for NULL
         rows = db.execute("SELECT n, current_setting(n, true) AS text FROM unnest($1) AS n", ["text[]"], [names])
         values = {row["n"]: row["text"] for row in rows}
     else:
@@ -53,9 +53,9 @@ def _names_in(text: bytes) -> set[str]:
     >>> "app.Tenant" in names, "pg_mop.seed" in names, "work_mem" in names
     (True, True, False)
     """
-    # (a search in all of a long value would take a time that grows with its square)
+    # a search in all of a long value would take a time that grows with its square
     ends = (part[-MOST:] for part in text.split(b"\0") if b"." in part)
-    longest = [found[0] for end in ends if (found := NAME.search(end))]
+    longest = [match[0] for end in ends if (match := NAME.search(end))]
     shorter = (name[count:] for name in longest for count in range(STRAY + 1))
     return {name.decode("utf-8", "replace") for name in shorter if NAME.fullmatch(name)}
 
@@ -66,12 +66,12 @@ def _settings_in_memory() -> bytes:
     PostgreSQL writes these settings for parallel workers. PostgreSQL 9.4, the base of Greenplum 6, cannot: there, the names of
     all settings are read from the server's array.
     """
-    server = ctypes.PyDLL(None)  # (PyDLL keeps Python's lock, which an error of the server would need)
+    server = ctypes.PyDLL(None)  # PyDLL keeps Python's lock, which an error of the server would need
     if hasattr(server, "SerializeGUCState"):
         server.EstimateGUCStateSpace.restype = ctypes.c_size_t
         server.SerializeGUCState.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
         server.SerializeGUCState.restype = None
-        # (with too little room the server would raise an error, which jumps over Python's frames)
+        # with too little room the server would raise an error, which jumps over Python's frames
         room = 2 * server.EstimateGUCStateSpace() + 1024
         copy = ctypes.create_string_buffer(room)
         server.SerializeGUCState(room, copy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from typing import Any
+from typing import Any, overload
 
 from pg_mop.backend.caller import CallerSession, extension_schema
 from pg_mop.backend.errors import MopError, is_cancel
@@ -89,7 +89,7 @@ class Database(CallerSession):
         """The quoted name of a visible relation that differs from `text` only in capitals, or None."""
         schema, name = self.parse_name(text)
         with self.caller_path():
-            found = self.one(
+            row = self.one(
                 "SELECT CASE WHEN $2::text IS NULL THEN '' ELSE pg_catalog.quote_ident(n.nspname) || '.' END || "
                 "pg_catalog.quote_ident(c.relname) AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
                 "ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE pg_catalog.lower(c.relname) "
@@ -99,7 +99,7 @@ class Database(CallerSession):
                 ["text", "text"],
                 [name, schema],
             )
-        return found["name"] if found else None
+        return row["name"] if row else None
 
     def suffixed(self, text: str, suffix: str) -> str:
         """The name `text` with `suffix`, inside its closing quote if any: '"My t"' becomes '"My t_info"'.
@@ -236,11 +236,17 @@ class Database(CallerSession):
     def identify_by_all(self, table: str) -> None:
         """Give a new table (quoted) without a key REPLICA IDENTITY FULL: otherwise a publication FOR ALL TABLES forbids
         UPDATE and DELETE."""
-        if not self.has_segments:  # (Greenplum has no publications)
+        if not self.has_segments:  # Greenplum has no publications
             self.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
 
     # --- output tables -------------------------------------------------------------------------
-    def output_table(self, text: str | None, *suffixes: str) -> Any:
+    @overload
+    def output_table(self, text: str | None) -> str: ...
+
+    @overload
+    def output_table(self, text: str | None, suffix: str, /, *suffixes: str) -> list[str]: ...
+
+    def output_table(self, text: str | None, *suffixes: str) -> str | list[str]:
         """Check that tables `text` and `text` + each suffix can be created; return their quoted, qualified names.
 
         Returns one name without suffixes, else a list. Raises MopError: NULL or invalid name, existing table, missing
@@ -271,7 +277,7 @@ class Database(CallerSession):
                 hint=f"GRANT CREATE ON SCHEMA {quote_identifier(schema)} TO {quote_identifier(self.current_user())};",
                 sqlstate="42501",
             )
-        made = []
+        names = []
         for suffix in ("", *suffixes):
             if len((name + suffix).encode()) > MAX_NAME:
                 raise MopError(f'output table name "{name + suffix}" is longer than {MAX_NAME} bytes')
@@ -282,5 +288,5 @@ class Database(CallerSession):
                     hint=f"DROP {self.kind_of_relation(full)} {full}; or choose another name.",
                     sqlstate="42P07",
                 )
-            made.append(full)
-        return made if suffixes else made[0]
+            names.append(full)
+        return names if suffixes else names[0]

@@ -26,8 +26,8 @@ def main_bytes() -> int:
 
 def gpu_bytes(number: int | None = None) -> int | None:
     """Bytes of a GPU's memory, None: of the GPU with the least; None where nvidia-smi does not tell."""
-    found = _gpus()
-    return found.get(number) if number is not None else min(found.values(), default=None)
+    sizes = _gpus()
+    return sizes.get(number) if number is not None else min(sizes.values(), default=None)
 
 
 @functools.lru_cache(1)
@@ -46,9 +46,9 @@ def read(text: str) -> dict[int, int]:
     >>> read("0, 81559\\n1, 81559\\n") == {0: 81559 << 20, 1: 81559 << 20}, read("No devices were found")
     (True, {})
     """
-    found = {}
+    sizes = {}
     for line in text.splitlines():
         number, _, megabytes = line.partition(",")
         if number.strip().isdigit() and megabytes.strip().isdigit():
-            found[int(number)] = int(megabytes) << 20
-    return found
+            sizes[int(number)] = int(megabytes) << 20
+    return sizes

@@ -28,8 +28,8 @@ def understood(problem: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
-        told = f"{type(error).__name__}: {error}"[:500]
-        raise MopError(problem, detail=told.encode("ascii", "backslashreplace").decode(), sqlstate="22023") from None
+        text = f"{type(error).__name__}: {error}"[:500]
+        raise MopError(problem, detail=text.encode("ascii", "backslashreplace").decode(), sqlstate="22023") from None
 
 
 @contextmanager

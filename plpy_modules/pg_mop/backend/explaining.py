@@ -15,7 +15,7 @@ from typing import Any
 
 from pg_mop.backend.errors import MopError
 
-MARK = "mop_explain.call"  # (no name of pg_mop.*: those are checked against the known settings)
+MARK = "mop_explain.call"  # no name of pg_mop.*: those are checked against the known settings
 # functions whose calls can be explained
 SUPPORTED = (
     "madlib_keras_fit_multiple_model",
@@ -100,7 +100,7 @@ def present(plpy: Any, function: str) -> Explaining | None:
 
 def _mark(plpy: Any) -> str | None:
     """The value of the setting MARK; None where it is not set."""
-    try:  # (PostgreSQL 9.4 has no argument missing_ok)
+    try:  # PostgreSQL 9.4 has no argument missing_ok
         return plpy.execute(f"SELECT pg_catalog.current_setting('{MARK}') AS token")[0]["token"]
     except plpy.SPIError as error:
         if error.sqlstate != "42704":

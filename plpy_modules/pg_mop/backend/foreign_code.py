@@ -38,8 +38,8 @@ class Place(enum.IntEnum):
 
 EVERYWHERE = tuple(Place)
 OF_WRITING = (Place.TRIGGER, Place.RULE, Place.POLICY)  # in any write; no ordinary parts of a table
-OF_PARTS = tuple(set(Place) - {Place.CHILD, Place.PARENT})  # (a partition has a parent, and may have children)
-OF_READING = tuple(set(OF_PARTS) - {Place.TRIGGER, Place.DEFAULT, Place.OTHER_CONSTRAINT})  # (no SELECT runs these)
+OF_PARTS = tuple(set(Place) - {Place.CHILD, Place.PARENT})  # a partition has a parent, and may have children
+OF_READING = tuple(set(OF_PARTS) - {Place.TRIGGER, Place.DEFAULT, Place.OTHER_CONSTRAINT})  # no SELECT runs these
 
 # SQL: (what it is, the command that removes it, FROM and WHERE) of a table's code; {oid} and {name}: of the table
 _CODE = {
@@ -53,7 +53,7 @@ _CODE = {
         "format(CASE WHEN x.relkind = 'v' THEN 'DROP VIEW %2$s;' ELSE 'DROP RULE %1$I ON %2$s;' END, r.rulename, {name})",
         "pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class x ON x.oid = r.ev_class WHERE r.ev_class = {oid}",
     ),
-    Place.POLICY: (  # (Greenplum 6 has none, nor the column)
+    Place.POLICY: (  # Greenplum 6 has none, nor the column
         "'row-level security'",
         "format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY;', {name})",
         "pg_catalog.pg_class x WHERE x.oid = {oid} AND row_to_json(x)->>'relrowsecurity' = 'true'",
@@ -73,7 +73,7 @@ _CODE = {
         "'default expression of column ' || quote_ident(a.attname)",
         "format(CASE WHEN coalesce(row_to_json(a)->>'attgenerated', '') = '' THEN 'ALTER TABLE %2$s ALTER %1$I DROP DEFAULT;' "
         "ELSE 'ALTER TABLE %2$s DROP %1$I;' END, a.attname, {name})",
-        # (the column `created` of a named model has now() of PostgreSQL, on which no dependency is noted)
+        # the column `created` of a named model has now() of PostgreSQL, on which no dependency is noted
         "pg_catalog.pg_attribute a JOIN pg_catalog.pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum WHERE "
         "a.attrelid = {oid} AND a.atthasdef AND NOT a.attisdropped AND (pg_get_expr(f.adbin, f.adrelid) <> 'now()' OR EXISTS "
         "(SELECT 1 FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = f.oid AND "
@@ -87,8 +87,8 @@ _CODE = {
     Place.INDEX: (
         "'index ' || i.indexrelid::regclass || ' of an expression'",
         "format('DROP INDEX %s;', i.indexrelid::regclass)",
-        # (mop_deploy makes an index with the predicate in_use: a column, and no function. A column of another type than
-        # boolean would have a cast, which pg_get_expr does not show.)
+        # mop_deploy makes an index with the predicate in_use: a column, and no function. A column of another type than
+        # boolean would have a cast, which pg_get_expr does not show.
         "pg_catalog.pg_index i WHERE i.indrelid = {oid} AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL AND NOT "
         "(pg_get_expr(i.indpred, i.indrelid) = 'in_use' AND EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a WHERE a.attrelid "
         "= i.indrelid AND a.attname = 'in_use' AND a.atttypid = 'pg_catalog.bool'::regtype)))",
@@ -156,7 +156,7 @@ def find(db: Database, oid: int, quoted: str, places: Iterable[Place] = EVERYWHE
         ["oid", "text"],
         [oid, quoted],
     )
-    return row and Found(row["what"], row["command"])
+    return None if row is None else Found(row["what"], row["command"])
 
 
 def find_in_parts(db: Database, oid: int, places: Iterable[Place] = OF_PARTS) -> Found | None:
@@ -167,9 +167,9 @@ def find_in_parts(db: Database, oid: int, places: Iterable[Place] = OF_PARTS) ->
         if part["kind"] not in ("r", "p"):
             kind = {"v": "VIEW", "f": "FOREIGN TABLE", "m": "MATERIALIZED VIEW"}.get(part["kind"], "TABLE")
             return Found(f"{part['name']} is no plain table", f"DROP {kind} {part['name']};")
-        found = find(db, part["oid"], part["name"], places)
-        if found is not None:
-            return Found(f"{part['name']} has {found.owned}", found.command)
+        code = find(db, part["oid"], part["name"], places)
+        if code is not None:
+            return Found(f"{part['name']} has {code.owned}", code.command)
     return None
 
 
@@ -184,11 +184,11 @@ def check_writable(db: Database, table: Table) -> None:
     )
     if owner is None:
         return
-    found = find(db, table.oid, str(table))
-    if found is not None:
+    code = find(db, table.oid, str(table))
+    if code is not None:
         raise MopError(
-            f"table {table} of role {owner} has {found.owned}",
+            f"table {table} of role {owner} has {code.owned}",
             detail="Its functions would run with your rights.",
-            hint=found.command,
+            hint=code.command,
             sqlstate="42501",
         )

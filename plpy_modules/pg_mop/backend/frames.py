@@ -8,42 +8,51 @@ sessions of the cluster.
 
 So, during a query, the thread state points to a heap copy of that structure without a frame. After a jump, Python starts
 from the copy. The skipped frames keep their objects until the session ends, run no `finally`, and their depth stays
-subtracted from the recursion limit. (3.10 keeps a similar structure elsewhere and is not changed. Versions before 3.10
-and from 3.13 on survive the jump.)
+subtracted from the recursion limit. 3.10 keeps a similar structure elsewhere and is not changed. Versions before 3.10
+and from 3.13 on survive the jump.
 """
+
+from __future__ import annotations
 
 import ctypes
 import platform
 import sys
+from collections.abc import Callable
+from typing import Any
 
 ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
 _POINTER = ctypes.c_void_p
 _Structure = _POINTER * 3  # _PyCFrame
 _OFFSET = 56  # of the pointer to the _PyCFrame in PyThreadState, in these versions
 # The word of the _PyCFrame that points to the frame (_PyInterpreterFrame), and the code object's offset in the frame.
-_FRAME, _CODE = {(3, 11): (1, 32), (3, 12): (0, 0)}.get(sys.version_info[:2], (None, None))
+_FRAME, _CODE = {(3, 11): (1, 32), (3, 12): (0, 0)}.get(sys.version_info[:2], (-1, -1))
 _state = ctypes.pythonapi.PyThreadState_Get
 _state.restype = _POINTER
 
 
-def _is_known():
+def _is_known() -> bool:
     """True if this Python has the structure at the expected offsets."""
-    if _FRAME is None or platform.python_implementation() != "CPython" or ctypes.sizeof(_POINTER) != 8:
+    if _FRAME < 0 or platform.python_implementation() != "CPython" or ctypes.sizeof(_POINTER) != 8:
         return False
-    frame = _POINTER.from_address(_POINTER.from_address(_state() + _OFFSET).value + 8 * _FRAME).value
-    return _POINTER.from_address(frame + _CODE).value == id(sys._getframe().f_code)
+    frame = _word(_word(_state() + _OFFSET) + 8 * _FRAME)
+    return _word(frame + _CODE) == id(sys._getframe().f_code)
 
 
-def safely(function, *arguments):
+def _word(address: int) -> int:
+    """The pointer at an address; 0: NULL."""
+    return _POINTER.from_address(address).value or 0
+
+
+def safely(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return `function(*arguments)`, which a database error may skip.
 
     The function must be implemented in C: CPython may run a Python function without a C call, so that it would not use
     the copy.
     """
     pointer = _POINTER.from_address(_state() + _OFFSET)
-    before = pointer.value
+    before = pointer.value or 0
     copy = _Structure.from_buffer_copy(_Structure.from_address(before))
-    copy[_FRAME] = None  # older frames may lie on the C stack
+    copy[_FRAME] = 0  # older frames may lie on the C stack
     pointer.value = ctypes.addressof(copy)
     try:
         return function(*arguments)
@@ -54,57 +63,57 @@ def safely(function, *arguments):
 class Careful:
     """`plpy` with queries run by :func:`safely`."""
 
-    def __init__(self, plpy):
+    def __init__(self, plpy: Any) -> None:
         self._plpy = plpy
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._plpy, name)
 
-    def execute(self, *arguments):
+    def execute(self, *arguments: Any) -> Any:
         return safely(self._plpy.execute, *arguments)
 
-    def prepare(self, *arguments):
+    def prepare(self, *arguments: Any) -> Any:
         return safely(self._plpy.prepare, *arguments)
 
-    def cursor(self, *arguments):
+    def cursor(self, *arguments: Any) -> _Cursor:
         return _Cursor(safely(self._plpy.cursor, *arguments))
 
-    def subtransaction(self):
+    def subtransaction(self) -> _Subtransaction:
         return _Subtransaction(self._plpy.subtransaction())
 
 
 class _Cursor:
-    def __init__(self, cursor):
+    def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
-    def fetch(self, count):
+    def fetch(self, count: int) -> Any:
         return safely(self._cursor.fetch, count)
 
-    def __iter__(self):
+    def __iter__(self) -> _Cursor:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         return safely(next, self._cursor)
 
-    def close(self):
+    def close(self) -> None:
         safely(self._cursor.close)
 
 
 class _Subtransaction:
-    def __init__(self, part):
+    def __init__(self, part: Any) -> None:
         self._part = part
 
-    def __enter__(self):
+    def __enter__(self) -> _Subtransaction:
         safely(self._part.__enter__)
         return self
 
-    def __exit__(self, *raised):
+    def __exit__(self, *raised: Any) -> Any:
         return safely(self._part.__exit__, *raised)
 
 
 _NEEDED = ON_GREENPLUM and _is_known()
 
 
-def careful(plpy):
+def careful(plpy: Any) -> Any:
     """`plpy` for this server: on Greenplum, an error that skips Python's frames does no harm."""
     return Careful(plpy) if _NEEDED else plpy

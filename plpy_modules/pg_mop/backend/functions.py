@@ -51,7 +51,7 @@ def sql_function(function: Callable[..., Any], commits: bool = False) -> Callabl
             if commits:
                 db.commit()
             return result
-        except explaining.Explained:  # (mop_explain has the plan)
+        except explaining.Explained:  # mop_explain has the plan
             return None
         except MopError as error:
             problem = error

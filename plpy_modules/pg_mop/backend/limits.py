@@ -1,8 +1,13 @@
 """A role's limits (table mop_limit), enforced in the session that starts a trainer, for options of any origin."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from mop_udf.pool.pool import WHOLE
+from mop_udf.pool.process import Trainer
 from pg_mop.backend.device_memory import gpu_bytes, main_bytes
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.ray_cluster import cluster
@@ -16,26 +21,26 @@ LEAST_FORK_SERVER_MS = 60_000  # without use, of a fork server that must count p
 class Limits:
     """The limits of the calling role."""
 
-    def __init__(self, plpy, schema):
+    def __init__(self, plpy: Any, schema: str) -> None:
         """`schema`: the extension's, quoted."""
         self.plpy, self.schema = plpy, schema
 
-    def _find(self):
+    def _find(self) -> dict[str, Any]:
         return self.plpy.execute(
             f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role, (SELECT d.oid::bigint "
             "FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()) "
             f"AS database FROM {self.schema}.mop_limits()"
         )[0]
 
-    def _backends(self):
+    def _backends(self) -> set[int]:
         """Process ids of the role's sessions."""
         return {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
 
-    def caller(self):
+    def caller(self) -> str:
         """The role whose rights are in force."""
         return self.plpy.execute("SELECT current_user AS role")[0]["role"]
 
-    def allowed(self, options):
+    def allowed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A trainer's options, reduced to the limits. Raises MopError for invalid options."""
         for name, least in (
             ("threads", 1),
@@ -92,7 +97,7 @@ class Limits:
         if options.get("devices") is not None:
             within["devices"] = min(options["devices"], within["threads"])
         if options.get("divided_by") is not None and options.get("gpu") is None and limits["threads"] is not None:
-            # (each of a processor's devices computes in a thread of its own)
+            # each of a processor's devices computes in a thread of its own
             within["divided_by"] = min(options["divided_by"], limits["threads"])
         beside = within.pop("device_beside", None) or 1
         if limits["device_share"] is not None and options.get("trainers") is None and "host_segment" not in options:
@@ -105,7 +110,7 @@ class Limits:
         return within
 
     @staticmethod
-    def _limit_part(within, most, beside):
+    def _limit_part(within: dict[str, Any], most: int, beside: int) -> None:
         """Give a trainer's options a part of its device, of the `most` millionths that the role's trainers take together.
 
         A part of a larger share becomes the same part of this one: a run divides a device by the share that it has on its own
@@ -124,7 +129,7 @@ class Limits:
             within["device_part"], within["device_most"] = min(most, max(1, part * most // of)), most
         within["fork_server_ms"] = within.get("fork_server_ms") or LEAST_FORK_SERVER_MS
 
-    def admit(self, trainer):
+    def admit(self, trainer: Trainer) -> None:
         """Raises MopError if a Trainer, already leased or started, exceeds the role's number of trainers.
 
         Only earlier leases count, so of several simultaneous starts the allowed number succeeds. Idle trainers in the
@@ -147,20 +152,20 @@ class Limits:
             )
 
 
-def _state_of(pid):
+def _state_of(pid: int | str) -> tuple[int, int, bytes]:
     """(start time in clock ticks since the machine's start, the parent's PID, the state's letter). Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[1].split()
     return int(fields[19]), int(fields[1]), fields[0]
 
 
-def _words_of(pid):
+def _words_of(pid: int | str) -> list[bytes]:
     """The command line of a process, which the fork server's children set as one text. Raises OSError."""
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().replace(b" ", b"\0").split(b"\0")
 
 
-def _began(pid, started, words):
+def _began(pid: int | str, started: int, words: Sequence[bytes]) -> tuple[int, int]:
     """(microseconds since the machine's start, PID), which orders trainers by the beginning of their leases.
 
     `started`: as of _state_of; `words`: the command line.
@@ -170,7 +175,7 @@ def _began(pid, started, words):
     return since or (started + 1) * 1_000_000 // os.sysconf("SC_CLK_TCK"), int(pid)
 
 
-def _lease_in(words):
+def _lease_in(words: Sequence[bytes]) -> tuple[int | None, int]:
     """(backend, beginning of the lease) that a trainer's command line names; 0 for what it does not name, and
     (None, 0) for other processes and before the exec of a trainer."""
     for place, word in enumerate(words):
@@ -181,7 +186,7 @@ def _lease_in(words):
     return None, 0
 
 
-def _trainers(backends):
+def _trainers(backends: Collection[int]) -> Iterator[tuple[int, tuple[int, int]]]:
     """(backend, beginning of the lease) of each trainer that these backends (PIDs) have."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -192,7 +197,7 @@ def _trainers(backends):
                 words = _words_of(entry)
                 # until its exec, a child has its backend's command line or none
                 backend = parent if words[0] in (b"", b"postgres:") else _lease_in(words)[0]
-                if backend in backends:
+                if backend is not None and backend in backends:
                     yield backend, _began(entry, started, words)
             except OSError:  # ended
                 continue

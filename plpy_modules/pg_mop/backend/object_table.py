@@ -4,17 +4,24 @@ Only trainers unpickle the objects, backends never do. An object runs code, so o
 table must be in the extension's schema, and a superuser must own it. Each reader checks that, worker sessions included.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mop_udf.params import parameter_names, params
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+
 COLUMNS = ("id", "name", "description", "object")
 
 
-def table_name(db, text):
+def table_name(db: Database, text: str | None) -> str:
     """The name in `text`: a bare name, or a name in the extension's schema.
 
     The name keeps its case, as in MADlib. Raises MopError for another schema.
@@ -31,16 +38,16 @@ def table_name(db, text):
     return name
 
 
-def check(db, text):
+def check(db: Database, text: str | None) -> str:
     """The quoted name of a usable object table. Raises MopError."""
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
     table = db.input_table(
         db.bare(quoted), "object table", hint=f"As a superuser: SELECT {db.extension}.load_custom_function(...);"
     )
-    missing = [c for c in COLUMNS if c not in db.columns(table)]
-    if missing:
-        raise MopError(f'object table "{text}" has no column "{missing[0]}"')
+    absent_columns = [c for c in COLUMNS if c not in db.columns(table)]
+    if absent_columns:
+        raise MopError(f'object table "{text}" has no column "{absent_columns[0]}"')
     if not db.value(OWNER_IS_SUPERUSER, ["oid"], [table.oid]):
         raise MopError(
             f'the owner of object table "{text}" is no superuser',
@@ -60,7 +67,7 @@ def check(db, text):
     return quoted
 
 
-def check_unchanged(db, text, digests, what, hint, event):
+def check_unchanged(db: Database, text: str, digests: Mapping[str, str], what: str, hint: str, event: str) -> str:
     """The quoted name of the object table that `what` (a text for errors) needs, with the classes that it had.
 
     `digests`: {name: SHA-256 of its pickle} at the `event`, as in "after the training". Raises MopError where the table is no
@@ -78,28 +85,30 @@ def check_unchanged(db, text, digests, what, hint, event):
         [list(digests)],
     )
     now = {row["name"]: row["digest"] for row in rows}
-    changed = next((name for name, digest in digests.items() if now.get(name) != digest), None)
-    if changed is not None:
+    name_with_change = next((name for name, digest in digests.items() if now.get(name) != digest), None)
+    if name_with_change is not None:
         raise MopError(
-            f"the custom class {changed!r} of {what} is not the one in {quoted}",
-            detail=f"It was {'changed' if changed in now else 'deleted'} after the {event}.",
+            f"the custom class {name_with_change!r} of {what} is not the one in {quoted}",
+            detail=f"It was {'changed' if name_with_change in now else 'deleted'} after the {event}.",
             hint=hint,
             sqlstate="55000",
         )
     return quoted
 
 
-def are_names(names):
+def are_names(names: Iterable[str]) -> bool:
     """True where texts, perhaps of another role's table, can be names of an object table: texts as PostgreSQL has them."""
     try:
         return all("\0" not in name and name.encode() for name in names)
-    except UnicodeEncodeError:  # (JSON may have half of a character)
+    except UnicodeEncodeError:  # JSON may have half of a character
         return False
 
 
-def within_schema(quoted):
+def within_schema(quoted: str | None) -> str:
     """The quoted name of an object table (from `check`) without its schema."""
-    return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]
+    match = re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted or "", re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 # The roles with a privilege to write the table or one of its columns, except superusers; NULL: PUBLIC.
@@ -115,7 +124,7 @@ OWNER_IS_SUPERUSER = (
 )
 
 
-def custom_names(compile_params):
+def custom_names(compile_params: dict[str, Any]) -> list[str]:
     """The losses and metrics in parsed compile parameters that Keras does not have."""
     names = [loss for loss in params.losses(compile_params) if not parameter_names.is_builtin_loss(loss)]
     return list(dict.fromkeys(names)) + [
@@ -123,7 +132,7 @@ def custom_names(compile_params):
     ]
 
 
-def missing_names(db, object_table, compile_params):
+def missing_names(db: Database, object_table: str | None, compile_params: dict[str, Any]) -> str | None:
     """The reason why the custom functions of parsed compile parameters are unusable, or None.
 
     `object_table`: quoted, or None.
@@ -131,26 +140,34 @@ def missing_names(db, object_table, compile_params):
     names = custom_names(compile_params)
     if names and object_table is None:
         return f"{names[0]!r} is no loss or metric of Keras': object table missing"
-    known = names and {row["name"].lower() for row in db.execute(f"SELECT name FROM {object_table}")}
-    lacking = [n for n in names if n.lower() not in known]
+    existing_names = names and {row["name"].lower() for row in db.execute(f"SELECT name FROM {object_table}")}
+    absent_names = [n for n in names if n.lower() not in existing_names]
     return (
-        f"{lacking[0]!r} is no loss or metric of Keras', and {object_table} has no such function" if lacking else None
+        f"{absent_names[0]!r} is no loss or metric of Keras', and {object_table} has no such function"
+        if absent_names
+        else None
     )
 
 
-def layer_names(db, object_table):
+def layer_names(db: Database, object_table: str) -> dict[str, str]:
     """The names that layers of an architecture may have in an object table (quoted): {name: ''}, as architecture.check takes
     them. Only a trainer learns which of the objects are layers."""
     return {row["name"]: "" for row in db.execute(f"SELECT name FROM {object_table} WHERE name IS NOT NULL")}
 
 
-def read(db, object_table, compile_params, digests=None, layers=()):
+def read(
+    db: Database,
+    object_table: str | None,
+    compile_params: dict[str, Any] | None,
+    digests: Any = None,
+    layers: Iterable[str] = (),
+) -> dict[str, bytes]:
     """{name: pickle} of the custom functions of parsed compile parameters, and of the custom layers of these names.
 
     With `digests` (as the function of this name gives them), all objects of their names are read. Raises MopError if an object
     is missing, or has another digest now.
     """
-    found, names = {}, [*(custom_names(compile_params) if compile_params is not None else ()), *layers]
+    pickles, names = {}, [*(custom_names(compile_params) if compile_params is not None else ()), *layers]
     if digests is not None:
         if not isinstance(digests, list) or not all(
             isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in digests
@@ -169,20 +186,25 @@ def read(db, object_table, compile_params, digests=None, layers=()):
         )
         if row is None:
             raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
-        found[name] = row["object"]
+        pickles[name] = row["object"]
         if digests is not None and [row["name"], hashlib.sha256(row["object"]).hexdigest()] not in digests:
             raise MopError(f"the custom function {name!r} in {quoted} is not the one that the run began with")
-    return found
+    return pickles
 
 
-def digests(db, object_table, compile_params, layers=()):
+def digests(
+    db: Database, object_table: str | None, compile_params: dict[str, Any] | None, layers: Iterable[str] = ()
+) -> list[list[str]]:
     """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters, if any are given, and of the
     custom layers and models of these names."""
     names = [*(custom_names(compile_params) if compile_params is not None else ()), *layers]
-    return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
+    if not names:
+        return []
+    assert object_table is not None
+    return [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
 
 
-def all_digests(db, object_table):
+def all_digests(db: Database, object_table: str) -> dict[str, str]:
     """{name: SHA-256 of its pickle} of all objects of an object table (quoted)."""
     rows = db.execute(
         f"SELECT name, encode({db.extension}.mop_sha256(object), 'hex') AS digest FROM {object_table} "
@@ -191,11 +213,11 @@ def all_digests(db, object_table):
     return {row["name"]: row["digest"] for row in rows}
 
 
-def digests_sql(object_table, names):
+def digests_sql(object_table: str, names: Iterable[str]) -> str:
     """SQL for the digests of functions, by name."""
     schema = object_table[: -len(within_schema(object_table))]
-    known = ", ".join(quote_literal(name.lower()) for name in names)
+    names_sql = ", ".join(quote_literal(name.lower()) for name in names)
     return (
         f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} "
-        f"WHERE lower(name) IN ({known}) ORDER BY name"
+        f"WHERE lower(name) IN ({names_sql}) ORDER BY name"
     )

@@ -16,7 +16,7 @@ STEP_SECONDS = 2.7e-8  # of a step of plain Python on the machine on which the e
 def measured() -> tuple[float, float]:
     """(floating-point operations a second of a core, seconds of other work as a multiple of those on the machine on which the
     constants of plan/estimates.py were found). Takes some milliseconds, once a session."""
-    import numpy  # (a session that explains nothing needs none of it)
+    import numpy  # a session that explains nothing needs none of it
 
     left = numpy.ones((ROWS, INNER), "f4")
     right = numpy.ones((INNER, COLUMNS), "f4")
@@ -31,17 +31,17 @@ def measured() -> tuple[float, float]:
 
 
 def _count() -> None:
-    total, kept = 0, {}
+    total, totals = 0, {}
     for number in range(STEPS):
-        kept[number & 255] = total
+        totals[number & 255] = total
         total += number
 
 
 def _least(work: Callable[[], None]) -> float:
     """The least seconds of several tries: other work on the machine does not count."""
-    found = []
+    seconds = []
     for _ in range(TIMES):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return max(1e-9, min(found))
+        seconds.append(time.perf_counter() - began)
+    return max(1e-9, min(seconds))

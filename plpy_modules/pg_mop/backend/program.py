@@ -1,5 +1,7 @@
 """Short programs of the packages that must not run in a backend: each runs in a separate process."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 
@@ -9,14 +11,14 @@ from pg_mop.backend.errors import MopError
 SECONDS = 120
 
 
-def run(module, *arguments, stdin=b"", what, hint=None):
+def run(module: str, *arguments: str, stdin: bytes = b"", what: str, hint: str | None = None) -> bytes:
     """Run `python -m module arguments` in the packages' virtual environment, and return its output (bytes).
 
     The process has a minimal environment and no connection to the database. If the program
     fails, raises MopError: `what` is the message, the end of the program's error output is the DETAIL.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [os.path.join(mop_udf.home, "bin", "python"), "-I", "-B", "-m", module, *arguments],
             input=stdin,
             capture_output=True,
@@ -27,6 +29,6 @@ def run(module, *arguments, stdin=b"", what, hint=None):
         )
     except subprocess.TimeoutExpired:
         raise MopError(what, detail=f"The program {module} did not end within {SECONDS} s.", hint=hint) from None
-    if done.returncode:
-        raise MopError(what, detail=done.stderr.decode("utf-8", "replace").strip()[-1000:], hint=hint)
-    return done.stdout
+    if process.returncode:
+        raise MopError(what, detail=process.stderr.decode("utf-8", "replace").strip()[-1000:], hint=hint)
+    return process.stdout

@@ -52,9 +52,9 @@ def finite_json(values: Mapping[str, Any]) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _finite(own) for name, own in value.items()}
+        return {name: _finite(element) for name, element in value.items()}
     if isinstance(value, list):
-        return [_finite(own) for own in value]
+        return [_finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

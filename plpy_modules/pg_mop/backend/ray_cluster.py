@@ -3,21 +3,27 @@
 Only a superuser chooses the cluster's address: the relay process unpickles the cluster's messages.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess
 import time
+from typing import TYPE_CHECKING, Any
 
 import mop_udf
 from mop_udf.pool import child_process, process
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
+
 SECONDS = 60  # for the cluster to report its resources
 NUMBERS = {"gpus": 1.0, "cpus": 1.0, "wait": 600.0}  # options and their defaults
 
 
-def cluster(plpy, name):
+def cluster(plpy: Any, name: str) -> dict[str, Any]:
     """The Ray cluster that a foreign server describes: address; gpus and cpus of a trainer; wait (seconds).
 
     Raises MopError if the server does not exist, is invalid, or the role may not use it.
@@ -29,7 +35,7 @@ def cluster(plpy, name):
         f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://host:10001'); "
         f"GRANT USAGE ON FOREIGN SERVER {quoted} TO ...;"
     )
-    found = plpy.execute(
+    rows = plpy.execute(
         plpy.prepare(
             "SELECT s.srvoptions, w.fdwname, pg_catalog.has_server_privilege(s.oid, 'USAGE') AS usable, "
             "pg_catalog.quote_ident(current_user) AS me, r.rolsuper FROM pg_catalog.pg_foreign_server s "
@@ -40,11 +46,11 @@ def cluster(plpy, name):
         ),
         [name],
     )
-    if not len(found):
+    if not len(rows):
         raise MopError(
             f"server {quoted} of pg_mop.trainers does not exist", hint=f"By a superuser: {make}", sqlstate="42704"
         )
-    row = found[0]
+    row = rows[0]
     if not row["usable"]:
         raise MopError(
             f"permission denied for foreign server {quoted}",
@@ -72,21 +78,21 @@ def cluster(plpy, name):
             hint=f"ALTER SERVER {quoted} OPTIONS ({'SET' if 'address' in options else 'ADD'} address "
             f"'ray://host:10001');",
         )
-    found_options = {"address": options["address"]}
+    target = {"address": options["address"]}
     for option, default in NUMBERS.items():
         try:
-            found_options[option] = float(options.get(option, default))
-            if not 0 < found_options[option] <= 86400:
+            target[option] = float(options.get(option, default))
+            if not 0 < target[option] <= 86400:
                 raise ValueError
         except ValueError:
             raise MopError(
                 f"option {option} of server {quoted} is no positive number: {options[option]!r}",
                 hint=f"ALTER SERVER {quoted} OPTIONS (SET {option} '1');",
             ) from None
-    return found_options
+    return target
 
 
-def capacity(db, name, use_gpus):
+def capacity(db: Database, name: str, use_gpus: bool | None) -> int:
     """The cluster's capacity: the number of trainers while it is idle. Raises MopError if it cannot be used."""
     target = cluster(db.plpy, name)
     gpus = target["gpus"] * bool(use_gpus)
@@ -99,6 +105,7 @@ def capacity(db, name, use_gpus):
         env=child_process.environment("tensorflow"),
         start_new_session=True,
     )
+    assert relay.stdout is not None and relay.stderr is not None
     try:
         deadline = time.monotonic() + SECONDS
         while relay.poll() is None and time.monotonic() < deadline:

@@ -1,14 +1,22 @@
 """The `pg_mop.*` settings: defaults, ranges, and errors for bad values and unknown names."""
 
+from __future__ import annotations
+
 import functools
 import glob
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import mop_udf
 from pg_mop.backend import custom_settings
 from pg_mop.backend.errors import MopError
+
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database
 
 SCHEDULERS = (
     "randomized",
@@ -28,17 +36,17 @@ BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Ker
 DEVICES = "/dev"
 
 
-def cores():
+def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def gpus(backend="tensorflow"):
+def gpus(backend: str = "tensorflow") -> int:
     """The number of GPUs that trainers of a framework can use on this machine, counted without loading the framework."""
     return 0 if _is_for_processors(backend) else len(_devices())
 
 
-def no_gpu(backend="tensorflow"):
+def no_gpu(backend: str = "tensorflow") -> MopError:
     """The MopError for a call with use_gpus on a server without usable GPUs."""
     if not _devices():
         return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
@@ -54,7 +62,7 @@ def no_gpu(backend="tensorflow"):
     )
 
 
-def check_installed(backend):
+def check_installed(backend: str) -> None:
     """Raises MopError if a framework is not installed on this server."""
     if _is_installed(backend):
         return
@@ -69,7 +77,7 @@ def check_installed(backend):
     )
 
 
-def runnable_threads():
+def runnable_threads() -> int:
     """How many threads of this machine compute now, without the calling one; 0 where the system does not tell."""
     try:
         with open("/proc/loadavg") as file:
@@ -78,7 +86,7 @@ def runnable_threads():
         return 0
 
 
-def check_kernel(options):
+def check_kernel(options: Mapping[str, Any]) -> None:
     """Raises MopError if the framework of parsed settings does not have their kernel."""
     kernel, backend = options["kernel"], options["keras_backend"]
     if ONLY.get(kernel, backend) != backend:
@@ -90,13 +98,13 @@ def check_kernel(options):
         )
 
 
-def check_tail(options, earlier=False):
+def check_tail(options: Mapping[str, Any], earlier: bool = False) -> None:
     """Raises MopError if trainers of parsed settings cannot train on several devices at once. `earlier`: the tail is that of
     an earlier run, which a resume or a replay has whatever the session's pg_mop.deal_threads is."""
     if options["tail"] != "data-parallel":
         return
     reset = "RESET pg_mop.tail;"
-    for name, wanted, why in (
+    for name, is_in_the_way, why in (
         ("keras_backend", options["keras_backend"] != "jax", "Only JAX divides mini-batches among devices."),
         ("kernel", options["kernel"] == "vmap", "A vmap batch trains several states, and divides no mini-batch."),
         ("trainers", options["trainers"] is not None, "A trainer on Ray has one device."),
@@ -106,7 +114,7 @@ def check_tail(options, earlier=False):
             "More devices are more threads of a trainer.",
         ),
     ):
-        if wanted:
+        if is_in_the_way:
             other = {"keras_backend": "SET pg_mop.keras_backend = 'jax'; or "}.get(name, f"RESET pg_mop.{name}; or ")
             raise MopError(
                 f'pg_mop.tail is "data-parallel", but pg_mop.{name} is "{options[name]}"',
@@ -116,7 +124,7 @@ def check_tail(options, earlier=False):
             )
 
 
-def check_scheduler(name):
+def check_scheduler(name: str) -> None:
     """Raises MopError if a scheduler needs a package that is not installed on this server."""
     if name == "milp" and not _is_installed("scipy"):
         raise MopError(
@@ -127,73 +135,79 @@ def check_scheduler(name):
         )
 
 
-def _devices():
+def _devices() -> list[str]:
     try:
         return [name for name in os.listdir(DEVICES) if re.fullmatch(r"nvidia\d+", name)]
     except OSError:
         return []
 
 
-def _home():
+def _home() -> str:
     return mop_udf.home or sys.prefix
 
 
-def _distributions(name):
+def _distributions(name: str) -> list[str]:
     """The installed packages of a name; the name may contain *."""
     folders = mop_udf.folders(_home())
     return [path for folder in folders for path in glob.glob(f"{glob.escape(folder)}/{name}-[0-9]*.dist-info")]
 
 
-def _is_installed(package):
+def _is_installed(package: str) -> bool:
     """True if a framework, or another package, is installed, under whatever name of a distribution."""
     return any(os.path.isdir(f"{folder}/{package}") for folder in mop_udf.folders(_home()))
 
 
-def _is_for_processors(backend):
+def _is_for_processors(backend: str) -> bool:
     """True if the framework is installed only in its build for CPUs."""
     if backend == "jax":
         return not _distributions("jax_cuda*_plugin")
     if backend == "torch":
-        return all("+cpu" in path for path in _distributions("torch"))  # (PyPI's build supports GPUs)
+        return all("+cpu" in path for path in _distributions("torch"))  # PyPI's build supports GPUs
     return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
 
 
-def _number(read, what, low, high):
-    def parse(text):
-        value = read(text)
+@dataclass(frozen=True)
+class Parser:
+    """Reads the text of a setting. `read` raises ValueError for a bad text; `texts` describes the good ones."""
+
+    read: Callable[[str], Any]
+    texts: str
+
+
+def _number(convert: Callable[[str], float], what: str, low: float, high: float) -> Parser:
+    def read(text: str) -> float:
+        value = convert(text)
         if not low <= value <= high:
             raise ValueError
         return value
 
-    parse.wanted = f"{what} from {low} to {high}"
-    return parse
+    return Parser(read, f"{what} from {low} to {high}")
 
 
 _integer = functools.partial(_number, int, "an integer")
 _seconds = functools.partial(_number, float, "a number of seconds")
 
 
-def _share(text):
+def _read_share(text: str) -> float:
     value = float(text)
     if not 0.001 <= value <= 1.0:
         raise ValueError
     return value
 
 
-_share.wanted = "a share from 0.001 to 1"
+_share = Parser(_read_share, "a share from 0.001 to 1")
 
 
-def _choice(*names):
-    def parse(text):
+def _choice(*names: str) -> Parser:
+    def read(text: str) -> str:
         if text.lower() not in names:
             raise ValueError
         return text.lower()
 
-    parse.wanted = "one of " + ", ".join(names)
-    return parse
+    return Parser(read, "one of " + ", ".join(names))
 
 
-def _switch(text):
+def _read_switch(text: str) -> bool:
     if text.lower() in ("on", "true", "yes", "1"):
         return True
     if text.lower() in ("off", "false", "no", "0"):
@@ -201,10 +215,10 @@ def _switch(text):
     raise ValueError
 
 
-_switch.wanted = "on or off"
+_switch = Parser(_read_switch, "on or off")
 
 
-def _milliseconds(text):
+def _read_milliseconds(text: str) -> int:
     """A duration as PostgreSQL writes it ('10s', '5min', plain milliseconds) -> milliseconds."""
     match = re.fullmatch(r"\s*(\d+)\s*(ms|s|min|h|d|)\s*", text)
     if not match:
@@ -215,10 +229,10 @@ def _milliseconds(text):
     return value
 
 
-_milliseconds.wanted = "a duration such as 10s or 5min"
+_milliseconds = Parser(_read_milliseconds, "a duration such as 10s or 5min")
 
 
-def _names(text):
+def _read_names(text: str) -> list[str]:
     """'w1, w2' -> list of names."""
     names = [name.strip() for name in text.split(",")]
     if "" in names:
@@ -226,27 +240,23 @@ def _names(text):
     return names
 
 
-_names.wanted = "names of servers, w1, w2, or local for this one"
+_names = Parser(_read_names, "names of servers, w1, w2, or local for this one")
 
 
-def _name(text):
+def _read_name(text: str) -> str:
     if not text.strip():
         raise ValueError
     return text.strip()
 
 
-_name.wanted = "the name of a foreign server"
+_name = Parser(_read_name, "the name of a foreign server")
 
 
-def _time(text):
-    """A time, which only the database can read (call/deadline.py)."""
-    return _name(text)
-
-
-_time.wanted = "a time such as 2030-12-01 08:00, or an interval from now such as 2 hours"
+# only the database can read a time (call/deadline.py)
+_time = Parser(_read_name, "a time such as 2030-12-01 08:00, or an interval from now such as 2 hours")
 
 # name -> (parser, default as text; None = determined when used)
-KNOWN = {
+KNOWN: dict[str, tuple[Parser, str | None]] = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
     "servers": (_names, None),
@@ -288,12 +298,12 @@ KNOWN = {
 ALIASES = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # former name -> present name
 
 
-def load(db, check_names=True):
+def load(db: Database, check_names: bool = True) -> dict[str, Any]:
     """All settings as a dict; raises MopError for a bad value or, with `check_names`, an unknown `pg_mop.*` name."""
     return parsed(given(db, check_names))
 
 
-def given(db, check_names=True):
+def given(db: Database, check_names: bool = True) -> dict[str, str]:
     """{name: text} of the session's settings. `check_names`: look for unknown names.
 
     '' stands for a setting that was emptied or reset: it counts as unset, but hides the value of the role or the
@@ -315,22 +325,22 @@ def given(db, check_names=True):
     return _by_present_names({row["n"]: row["text"] for row in rows})
 
 
-def _by_present_names(texts):
+def _by_present_names(texts: Mapping[str, str | None]) -> dict[str, str]:
     """{name: text} without unset settings; a former name counts if the present name is unset or empty."""
-    former = {ALIASES[name]: texts[name] for name in ALIASES if texts.get(name)}
-    present = {name: text for name, text in texts.items() if text is not None and name in KNOWN}
-    return present | {name: text for name, text in former.items() if not present.get(name)}
+    former = {present: text for name, present in ALIASES.items() if (text := texts.get(name))}
+    texts_now = {name: text for name, text in texts.items() if text is not None and name in KNOWN}
+    return texts_now | {name: text for name, text in former.items() if not texts_now.get(name)}
 
 
-def parsed(texts):
+def parsed(texts: Mapping[str, str]) -> dict[str, Any]:
     """All settings as a dict, from the given texts; raises MopError for a bad value."""
     values = {}
-    for name, (parse, default) in KNOWN.items():
+    for name, (parser, default) in KNOWN.items():
         text = texts.get(name) or default
         try:
-            values[name] = parse(text) if text else None
+            values[name] = parser.read(text) if text else None
         except ValueError:
             raise MopError(
-                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parse.wanted}."
+                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parser.texts}."
             ) from None
     return values

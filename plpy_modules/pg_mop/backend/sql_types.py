@@ -1,6 +1,14 @@
 """Types of columns, without domains: element types, comparability, equality operators."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from pg_mop.backend.quoting import quote_identifier
+
+if TYPE_CHECKING:
+    from pg_mop.backend.database import Database, Table
 
 NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 STRINGS = {"text", "character varying", "character", '"char"', "name"}
@@ -20,46 +28,45 @@ SENT = {
 
 
 class Kind:
-    """A type: a domain is replaced by its base type. OID, name for messages, name in SQL, and an array's element type."""
+    """A type, which a domain is replaced by: `oid`, `shown` for messages, `sql` for SQL, and `element`, that of an array."""
 
-    def __init__(self, row):
+    def __init__(self, row: Mapping[str, Any]) -> None:
         self.oid, self.shown, self.sql = int(row["oid"]), row["shown"], row["sql"]
         self.typtype, self.has_array = row["typtype"], row["has_array"]
         self.collatable, self.element, self.element_oid = row["collatable"], row["element"], row["typelem"]
 
     @property
-    def numeric_array(self):
+    def numeric_array(self) -> bool:
         """True for an array of numbers."""
         return self.element in NUMBERS
 
-    def like(self, other):
+    def like(self, other: Kind) -> bool:
         """True if labels of the two types can be compared."""
         return self.oid == other.oid or {self.shown, other.shown} <= NUMBERS or {self.shown, other.shown} <= STRINGS
 
-    def collated(self, expression):
+    def collated(self, expression: str) -> str:
         """`expression` of this type; text is compared by code point."""
         return f'({expression} COLLATE pg_catalog."C")' if self.collatable else expression
 
 
-def kind_of(db, oid):
+def kind_of(db: Database, oid: int) -> Kind:
     """The Kind of a type (OID)."""
-    return Kind(
-        db.one(
-            "WITH RECURSIVE b AS (SELECT $1::oid AS t UNION ALL SELECT d.typbasetype FROM b JOIN pg_type d "
-            "ON d.oid = b.t WHERE d.typtype = 'd') "
-            "SELECT t.oid, format_type(t.oid, NULL) AS shown, format_type(t.oid, -1) AS sql, t.typtype::text, "
-            "t.typarray <> 0 AS has_array, t.typcollation <> 0 AS collatable, t.typelem, "
-            "CASE WHEN t.typcategory = 'A' THEN (WITH RECURSIVE e AS (SELECT t.typelem AS t UNION ALL SELECT d.typbasetype "
-            "FROM e JOIN pg_type d ON d.oid = e.t WHERE d.typtype = 'd') SELECT format_type(e.t, NULL) FROM e JOIN "
-            "pg_type d ON d.oid = e.t WHERE d.typtype <> 'd') END AS element "
-            "FROM b JOIN pg_type t ON t.oid = b.t WHERE t.typtype <> 'd'",
-            ["oid"],
-            [oid],
-        )
+    (row,) = db.execute(
+        "WITH RECURSIVE b AS (SELECT $1::oid AS t UNION ALL SELECT d.typbasetype FROM b JOIN pg_type d "
+        "ON d.oid = b.t WHERE d.typtype = 'd') "
+        "SELECT t.oid, format_type(t.oid, NULL) AS shown, format_type(t.oid, -1) AS sql, t.typtype::text, "
+        "t.typarray <> 0 AS has_array, t.typcollation <> 0 AS collatable, t.typelem, "
+        "CASE WHEN t.typcategory = 'A' THEN (WITH RECURSIVE e AS (SELECT t.typelem AS t UNION ALL SELECT d.typbasetype "
+        "FROM e JOIN pg_type d ON d.oid = e.t WHERE d.typtype = 'd') SELECT format_type(e.t, NULL) FROM e JOIN "
+        "pg_type d ON d.oid = e.t WHERE d.typtype <> 'd') END AS element "
+        "FROM b JOIN pg_type t ON t.oid = b.t WHERE t.typtype <> 'd'",
+        ["oid"],
+        [oid],
     )
+    return Kind(row)
 
 
-def column_kind(db, table, column):
+def column_kind(db: Database, table: Table, column: str) -> Kind:
     """The Kind of a column of `table`."""
     return kind_of(
         db,
@@ -72,27 +79,27 @@ def column_kind(db, table, column):
     )
 
 
-def plain_name(kind):
+def plain_name(kind: Kind) -> str:
     """The name of a type, without the schema of the extension citext."""
     return "citext" if kind.shown.rpartition(".")[2] == "citext" else kind.shown
 
 
-def plain_types(db, table):
+def plain_types(db: Database, table: Table) -> dict[str, str]:
     """{column: its type's name} of a table, in the order of its columns; a domain is replaced by its base type."""
-    known, found = {}, {}
+    names_by_oid, types = {}, {}
     for row in db.execute(
         "SELECT attname, atttypid::bigint AS oid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 "
         "AND NOT attisdropped ORDER BY attnum",
         ["oid"],
         [table.oid],
     ):
-        if row["oid"] not in known:
-            known[row["oid"]] = plain_name(kind_of(db, row["oid"]))
-        found[row["attname"]] = known[row["oid"]]
-    return found
+        if row["oid"] not in names_by_oid:
+            names_by_oid[row["oid"]] = plain_name(kind_of(db, row["oid"]))
+        types[row["attname"]] = names_by_oid[row["oid"]]
+    return types
 
 
-def equality(db, kind):
+def equality(db: Database, kind: Kind) -> str | None:
     """The equality operator of a type's default ordering, as OPERATOR(schema.=), or None."""
     row = db.one(
         "SELECT n.nspname, o.oprname FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree' "
@@ -108,17 +115,17 @@ def equality(db, kind):
         ["oid", "text"],
         [kind.oid, kind.typtype],
     )
-    return row and f"OPERATOR({quote_identifier(row['nspname'])}.{row['oprname']})"
+    return None if row is None else f"OPERATOR({quote_identifier(row['nspname'])}.{row['oprname']})"
 
 
 def stable_text(sql_type: str, value: str) -> str:
     """SQL: `value`, an expression of a type as `plain_types` names it, as a text that depends on no setting, and is equal for
     equal values."""
     send = SENT.get(sql_type)
-    if sql_type == "numeric":  # (1.50 equals 1.5)
+    if sql_type == "numeric":  # 1.50 equals 1.5
         return f"CASE WHEN strpos({value}::text, '.') > 0 THEN rtrim(rtrim({value}::text, '0'), '.') ELSE {value}::text END"
     if send is None:
         return f"lower({value}::text)" if sql_type == "citext" else f"{value}::text"
     if sql_type in ("real", "double precision"):
-        value = f"({value} + 0)"  # (-0 becomes 0)
+        value = f"({value} + 0)"  # -0 becomes 0
     return f"encode({send}({value}), 'hex')"

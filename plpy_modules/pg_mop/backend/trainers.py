@@ -4,11 +4,16 @@ Both classes have the methods of :class:`LocalTrainer`, which are coroutines of 
 :class:`SegmentTrainer` yields statements that run on the segment and call the functions at the end of this module.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import mop_udf
 from mop_udf import aggregate
+from mop_udf.aggregate import Session
 from mop_udf.errors import raise_error
 from mop_udf.params import params
 from mop_udf.pool import fork_server_client
@@ -20,13 +25,23 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import raising
 from pg_mop.backend.limits import Limits
-from pg_mop.backend.queries import Query
+from pg_mop.backend.queries import Coroutine, Query
 from pg_mop.backend.quoting import quote_identifier
 
+Options = Mapping[str, Any]  # of a trainer
+Unit = Mapping[str, Any]  # the JSON of a unit, a segment, a model or a state
+Objects = Sequence[Collection[str]]  # of each model its custom functions: names, or a dict with their pickles
+Versions = Sequence[tuple[int, int]]  # stage and version of each state
 SMALL = 256 << 10  # bytes of a small state: several of them are written and sent with one statement
 
 
-def trainer_at(holder, schema, host_segment, keys=None, functions=None):
+def trainer_at(
+    holder: Session,
+    schema: str,
+    host_segment: int | None,
+    keys: Mapping[str, int] | None = None,
+    functions: str | None = None,
+) -> LocalTrainer | SegmentTrainer:
     """The LocalTrainer, or the SegmentTrainer of a host segment.
 
     `schema`: the extension's schema, quoted; `host_segment`: its dist_key in mop_host_segment
@@ -40,7 +55,7 @@ def trainer_at(holder, schema, host_segment, keys=None, functions=None):
     )
 
 
-def expect(db, options=None):
+def expect(db: Database, options: Mapping[str, Any] | None = None) -> None:
     """Have the fork server import Keras while the user prepares a call that trains; without effect where it has.
 
     Called where data or architectures are being prepared. The later call meets any problem again and reports it.
@@ -59,28 +74,28 @@ def expect(db, options=None):
 class LocalTrainer:
     """The trainer of this process."""
 
-    def __init__(self, holder, schema):
+    def __init__(self, holder: Session, schema: str) -> None:
         """`holder`: the mop_udf.aggregate.Session."""
         self.holder, self.schema = holder, schema
-        self.nets = []  # digests of the compiled models that the trainer held when its lease began
+        self.nets: list[str] = []  # digests of the compiled models that the trainer held when its lease began
 
-    def start(self, options, look_again=False, wants=None):
+    def start(self, options: Options, look_again: bool = False, wants: Options | None = None) -> Coroutine[None]:
         """Lease or start the trainer, unless the session has it, within the limits of the calling role; `wants`: see
         process.Trainer."""
         limits = Limits(self.holder.plpy, self.schema)
         self.nets = raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again, wants).nets
         yield from ()
 
-    def threads(self, options):
-        """How many threads the running trainer has, that was asked for with `options`."""
+    def threads(self, options: Options) -> int:
+        """How many threads the running trainer has, which was requested with `options`."""
         return self.holder.trainer.options["threads"]
 
-    def begin(self, options, unit, models, objects):
+    def begin(self, options: Options, unit: Unit, models: Sequence[Unit], objects: Objects) -> Coroutine[bool]:
         """Start the trainer, unless it runs; return whether it holds or can keep the rows of a unit (as for `give`)."""
         yield from self.start(options)
         return self._keeps(unit)
 
-    def begin_chain(self, options, segments):
+    def begin_chain(self, options: Options, segments: Sequence[Unit]) -> Coroutine[Any]:
         """Start the trainer, unless it runs, and have it keep the rows of `segments`: dicts as of `give`, with `rows_sql`.
 
         Returns the segments whose rows were sent; None where the trainer cannot keep the rows of all.
@@ -96,10 +111,12 @@ class LocalTrainer:
                 loaded.append(segment["segment"])
         return loaded
 
-    def _keeps(self, unit):
+    def _keeps(self, unit: Unit) -> bool:
         return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
 
-    def states(self, run_id, versions, token, taken):
+    def states(
+        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, Unit]
+    ) -> Coroutine[Iterable[tuple[int, Any]]]:
         """The states of stages, [(stage, version), ...], for `give`: pairs (stage, part), all parts of a state in order.
 
         `taken`: {stage: its row of mop_take_states}.
@@ -114,27 +131,30 @@ class LocalTrainer:
         )
         return ((row["stage"], row["data"]) for row in rows)
 
-    def give(self, unit, models, states, objects):
+    def give(
+        self, unit: Unit, models: Sequence[Unit], states: Iterable[tuple[int, Any]], objects: Objects
+    ) -> Coroutine[None]:
         """Send the trainer a unit, with the states that `states` returned: (stage, part)."""
         self.holder.begin(unit, models, states, objects)
         yield from ()
 
-    def work(self, rows_sql):
+    def work(self, rows_sql: str) -> Coroutine[tuple[dict[str, Any], bool]]:
         """Send the rows unless the trainer holds them, and wait: (report as a dict, whether rows were sent)."""
-        sent = self.holder.unit
-        if not sent["sends_rows"]:
+        unit = self.holder.unit
+        if not unit["sends_rows"]:
             return self.holder.end(), False
-        rows = yield Query(rows_sql % {"epochs": sent["epochs_sent"]})
+        rows = yield Query(rows_sql % {"epochs": unit["epochs_sent"]})
         return json.loads(rows[0]["report"]), True
 
-    def score(self, number, sums):
+    def score(self, number: int, sums: Sequence[float]) -> Coroutine[Any]:
         """The loss and metrics of model `number` of the last evaluation, from sums over all rows."""
         yield from ()
         return self.holder.score(number, sums)
 
-    def save(self, run_id, made, token):
+    def save(self, run_id: int, made: Sequence[tuple[int, int, int]], token: str) -> Coroutine[Any]:
         """Write the new states of the last unit's models, `made`: [(stage, version, state_table), ...]; return their bytes."""
-        sizes, small = [0] * len(made), {}
+        sizes = [0] * len(made)
+        small: dict[int, list[tuple[int, int, bytes]]] = {}
         for number, parts in itertools.groupby(self.holder.save(list(range(len(made)))), key=lambda item: item[0]):
             stage, version, state_table = made[number]
             for position, (_, part) in enumerate(parts):
@@ -144,15 +164,15 @@ class LocalTrainer:
                 else:
                     small.setdefault(state_table, []).append((stage, version, part))
         for state_table, states in small.items():
-            stages, versions, parts = map(list, zip(*states))
+            stages, versions, contents = map(list, zip(*states))
             yield Query(
                 f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
                 ("bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"),
-                (run_id, stages, versions, state_table, parts, token),
+                (run_id, stages, versions, state_table, contents, token),
             )
         return sizes
 
-    def failed(self):
+    def failed(self) -> None:
         """The unit failed: stop the trainer if it still works on the unit, since no one will read its answer."""
         if self.holder.unit is not None:
             self.holder.stop_trainer()
@@ -165,13 +185,17 @@ class SegmentTrainer:
     there leases the trainer that the process on the former segment gives back.
     """
 
-    def __init__(self, holder, schema, host_segment, keys, functions):
+    def __init__(
+        self, holder: Session, schema: str, host_segment: int, keys: Mapping[str, int], functions: str | None
+    ) -> None:
         self.holder, self.schema, self.host_segment, self.keys = holder, schema, int(host_segment), keys
         self.functions = functions
-        self.sent = None  # the answer of at_begin to the current unit
-        self.nets = []  # as of process.Trainer, once this object has started the trainer
+        self.sent: dict[str, Any] | None = None  # the answer of at_begin to the current unit
+        self.nets: list[str] = []  # as of process.Trainer, once this object has started the trainer
 
-    def _at(self, call, types=(), values=(), host_segment=None):
+    def _at(
+        self, call: str, types: tuple[str, ...] = (), values: tuple[Any, ...] = (), host_segment: int | None = None
+    ) -> Coroutine[Any]:
         """The result of one of our functions on a host segment, by default on this trainer's."""
         key = self.host_segment if host_segment is None else host_segment
         rows = yield Query(
@@ -183,7 +207,7 @@ class SegmentTrainer:
             raise_error(self.holder.plpy, f"there is no host segment {key}", "22023")
         return rows[0]["answer"]
 
-    def start(self, options, look_again=False, wants=None):
+    def start(self, options: Options, look_again: bool = False, wants: Options | None = None) -> Coroutine[None]:
         if self.host_segment not in self.holder.host_segments:
             yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.host_segment,))
             self.holder.host_segments.add(self.host_segment)
@@ -192,17 +216,17 @@ class SegmentTrainer:
         answer = yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (text, look_again))
         self.holder.host_segment, self.nets = self.host_segment, json.loads(answer)["nets"]
 
-    def _leave(self):
+    def _leave(self) -> Coroutine[int | None]:
         """Give the session's trainer back if it is on another host segment; return its process ID, or None."""
         before, self.holder.host_segment = self.holder.host_segment, None
         if before in (None, self.host_segment):
             return None
         return (yield from self._at("mop_at_leave()", host_segment=before))
 
-    def threads(self, options):
-        return options["threads"]  # (a limit of the role may allow fewer)
+    def threads(self, options: Options) -> int:
+        return options["threads"]  # a limit of the role may allow fewer
 
-    def begin(self, options, unit, models, objects):
+    def begin(self, options: Options, unit: Unit, models: Sequence[Unit], objects: Objects) -> Coroutine[bool]:
         yield from self._lend(models, objects)
         self.sent = None
         if self.holder.host_segment == self.host_segment:
@@ -210,9 +234,10 @@ class SegmentTrainer:
         if self.sent is None:
             yield from self.start(options, wants=_wants(models, [unit]))
             self.sent = yield from self._hand(unit, models, objects, options)
+            assert self.sent is not None
         return self.sent["keeps_rows"]
 
-    def begin_chain(self, options, segments):
+    def begin_chain(self, options: Options, segments: Sequence[Unit]) -> Coroutine[Any]:
         if (
             self.holder.host_segment != self.host_segment
             or (keeps := (yield from self._keep(options, segments))) is None
@@ -234,14 +259,14 @@ class SegmentTrainer:
             yield from self.start(options)
         return loaded
 
-    def _keep(self, options, segments):
+    def _keep(self, options: Options, segments: Sequence[Unit]) -> Coroutine[list[bool | None] | None]:
         """For each of `segments`: True if the trainer holds its rows, False if it can keep them, None if it cannot; None if no
         trainer runs."""
-        told = [{name: segment[name] for name in ("dataset", "nbytes", "keep")} for segment in segments]
-        text = json.dumps({"options": options, "segments": told})
+        headers = [{name: segment[name] for name in ("dataset", "nbytes", "keep")} for segment in segments]
+        text = json.dumps({"options": options, "segments": headers})
         return json.loads((yield from self._at("mop_at_keep($1)", ("text",), (text,))) or "null")
 
-    def _lend(self, models, objects):
+    def _lend(self, models: Sequence[Unit], objects: Objects) -> Coroutine[None]:
         """Send the models' custom functions to the host segment."""
         if any(objects):
             yield Query(
@@ -251,30 +276,38 @@ class SegmentTrainer:
                     self.host_segment,
                     self.functions,
                     json.dumps(
-                        [[model["compile_params"], model["functions"]] for model, own in zip(models, objects) if own]
+                        [
+                            [model["compile_params"], model["functions"]]
+                            for model, digests in zip(models, objects)
+                            if digests
+                        ]
                     ),
                 ),
             )
 
-    def _hand(self, unit, models, objects, options=None):
+    def _hand(
+        self, unit: Unit, models: Sequence[Unit], objects: Objects, options: Options | None = None
+    ) -> Coroutine[Any]:
         """Send a unit to the trainer; return the answer of at_begin."""
         text = json.dumps(
-            {"options": options, "unit": unit, "models": models, "objects": [list(own) for own in objects]}
+            {"options": options, "unit": unit, "models": models, "objects": [list(names) for names in objects]}
         )
         return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
 
-    def give(self, unit, models, states, objects):
+    def give(
+        self, unit: Unit, models: Sequence[Unit], states: Iterable[tuple[int, Any]], objects: Objects
+    ) -> Coroutine[None]:
         if self.sent is not None and self.sent["begun"]:
-            self.sent["begun"] = False  # (further models of the unit are sent separately)
+            self.sent["begun"] = False  # further models of the unit are sent separately
         else:
             yield from self._lend(models, objects)
             self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
         states = list(states)
-        given = yield from self._give_together(
+        together = yield from self._give_together(
             [(wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL]
         )
         for wanted, state in states:
-            if wanted in given:
+            if wanted in together:
                 continue
             parts = (
                 yield Query(
@@ -300,7 +333,7 @@ class SegmentTrainer:
                     aggregate.SOURCE_CHANGED,
                 )
 
-    def _give_together(self, states):
+    def _give_together(self, states: Sequence[tuple[int, Unit]]) -> Coroutine[Collection[int]]:
         """Send small states, one part each, with few statements; return the stages whose states were found."""
         if not states:
             return ()
@@ -319,66 +352,69 @@ class SegmentTrainer:
             )[0]["given"]
         )
 
-    def states(self, run_id, versions, token, taken):
+    def states(
+        self, run_id: int, versions: Versions, token: str, taken: Mapping[int, Unit]
+    ) -> Coroutine[Iterable[tuple[int, Any]]]:
         """The location of each state. The trainer fetches the state from there directly."""
-        own = [
+        stages_taken = [
             stage
             for stage, version in versions
             if stage in taken and taken[stage]["state_table"] is not None and taken[stage]["version"] == version
         ]
-        found = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in own]
-        if others := [wanted for wanted in versions if wanted[0] not in own]:
-            found += yield Query(
+        places = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in stages_taken]
+        if others := [wanted for wanted in versions if wanted[0] not in stages_taken]:
+            places += yield Query(
                 f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
                 ("bigint", "integer[]", "integer[]", "text"),
                 (run_id, [stage for stage, _ in others], [version for _, version in others], token),
                 several=True,
             )
-        # (weights belong to no segment: their dist_key is 0, the default in mop_make_state_table)
+        # weights belong to no segment: their dist_key is 0, the default in mop_make_state_table
         return [
             (
                 row["wanted"],
                 {**row, "dist_key": self.keys.get(str(row["segment"]), 0), "run_id": run_id, "token": token},
             )
-            for row in found
+            for row in places
         ]
 
-    def work(self, rows_sql):
+    def work(self, rows_sql: str) -> Coroutine[tuple[dict[str, Any], bool]]:
+        assert self.sent is not None
         if self.sent["sends_rows"]:
             yield Query(rows_sql % {"epochs": self.sent["epochs_sent"]})
         return json.loads((yield from self._at("mop_at_end()"))), self.sent["sends_rows"]
 
-    def score(self, number, sums):
+    def score(self, number: int, sums: Sequence[float]) -> Coroutine[Any]:
         return json.loads((yield from self._at("mop_at_score($1, $2)", ("integer", "float8[]"), (number, sums))))
 
-    def save(self, run_id, made, token):
+    def save(self, run_id: int, made: Sequence[tuple[int, int, int]], token: str) -> Coroutine[Any]:
         sizes = [0] * len(made)
         for target in {state_table for _, _, state_table in made}:
-            own = [n for n, (_, _, state_table) in enumerate(made) if state_table == target]
-            kept = (
+            numbers = [n for n, (_, _, state_table) in enumerate(made) if state_table == target]
+            rows = (
                 yield Query(
                     f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
                     ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
                     (
                         run_id,
-                        [made[n][0] for n in own],
-                        [made[n][1] for n in own],
+                        [made[n][0] for n in numbers],
+                        [made[n][1] for n in numbers],
                         target,
-                        own,
+                        numbers,
                         self.host_segment,
                         token,
                     ),
                 )
             )[0]["sizes"]
-            for n, size in zip(own, kept):
+            for n, size in zip(numbers, rows):
                 sizes[n] = int(size)
         return sizes
 
-    def failed(self):
+    def failed(self) -> None:
         """The transaction ended on the segment, too; the next unit stops a trainer that still works."""
 
 
-def _wants(models, segments):
+def _wants(models: Iterable[Unit], segments: Iterable[Unit]) -> dict[str, Any]:
     """What a trainer should hold for these models and segments: see process.Trainer."""
     return {
         "nets": list({model["net"] for model in models if model.get("net")}),
@@ -386,13 +422,15 @@ def _wants(models, segments):
     }
 
 
-def _loading(segment):
+def _loading(segment: Unit) -> dict[str, Any]:
     """The unit that has a trainer keep the rows of a segment."""
-    told = {name: value for name, value in segment.items() if name != "rows_sql"}
-    return {**told, "kind": "load", "keeps_rows": True}
+    unit = {name: value for name, value in segment.items() if name != "rows_sql"}
+    return {**unit, "kind": "load", "keeps_rows": True}
 
 
-def put_state(schema, run_id, stage, version, state_table, number, part, token):
+def put_state(
+    schema: str, run_id: int, stage: int, version: int, state_table: int, number: int, part: bytes, token: str
+) -> Query:
     """The Query that writes a part (bytes) of a stage's state at a version into a state table."""
     return Query(
         f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
@@ -404,7 +442,7 @@ def put_state(schema, run_id, stage, version, state_table, number, part, token):
 # --- on a host segment --------------------------------------------------------------------------------
 
 
-def at_start(plpy, text, look_again):
+def at_start(plpy: Any, text: str, look_again: bool) -> str:
     """Lease or start the trainer of this process, unless it runs, within the limits of the calling role.
 
     `text`: options as JSON, and `wants` (see process.Trainer). Returns JSON: the digests of its compiled models, `nets`.
@@ -417,7 +455,7 @@ def at_start(plpy, text, look_again):
     return json.dumps({"nets": trainer.nets})
 
 
-def at_leave(plpy):
+def at_leave(plpy: Any) -> int | None:
     """Give this process's trainer back to the pool, and return its process ID. Returns None, and keeps the trainer, where
     there is no pool to return to."""
     holder = aggregate.session(plpy)
@@ -431,45 +469,45 @@ def at_leave(plpy):
     return pid
 
 
-def at_keep(plpy, text):
+def at_keep(plpy: Any, text: str) -> str | None:
     """See SegmentTrainer._keep, as JSON; None if no trainer runs that was started with the options."""
-    holder, asked = aggregate.session(plpy), json.loads(text)
-    if not _is_there(plpy, holder, asked["options"]):
+    holder, request = aggregate.session(plpy), json.loads(text)
+    if not _is_there(plpy, holder, request["options"]):
         return None
     keeps = []
     with aggregate.failures_as_sql(plpy, holder):
-        for unit in asked["segments"]:
-            kept = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
-            keeps.append(unit["dataset"] in holder.trainer.datasets if kept else None)
+        for unit in request["segments"]:
+            is_kept = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+            keeps.append(unit["dataset"] in holder.trainer.datasets if is_kept else None)
     return json.dumps(keeps)
 
 
-def _is_there(plpy, holder, options):
+def _is_there(plpy: Any, holder: Session, options: Options) -> bool:
     """True where this process has a trainer that was started with these options and waits for a unit."""
     if holder.unit is not None:  # the trainer still works on a failed unit
         holder.stop_trainer()
     return holder.trainer is not None and holder.trainer.alive() and holder.wanted == _on_own_gpu(plpy, options)
 
 
-def content(plpy):
+def content(plpy: Any) -> int:
     """The number of this process's segment; -1 on the coordinator."""
     return int(plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"])
 
 
-def _on_own_gpu(plpy, options):
+def _on_own_gpu(plpy: Any, options: Options) -> Options:
     """A trainer's options, with the number of this segment's GPU on its host if the trainer uses one."""
     if options.get("gpu") is None:
         return options
     return {**options, "gpu": content(plpy) % max(1, settings.gpus())}
 
 
-def give_objects(plpy, host_segment, functions, models, caller):
+def give_objects(plpy: Any, host_segment: int, functions: str, models: str, caller: int) -> None:
     """Send the pickles of models' custom functions to a host segment; only the extension's owner may.
 
     The pickles come from the object table `functions`: a superuser must have written them, and the role `caller` (an
     OID) must have the right to read it. `models`: JSON, [[compile parameters, digests from object_table.digests], ...].
     """
-    db, found = Database(plpy, extension_schema(plpy)), {}
+    db, pickles_by_name = Database(plpy, extension_schema(plpy)), {}
     try:
         with db.pinned_path():
             quoted = object_table.check(db, functions)
@@ -478,8 +516,10 @@ def give_objects(plpy, host_segment, functions, models, caller):
             ):
                 raise MopError(f"permission denied for object table {quoted}")
             for compile_params, digests in json.loads(models):
-                found.update(object_table.read(db, functions, params.parse_compile_params(compile_params), digests))
-        names, pickles = list(found), list(found.values())
+                pickles_by_name.update(
+                    object_table.read(db, functions, params.parse_compile_params(compile_params), digests)
+                )
+        names, pickles = list(pickles_by_name), list(pickles_by_name.values())
         plpy.execute(
             plpy.prepare(
                 f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_host_segment "
@@ -494,24 +534,26 @@ def give_objects(plpy, host_segment, functions, models, caller):
     raise_error(plpy, problem, aggregate.CONFIGURATION_FAILED)
 
 
-def at_objects(plpy, names, pickles):
+def at_objects(plpy: Any, names: Sequence[str], pickles: Sequence[bytes]) -> bool:
     """Keep the pickles of custom functions for the next unit."""
     aggregate.session(plpy).lent = dict(zip(names, pickles, strict=True))
     return True
 
 
-def at_begin(plpy, text):
+def at_begin(plpy: Any, text: str) -> str | None:
     """Send the trainer a unit, whose states follow. Returns JSON, or None if `options` are given and no trainer runs
     that was started with them.
 
     `keeps_rows`: whether the trainer holds or can keep the unit's rows; `sends_rows`, `epochs_sent`: the rows that it
     needs. `begun`: false if the unit was not sent: several models whose rows cannot be kept are sent one by one.
     """
-    holder, asked = aggregate.session(plpy), json.loads(text)
-    unit, models, options = asked["unit"], asked["models"], asked.get("options")
-    if missing := [name for own in asked["objects"] for name in own if name not in holder.lent]:
+    holder, request = aggregate.session(plpy), json.loads(text)
+    unit, models, options = request["unit"], request["models"], request.get("options")
+    if absent_names := [name for own in request["objects"] for name in own if name not in holder.lent]:
         raise_error(
-            plpy, f"the custom function {missing[0]!r} has not arrived at its segment", aggregate.CONFIGURATION_FAILED
+            plpy,
+            f"the custom function {absent_names[0]!r} has not arrived at its segment",
+            aggregate.CONFIGURATION_FAILED,
         )
     if options is not None:
         if not _is_there(plpy, holder, options):
@@ -524,7 +566,7 @@ def at_begin(plpy, text):
     elif holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     lent, holder.lent = holder.lent, {}
-    # (a model inherits missing parameters from the unit)
+    # a model inherits missing parameters from the unit
     if (
         any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models)
         and not (
@@ -539,7 +581,7 @@ def at_begin(plpy, text):
             unit,
             models,
             None,
-            [{name: lent[name] for name in own} for own, _ in zip(asked["objects"], models, strict=True)],
+            [{name: lent[name] for name in own} for own, _ in zip(request["objects"], models, strict=True)],
         )
     return json.dumps(
         {
@@ -550,7 +592,7 @@ def at_begin(plpy, text):
     )
 
 
-def at_state(plpy, stage, part):
+def at_state(plpy: Any, stage: int, part: bytes | None) -> bool:
     """Send the trainer a part of a state for its unit; returns False for None, a part that does not exist."""
     holder = aggregate.working(plpy)
     if part is None:
@@ -560,7 +602,7 @@ def at_state(plpy, stage, part):
     return True
 
 
-def at_states(plpy, stages, parts):
+def at_states(plpy: Any, stages: Sequence[int], parts: Sequence[bytes | None]) -> bool:
     """Send the trainer parts of states for its unit, in order."""
     for stage, part in zip(stages, parts, strict=True):
         if not at_state(plpy, stage, part):
@@ -568,14 +610,14 @@ def at_states(plpy, stages, parts):
     return True
 
 
-def at_score(plpy, number, sums):
+def at_score(plpy: Any, number: int, sums: Sequence[float]) -> str:
     """The loss and metrics of model `number` of the last evaluation, as JSON, from sums over all rows."""
     holder = aggregate.session(plpy)
     with aggregate.failures_as_sql(plpy, holder):
         return json.dumps(holder.score(number, sums))
 
 
-def at_save(plpy, number):
+def at_save(plpy: Any, number: int) -> Iterator[tuple[int, bytes]]:
     """The parts of the new state of model `number` of the last unit: pairs (position, bytes)."""
     holder = aggregate.session(plpy)
     if holder.trainer is None:

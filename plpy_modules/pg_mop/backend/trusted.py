@@ -67,10 +67,10 @@ def locked_of_any_role(db: Database, name: str) -> Table | None:
 def _check_code(db: Database, table: Table, places: Sequence[foreign_code.Place]) -> None:
     """Raises MopError where a table or one of its partitions has something, in these places, that would run code when the table
     is read, or is no plain table."""
-    found = foreign_code.find_in_parts(db, table.oid, places)
-    if found is None:
+    code = foreign_code.find_in_parts(db, table.oid, places)
+    if code is None:
         return
-    if is_of_trusted_role(db, table):  # (the caller's own: nothing is said that would remove it)
+    if is_of_trusted_role(db, table):  # the caller's own: nothing is said that would remove it
         problem = "it has row-level security" if table.kind in PARTITIONED else "it is no plain table"
         raise MopError(
             f"{table} is not read here: {problem}",
@@ -83,9 +83,9 @@ def _check_code(db: Database, table: Table, places: Sequence[foreign_code.Place]
         [table.oid],
     )
     raise MopError(
-        f"{table} of role {owner} is not read: {found.what}",
+        f"{table} of role {owner} is not read: {code.what}",
         detail="Functions of its owner could run with your rights.",
-        hint=f"Its owner can remove that: {found.command}",
+        hint=f"Its owner can remove that: {code.command}",
         sqlstate="42501",
     )
 
@@ -181,9 +181,9 @@ def _locked(db: Database, name: str, accepts: Callable[[Table], bool]) -> Table 
     # The locked relation keeps its kind and its owner. But it may be another one than the checked one.
     if db.relation(table.sql) != table.oid or not accepts(table):
         return None
-    lacking = db.lacking_settings(tuple(WHILE_READING))
+    absent_settings = db.lacking_settings(tuple(WHILE_READING))
     for setting, value in WHILE_READING.items():
-        if setting not in lacking:
+        if setting not in absent_settings:
             db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [setting, value])
     return table
 
@@ -230,13 +230,13 @@ def row_of(db: Database, name: str, columns: Sequence[str]) -> dict[str, Any] | 
     to change it, and where it is no trusted table: nothing of it is executed then. {} for an empty table.
     """
     try:
-        with db.undone():  # (it gives the lock back, and the settings)
+        with db.undone():  # it gives the lock back, and the settings
             table = locked(db, name)
             if table is None or not set(columns) <= set(db.columns(table)):
                 return None
-            listed = ", ".join(map(quote_identifier, columns))
-            found = db.value(f"SELECT row_to_json(s)::text FROM (SELECT {listed} FROM ONLY {table} LIMIT 1) s")
-            return json.loads(found or "{}")
+            columns_sql = ", ".join(map(quote_identifier, columns))
+            text = db.value(f"SELECT row_to_json(s)::text FROM (SELECT {columns_sql} FROM ONLY {table} LIMIT 1) s")
+            return json.loads(text or "{}")
     except MopError:
         return None
     except db.plpy.SPIError as error:

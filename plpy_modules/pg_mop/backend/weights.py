@@ -115,7 +115,7 @@ class Source:
         """The weights as one bytes-like value."""
         if self.reference is None:
             return db.value(self.sql)
-        whole = bytearray()  # (grows in place: a join would hold all parts twice)
+        whole = bytearray()  # grows in place: a join would hold all parts twice
         for piece in self.pieces(db):
             whole += piece
         return whole
@@ -197,7 +197,7 @@ def complete(db: Database, table: Table, where: str, row: dict[str, Any], what: 
     source = find(db, table, where, value, what)
     row["weights_sql"] = source.sql
     if source.reference is not None:
-        if source.sql not in db.checked:  # (many configurations may start from one model)
+        if source.sql not in db.checked:  # many configurations may start from one model
             source.check(db)
             db.checked.add(source.sql)
         row["weights_md5"] = IN_PARTS + source.reference.digest
@@ -260,27 +260,27 @@ def prune(db: Database, table: Table) -> None:
     """Delete parts that no row of a model table names, if the caller may. A table of parts that is none is left as it is."""
     try:
         parts = existing(db, str(table))
-    except MopError as error:  # (no SQL has failed)
+    except MopError as error:  # no SQL has failed
         db.warning(str(error), detail=error.detail, hint=error.hint)
         return
     if parts is None or not db.value("SELECT has_table_privilege($1::oid, 'DELETE')", ["oid"], [parts.oid]):
         return
     parts = existing(db, str(table), WRITING)
     rows = db.execute(f"SELECT {reference_sql('model_weights')} AS reference FROM {table}")
-    named = [found.digest for row in rows if (found := Reference.read(row["reference"])) is not None]
-    db.execute(f"DELETE FROM ONLY {parts} WHERE digest <> ALL ($1)", ["text[]"], [named])
+    digests = [reference.digest for row in rows if (reference := Reference.read(row["reference"])) is not None]
+    db.execute(f"DELETE FROM ONLY {parts} WHERE digest <> ALL ($1)", ["text[]"], [digests])
 
 
 def name(db: Database, table: str) -> str:
     """The name of the table of parts of a model table, both quoted. Raises MopError if it is too long."""
-    schema, own = db.parse_name(table)
-    if len((own + SUFFIX).encode()) > MAX_NAME:
+    schema, table_name = db.parse_name(table)
+    if len((table_name + SUFFIX).encode()) > MAX_NAME:
         raise MopError(
-            f'table name "{own + SUFFIX}" is longer than {MAX_NAME} bytes',
+            f'table name "{table_name + SUFFIX}" is longer than {MAX_NAME} bytes',
             detail=f"The weights of a model in {table} need a table of parts.",
         )
     assert schema is not None
-    return f"{quote_identifier(schema)}.{quote_identifier(own + SUFFIX)}"
+    return f"{quote_identifier(schema)}.{quote_identifier(table_name + SUFFIX)}"
 
 
 def table_for(db: Database, table: str) -> str:
@@ -288,9 +288,9 @@ def table_for(db: Database, table: str) -> str:
 
     It is locked, and the model table's owner's. Whoever may read the model's weights may read a new table of parts.
     """
-    present = existing(db, table, WRITING)
-    if present is not None:
-        return str(present)
+    parts_now = existing(db, table, WRITING)
+    if parts_now is not None:
+        return str(parts_now)
     parts = name(db, table)
     model = db.one(
         "SELECT c.oid::bigint AS oid, c.relpersistence = 't' AS passing, o.rolname::text AS owner, "
@@ -340,12 +340,12 @@ def definition(parts: str, passing: bool = False) -> str:
 
 def check_free(db: Database, text: str) -> None:
     """Raises MopError where the table of parts of a new model table, which the caller calls `text`, exists already."""
-    left = db.find_table(db.suffixed(text, SUFFIX))
-    if left is not None:
+    parts_left = db.find_table(db.suffixed(text, SUFFIX))
+    if parts_left is not None:
         raise MopError(
-            f'output table "{left.name}" already exists',
+            f'output table "{parts_left.name}" already exists',
             detail="It would have the weights of models that are too large for one value.",
-            hint=f"DROP {db.kind_of_relation(str(left))} {left}; or choose another name.",
+            hint=f"DROP {db.kind_of_relation(str(parts_left))} {parts_left}; or choose another name.",
             sqlstate="42P07",
         )
 
@@ -368,15 +368,15 @@ def _checked(db: Database, table: str) -> Table | None:
     if len((own + SUFFIX).encode()) > MAX_NAME:
         return None
     parts = name(db, table)
-    found = db.relation(parts)
-    if found is None:
+    oid = db.relation(parts)
+    if oid is None:
         return None
     row = db.one(
         f"SELECT {IS_PARTS} AS is_parts, quote_ident(o.rolname) AS owner, quote_ident(w.rolname) AS wanted FROM pg_class c "
         "JOIN pg_roles o ON o.oid = c.relowner LEFT JOIN pg_class m ON m.oid = $2 LEFT JOIN pg_roles w ON w.oid = m.relowner "
         "WHERE c.oid = $1",
         ["oid", "oid"],
-        [found, db.relation(table)],
+        [oid, db.relation(table)],
     )
     drop = f"DROP {db.kind_of_relation(parts)} {parts};"
     if row is None or not row["is_parts"]:
@@ -394,7 +394,7 @@ def _checked(db: Database, table: str) -> Table | None:
             hint=f"ALTER TABLE {parts} OWNER TO {row['wanted']}; if its rows are of this model, else {drop}",
             sqlstate="42501",
         )
-    code = foreign_code.find(db, found, parts)
+    code = foreign_code.find(db, oid, parts)
     if code is not None:
         raise MopError(
             f"table {parts} of role {row['owner']} is not used for the weights of {table}: it has {code.owned}",
@@ -403,7 +403,7 @@ def _checked(db: Database, table: str) -> Table | None:
             sqlstate="42501",
         )
     assert schema is not None
-    return Table(int(found), schema, own + SUFFIX, "r")
+    return Table(int(oid), schema, own + SUFFIX, "r")
 
 
 def _has(db: Database, parts: str, reference: Reference) -> bool:

@@ -10,7 +10,8 @@ from pg_mop.backend.arrays import np
 from pg_mop.backend.errors import MopError
 
 # SQL type of an array's elements -> (big-endian dtype in PostgreSQL's binary form, dtype in a buffer)
-WIRE = {
+# PostgreSQL's type: the dtype of its binary form, and of a buffer
+WIRE: dict[str, tuple[str, np.dtype[Any]]] = {
     "real": (">f4", np.dtype("<f4")),
     "smallint": (">i2", np.dtype("<i2")),
     "double precision": (">f8", np.dtype("<f8")),

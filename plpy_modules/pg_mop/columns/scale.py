@@ -53,7 +53,8 @@ class Scale(Numbers):
     def factor(self) -> float | None:
         from pg_mop.columns import binary
 
-        return binary.reciprocal(self.constant)
+        factor = binary.reciprocal(self.constant)
+        return None if factor is None else float(factor)
 
     def hash_sql(self, value: str, seed: int) -> str:
         return f"hash_array_extended({value}, {seed})"

@@ -52,7 +52,7 @@ class Buffers:
         while start < count:
             end = min(count, start + self.size - self.rows)
             for stream, array in zip(self.streams, arrays):
-                stream.write(memoryview(np.ascontiguousarray(array[start:end])).cast("B"))
+                stream.write(np.ascontiguousarray(array[start:end]).data.cast("B"))
             self.rows += end - start
             start = end
             if self.rows == self.size:
