@@ -27,6 +27,7 @@ class SegmentPlacement:
     values for the summary, texts or lists of numbers.
     """
 
+    distributed = False  # by Citus
     copies: tuple[()] = ()
 
     def __init__(self, db: Database, distribution_rules: str | None) -> None:

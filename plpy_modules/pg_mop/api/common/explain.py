@@ -9,6 +9,7 @@ from typing import Any
 
 from mop_udf.errors import raise_error, sqlstate_of
 from pg_mop.backend import explaining
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.explaining import SUPPORTED, Explaining
 from pg_mop.backend.functions import sql_function
@@ -22,7 +23,7 @@ PROCEDURES = {
 
 
 @sql_function
-def mop_explain(db, command, output_format, measure):
+def mop_explain(db: Database, command: str | None, output_format: str | None, measure: bool | None) -> str | None:
     """The plan of a call (text), as text or JSON. The call makes all its checks, and nothing else; with `measure`, a few
     mini-batches of each net are timed in a trial that is rolled back.
 
@@ -36,16 +37,16 @@ def mop_explain(db, command, output_format, measure):
     return json.dumps(made) if wanted == "json" else plan_text.render(made)
 
 
-def read_format(text):
+def read_format(text: str | None) -> str:
     """The wanted format, of FORMATS. Raises MopError."""
-    wanted = (text or "text").strip().lower()
-    if wanted not in FORMATS:
+    format_name = (text or "text").strip().lower()
+    if format_name not in FORMATS:
         raise MopError(
             f"format must be 'text' or 'json', not {text!r}",
             hint="format => 'json', or leave it out.",
             sqlstate="22023",
         )
-    return wanted
+    return format_name
 
 
 def _function(db: Any, call: call_text.Call) -> str:

@@ -3,9 +3,13 @@
 The usage comes from PostgreSQL's catalog, so it always matches the installed version.
 """
 
+from __future__ import annotations
+
 import re
+from typing import Any
 
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import ALL_INTEGERS, sql_function
 from pg_mop.backend.quoting import written
@@ -594,7 +598,7 @@ ARGUMENTS = {
 
 
 @sql_function
-def answer(db, name, message):
+def answer(db: Database, name: str, message: str | None) -> str:
     """The help of function `name` for `message`: None, 'usage', 'example', ..."""
     word = (message or "").strip().lower()
     about, example, before = FUNCTIONS[name]
@@ -614,7 +618,7 @@ def answer(db, name, message):
 
 
 @sql_function
-def mop_functions(db):
+def mop_functions(db: Database) -> list[tuple[Any, ...]]:
     """(name, trains, description, usage) of every function for users, ordered by name."""
     schema = written(db.schema)
     present = {
@@ -633,7 +637,7 @@ def mop_functions(db):
 
 
 @sql_function
-def mop_settings(db):
+def mop_settings(db: Database) -> list[tuple[Any, ...]]:
     """(name, value, default, permitted values) of every setting; a value or default of None is determined when used.
 
     Raises MopError for a bad value or an unknown name.
@@ -641,14 +645,14 @@ def mop_settings(db):
     texts = settings.given(db)
     settings.parsed(texts)
     return [
-        (f"pg_mop.{name}", texts.get(name) or default, default, parse.wanted)
-        for name, (parse, default) in settings.KNOWN.items()
+        (f"pg_mop.{name}", texts.get(name) or default, default, parser.texts)
+        for name, (parser, default) in settings.KNOWN.items()
     ]
 
 
-def _usage(db, name, schema):
+def _usage(db: Database, name: str, schema: str) -> str:
     """The function's arguments with their types and defaults; of an overloaded function, the types of all forms."""
-    found = db.execute(
+    rows = db.execute(
         # row_to_json: pg_proc has no column prokind before PostgreSQL 11
         "SELECT row_to_json(p) ->> 'prokind' AS prokind, proretset, pg_get_function_arguments(oid) AS arguments "
         "FROM pg_proc p WHERE proname = $1 AND "
@@ -657,8 +661,8 @@ def _usage(db, name, schema):
         ["text", "text"],
         [name, db.schema],
     )
-    verb = "CALL" if found[0]["prokind"] == "p" else "SELECT * FROM" if found[0]["proretset"] else "SELECT"
-    forms = [[a for a in row["arguments"].split(", ") if a and not a.startswith("OUT ")] for row in found]
+    verb = "CALL" if rows[0]["prokind"] == "p" else "SELECT * FROM" if rows[0]["proretset"] else "SELECT"
+    forms = [[a for a in row["arguments"].split(", ") if a and not a.startswith("OUT ")] for row in rows]
     forms = [form for form in forms if len(form) == max(map(len, forms))]
     lines = []
     for position in range(len(forms[0])):

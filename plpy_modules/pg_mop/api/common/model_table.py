@@ -1,11 +1,15 @@
 """Model tables as evaluate and predict read them."""
 
+from __future__ import annotations
+
 import json
+from typing import Any
 
 from mop_udf.architecture import architecture, architecture_shapes
 from mop_udf.params import params
 from pg_mop.api.common.winner import winner
 from pg_mop.backend import object_table, weights
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.trusted import check_summary
 from pg_mop.columns import madlib
@@ -18,7 +22,7 @@ OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "catego
 class TableModel(Model):
     """A model in a row of a table, with its weights or, where they are in parts, with their source."""
 
-    def _read_weights(self, db, table, where, value, what):
+    def _read_weights(self, db: Database, table: Table, where: str, value: bytes, what: str) -> None:
         """`where`: SQL for the model's row; `value`: its model_weights. Raises MopError."""
         self.source = weights.find(db, table, where, value, what)
         self.weights = value if self.source.reference is None else None
@@ -30,18 +34,20 @@ class StoredModel(TableModel):
     Besides: `compile_params` (text), `compile` (parsed), `summary` (dict).
     """
 
-    def __init__(self, db, text, mst_key):
+    def __init__(self, db: Database, text: str | None, mst_key: int | None) -> None:
         """Read model `mst_key` of the table that the caller calls `text`. Raises MopError."""
         table = db.input_table(text, "model table")
+        text = str(text)
         columns = db.columns(table)
         for column in ("model_weights", "model_arch"):
             if column not in columns:
                 raise MopError(f'model table "{text}" has no column "{column}"')
         summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model table", rows=False)
         check_summary(db, table, summary)
-        self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
-        if self.summary is None:
+        summary_row = db.one(f"SELECT * FROM {summary}")
+        if summary_row is None:
             raise MopError(f'summary of the model table "{db.suffixed(text, "_summary")}" is empty')
+        self.summary_table, self.summary = summary, summary_row
         if "mst_key" in columns:
             if mst_key is None:
                 mst_key = self._best(db, text, table)
@@ -51,12 +57,12 @@ class StoredModel(TableModel):
             raise MopError(f'model table "{text}" holds a single model: mst_key must not be given')
         else:
             where = ""
-            stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
-            row, what = {**self.summary, **stored}, f'the model of "{text}"'
-        missing = [c for c in (*madlib.REQUIRED, "model_arch_table") if c not in self.summary]
-        missing += [c for c in ("model_id", "compile_params", "metrics_type") if c not in row]
-        if missing:
-            raise MopError(f'the summary of model table "{text}" has no column "{missing[0]}"')
+            (model_row,) = db.execute(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
+            row, what = {**self.summary, **model_row}, f'the model of "{text}"'
+        absent_columns = [c for c in (*madlib.REQUIRED, "model_arch_table") if c not in self.summary]
+        absent_columns += [c for c in ("model_id", "compile_params", "metrics_type") if c not in row]
+        if absent_columns:
+            raise MopError(f'the summary of model table "{text}" has no column "{absent_columns[0]}"')
         if row["model_weights"] is None or row["arch_text"] is None:
             raise MopError(f"{what} has no weights", detail=row.get("error"))
         self.compile_params = row["compile_params"]
@@ -76,19 +82,19 @@ class StoredModel(TableModel):
             self.objects = object_table.read(db, functions, None, layers=architecture.custom_classes(self.architecture))
 
     @property
-    def trained_code(self):
+    def trained_code(self) -> dict[str, Any]:
         """{name: SHA-256 of its pickle} of the custom code that the models of the table were trained with, as far as it is
         known."""
         try:
-            told = json.loads(self.summary.get("object_digests") or "{}")
+            digests = json.loads(self.summary.get("object_digests") or "{}")
         except ValueError:
             return {}
-        return told if isinstance(told, dict) else {}
+        return digests if isinstance(digests, dict) else {}
 
-    def check_names(self, inputs):
+    def check_names(self, inputs: list[str]) -> None:
         """Raises MopError where the model's inputs have the names of these columns, in another order.
 
-        (The columns of a test table may have other names.)
+        The columns of a test table may have other names.
         """
         names = architecture_shapes.named(self.architecture, "input_layers")
         if names is not None and names != inputs and names == sorted(inputs):
@@ -97,11 +103,11 @@ class StoredModel(TableModel):
                 hint=f"independent_varname => ARRAY{names}",
             )
 
-    def _best(self, db, text, table):
+    def _best(self, db: Database, text: str, table: Table) -> int:
         """The mst_key of the best model, which a NOTICE names. Raises MopError if it is not known."""
         key = self.summary.get("best_mst_key")
         if key is None:  # a table of MADlib
-            best = winner(db, db.suffixed(text, "_info"), models=table)
+            best = winner(db, db.suffixed(text, "_info"), models=str(table))
             if best is None:
                 raise MopError(
                     f'model table "{text}" holds several models: mst_key must be given',
@@ -111,7 +117,7 @@ class StoredModel(TableModel):
         db.notice(f'the best model of "{text}" is used: mst_key {key}', hint="Give mst_key to use another model.")
         return key
 
-    def _one_of_several(self, db, text, table, mst_key):
+    def _one_of_several(self, db: Database, text: str, table: Table, mst_key: int) -> dict[str, Any]:
         info = db.input_table(db.suffixed(text, "_info"), "info table of the model table")
         row = db.one(
             f"SELECT i.*, m.model_weights, m.model_arch::text AS arch_text FROM {info} i "
@@ -136,7 +142,7 @@ class StoredModel(TableModel):
         return row
 
 
-def _is_plain(text):
+def _is_plain(text: str) -> bool:
     """True where an architecture has Keras' own layers alone."""
     try:
         return bool(architecture.check(text))
@@ -149,10 +155,10 @@ class OwnModel(TableModel):
 
     given_classes = True
 
-    def check_names(self, inputs):
+    def check_names(self, inputs: list[str]) -> None:
         """Raises MopError where the names of the model's inputs or outputs are not those of the columns, in their order.
 
-        (Class values and the columns of predictions are matched by position.)
+        Class values and the columns of predictions are matched by position.
         """
         outputs = [f"output {i}" for i in range(len(self.output_names))]
         try:
@@ -166,7 +172,15 @@ class OwnModel(TableModel):
         if problem:
             raise MopError(f"{self.what} cannot be used: {problem}", hint=hint)
 
-    def __init__(self, db, text, model_id, class_values, normalizing_const, dependent_count):
+    def __init__(
+        self,
+        db: Database,
+        text: str | None,
+        model_id: int | None,
+        class_values: list[Any] | None,
+        normalizing_const: float | None,
+        dependent_count: int | None,
+    ) -> None:
         """Read model `model_id` of the architecture table that the caller calls `text`. Raises MopError."""
         table = db.input_table(text, "model architecture table")
         db.check_built_in(table, ("model_id", "model_arch", "model_weights"))
@@ -192,7 +206,7 @@ class OwnModel(TableModel):
         self._read_weights(db, table, f"model_id = {int(model_id)}", row["model_weights"], what)
         self._read_architecture(row["arch_text"], self.weights, dependent_count, what)
         names = ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
-        classes = [None] * dependent_count
+        classes: list[Any] = [None] * dependent_count
         if class_values is not None:
             # a one-dimensional array has the class values of the only output
             classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]

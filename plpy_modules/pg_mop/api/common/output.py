@@ -1,17 +1,23 @@
 """The output tables of training calls, and the tables of an earlier call for a warm start."""
 
+from __future__ import annotations
+
 import json
 import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pg_mop import __version__
 from pg_mop.backend import weights
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.backend.quoting import finite_json, quote_identifier, quote_literal
 from pg_mop.backend.trusted import companion
 from pg_mop.columns import madlib
+from pg_mop.packing.packed_table import PackedTable
 
 
-def insert(db, table, columns):
+def insert(db: Database, table: str, columns: Mapping[str, tuple[str, Any]]) -> None:
     """Insert one row into `table` (quoted); `columns`: {name: (SQL type, value)}."""
     names = ", ".join(quote_identifier(n) for n in columns)
     places = ", ".join(f"${i + 1}" for i in range(len(columns)))
@@ -22,17 +28,18 @@ def insert(db, table, columns):
     )
 
 
+Column = tuple[str, str, Any]  # of a summary: name, SQL type, value
 LARGE_BYTES = (1 << 29) - 2  # largest value with a text form, for text is limited to 1 GB
 
 
-def model_tables(db, text, *suffixes):
+def model_tables(db: Database, text: str | None, *suffixes: str) -> list[str]:
     """The names (quoted) of the output tables of a training call, as `Database.output_table` gives them. Raises MopError."""
     names = db.output_table(text, *suffixes)
-    weights.check_free(db, text)
+    weights.check_free(db, str(text))
     return names
 
 
-def tell_of_large(db, table, values):
+def tell_of_large(db: Database, table: str, values: Sequence[bytes]) -> None:
     """Warn if values of `model_weights` in `table` (quoted) are too large for a dump."""
     large = sum(len(value) > LARGE_BYTES for value in values)
     if large:
@@ -44,16 +51,15 @@ def tell_of_large(db, table, values):
         )
 
 
-def as_json(metrics):
+def as_json(metrics: Mapping[str, float] | None) -> str | None:
     """{name: value} as JSON text; None without metrics."""
     return finite_json(metrics) if metrics else None
 
 
-def write_summary(db, source, table, values, after=()):
-    """The summary `table` (quoted): `values`, the class values of the packed `source`, then `after`.
-
-    `values` and `after` are (name, SQL type, value) triples.
-    """
+def write_summary(
+    db: Database, source: PackedTable, table: str, values: Sequence[Column], after: Iterable[Column] = ()
+) -> None:
+    """The summary `table` (quoted): `values`, the class values of the packed `source`, then `after`."""
     after = [*after, *madlib.extra(source.transform)]
     selected = [
         madlib.select_list(values),
@@ -65,11 +71,18 @@ def write_summary(db, source, table, values, after=()):
     db.identify_by_all(table)
 
 
-def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
+def write_models_summary(
+    result: Any,
+    table: str,
+    a: Mapping[str, Any],
+    own: Iterable[Column],
+    after: Iterable[Column] = (),
+    ended: str = "timestamp",
+) -> None:
     """The summary `table` (quoted) of the models of a run: the columns of every such summary, then `own` and `after`.
 
-    `own` and `after`: further columns of the calling function (triples, as in `write_summary`); `a`: the function's
-    arguments, a dict; `ended`: the SQL type of the column of the end time."""
+    `own` and `after`: further columns of the calling function; `a`: the function's arguments; `ended`: the SQL type of the
+    column of the end time."""
     db, source = result.db, result.source
     write_summary(
         db,
@@ -94,21 +107,24 @@ def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
     )
 
 
-def note_code(result, summary):
+def note_code(result: Any, summary: str) -> None:
     """Note in the column `object_digests` of a `summary` (quoted) the code of a run that has trained one of its models further.
 
-    A class of which the table has models of several versions has no digest there."""
+    A class has no digest there if the models of the table were trained with several versions of it."""
     code, db = result.spec.configurations.code, result.db
     if not code:
         return
-    known = json.loads(db.value(f"SELECT object_digests FROM {summary}") or "{}")
-    merged = {**known, **{name: digest if known.get(name, digest) == digest else None for name, digest in code.items()}}
-    if merged != known:
+    digests = json.loads(db.value(f"SELECT object_digests FROM {summary}") or "{}")
+    merged = {
+        **digests,
+        **{name: digest if digests.get(name, digest) == digest else None for name, digest in code.items()},
+    }
+    if merged != digests:
         db.execute(f"UPDATE {summary} SET object_digests = $1", ["text"], [json.dumps(merged, sort_keys=True)])
 
 
-def digests_column(result):
-    """The column `object_digests` of the summary of a run with custom functions or classes: triples, as in `write_summary`."""
+def digests_column(result: Any) -> list[Column]:
+    """The column `object_digests` of the summary of a run with custom functions or classes; else no column."""
     code = result.spec.configurations.code
     return [("object_digests", "text", json.dumps(code, sort_keys=True))] if code else []
 
@@ -116,23 +132,24 @@ def digests_column(result):
 class Previous:
     """The output tables of an earlier call: a warm start continues from them, and replaces them."""
 
-    wanted = ()  # for each table: (suffix, purpose, required columns)
+    wanted: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # suffix, purpose and required columns of each table
 
-    def __init__(self, db, text, lock_timeout):
+    def __init__(self, db: Database, text: str, lock_timeout: int) -> None:
         """Check the tables `text` and `text`_...; wait for locks at most `lock_timeout` ms. Raises MopError."""
         self.db, self.text = db, text
         if text is None or text.strip().lower() in ("", "null"):
             raise MopError("NULL/empty output table name")
         hint = "A warm start continues from the tables of an earlier call: call with warm_start => FALSE first."
-        self.tables = []
+        self.tables: list[Table] = []
+        self.aside: list[str] = []  # the old tables, renamed
         for suffix, what, columns in self.wanted:
             if suffix:
                 table = companion(db, self.tables[0], db.suffixed(text, suffix), what, hint)
             else:
                 table = db.input_table(text, what, hint=hint)
-            missing = [c for c in columns if c not in db.columns(table)]
-            if missing:
-                raise MopError(f'{what} {table} has no column "{missing[0]}"', hint=hint)
+            absent_columns = [c for c in columns if c not in db.columns(table)]
+            if absent_columns:
+                raise MopError(f'{what} {table} has no column "{absent_columns[0]}"', hint=hint)
             self._check_owner(table)
             self.tables.append(table)
         self.names = [str(table) for table in self.tables]
@@ -142,13 +159,13 @@ class Previous:
             self.tables.append(self.parts)
         self._try_to_replace(lock_timeout)
 
-    def _check_owner(self, table):
+    def _check_owner(self, table: Table) -> None:
         if not self.db.value(
             "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]
         ):
             raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
 
-    def _try_to_replace(self, lock_timeout):
+    def _try_to_replace(self, lock_timeout: int) -> None:
         """Replace the tables and roll back, to find obstacles before the training."""
         db = self.db
         try:
@@ -167,7 +184,7 @@ class Previous:
                 sqlstate=getattr(error, "sqlstate", None) or "2BP01",
             ) from None
 
-    def set_aside(self):
+    def set_aside(self) -> None:
         """Rename the old tables, to free their names for the new."""
         self.aside = []
         for table in self.tables:
@@ -175,7 +192,7 @@ class Previous:
             self.db.execute(f"ALTER TABLE {table} RENAME TO {quote_identifier(name)}")
             self.aside.append(f"{quote_identifier(table.schema)}.{quote_identifier(name)}")
 
-    def drop(self):
+    def drop(self) -> None:
         """Drop the renamed old tables."""
         for table in self.aside:
             self.db.execute(f"DROP TABLE {table}")
@@ -190,7 +207,7 @@ class PreviousModels(Previous):
         ("_summary", "summary of the model table", ()),
     )
 
-    def __init__(self, db, text, lock_timeout):
+    def __init__(self, db: Database, text: str, lock_timeout: int) -> None:
         super().__init__(db, text, lock_timeout)
         self.rows = {
             row["mst_key"]: row
@@ -201,7 +218,7 @@ class PreviousModels(Previous):
             )
         }
 
-    def keep(self, mst_key, model):
+    def keep(self, mst_key: int, model: str) -> None:
         """Copy the earlier weights of a configuration that has failed now into the new table `model` (quoted)."""
         self.db.execute(
             f"INSERT INTO {model} SELECT mst_key, model_weights, model_arch, NULL FROM {self.aside[0]} "
@@ -219,7 +236,7 @@ class PreviousModels(Previous):
             what = f'model {mst_key} of "{self.text}"'
             weights.copy(self.db, weights.Source(sql, what, reference, str(self.parts)), model)
 
-    def fill(self, c):
+    def fill(self, c: dict[str, Any]) -> str | None:
         """Put the earlier run's weights and architecture into configuration `c`. Returns the reason for a failure, or None.
 
         A new configuration starts from the seed, even if the architecture table has weights.
@@ -244,12 +261,12 @@ class PreviousModel(Previous):
 
     wanted = (("", "model table", ("model_weights", "model_arch")), ("_summary", "summary of the model table", ()))
 
-    def fill(self, c):
+    def fill(self, c: dict[str, Any]) -> None:
         """Put the earlier run's weights into configuration `c`, which has this call's architecture."""
         model = self.tables[0]
         if "mst_key" in self.db.columns(model):
             raise MopError(f'model table "{self.text}" holds several models, of madlib_keras_fit_multiple_model')
-        c.update(self.db.one(f"SELECT {weights.digest_sql('model_weights')} FROM {model}"))
+        c.update(self.db.one(f"SELECT {weights.digest_sql('model_weights')} FROM {model}") or {"weights_md5": None})
         if c["weights_md5"] is None:
             raise MopError(f'model table "{self.text}" has no weights to continue from')
         weights.complete(self.db, model, "", c, f'the model of "{self.text}"')

@@ -1,13 +1,19 @@
 """SQL functions that use the trainer of the calling session."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
 
 from mop_udf import aggregate
-from mop_udf.aggregate import DEVICE_FULL
+from mop_udf.aggregate import DEVICE_FULL, Session
 from mop_udf.pool.patience import Patience
-from mop_udf.pool.process import DeviceFull, TrainerError, TrainerLost
+from mop_udf.pool.process import DeviceFull, Trainer, TrainerError, TrainerLost
 from pg_mop.backend import settings
 from pg_mop.backend.caller import extension_schema
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits
@@ -22,7 +28,7 @@ WAIT_SECONDS, LOOK_SECONDS = 12.0, 0.2
 _depth = 0  # calls under way: a query that a call runs may call another
 
 
-def with_trainer(function=None, *, keeps=False):
+def with_trainer(function: Callable[..., Any] | None = None, *, keeps: bool = False) -> Callable[..., Any]:
     """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
     `session`: the mop_udf.aggregate.Session of the calling database session, which leases its trainer. The call ends by
@@ -32,7 +38,7 @@ def with_trainer(function=None, *, keeps=False):
         return functools.partial(with_trainer, keeps=keeps)
 
     @functools.wraps(function)
-    def shim(plpy, *args):
+    def shim(plpy: Any, *args: Any) -> Any:
         global _depth
         session = aggregate.session(plpy)
         _depth += 1
@@ -49,10 +55,10 @@ def with_trainer(function=None, *, keeps=False):
 class trainer_of:
     """Context manager: the session's trainer, started with `options`; its failures become MopErrors."""
 
-    def __init__(self, session, options):
+    def __init__(self, session: Session, options: Mapping[str, Any]) -> None:
         self.session, self.options = session, options
 
-    def __enter__(self):
+    def __enter__(self) -> Trainer:
         plpy, patience = self.session.plpy, Patience(WAIT_SECONDS)
         limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
         while True:
@@ -66,7 +72,9 @@ class trainer_of:
                     raise self._as_mop_error(error) from None
             plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # (a cancel ends it)
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             return
         if self.session.unit is not None or isinstance(error, TrainerLost):
@@ -74,7 +82,7 @@ class trainer_of:
         if isinstance(error, (TrainerError, TrainerLost)):
             raise self._as_mop_error(error) from None
 
-    def _as_mop_error(self, error):
+    def _as_mop_error(self, error: BaseException) -> MopError:
         if not isinstance(error, DeviceFull):
             return MopError(str(error), sqlstate="22000")
         schema = quote_identifier(extension_schema(self.session.plpy))
@@ -86,7 +94,7 @@ class trainer_of:
         )
 
 
-def trainer_options(db, use_gpus, check_names=True):
+def trainer_options(db: Database, use_gpus: bool | None, check_names: bool = True) -> dict[str, Any]:
     """Options for a trainer of the calling session. Raises MopError: no GPU, bad settings (`check_names`: as of
     settings.load)."""
     options = settings.load(db, check_names)
@@ -99,7 +107,7 @@ def trainer_options(db, use_gpus, check_names=True):
     return options_of_trainer(options, settings.cores(), 0 if gpus else None)
 
 
-def options_of_trainer(options, cores, gpu):
+def options_of_trainer(options: Mapping[str, Any], cores: int, gpu: int | None) -> dict[str, Any]:
     """Start options for a trainer of the calling session.
 
     `options`: from settings.load; `cores`: the number of threads if pg_mop.threads is unset; `gpu`: a number, or None.

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pg_mop.api.common.explain import read_format
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.explain import run_account
@@ -14,7 +15,7 @@ MOST_UNITS = 200_000  # attempts that are read one by one
 
 
 @sql_function
-def mop_explain_run(db, run_id, output_format):
+def mop_explain_run(db: Database, run_id: int | None, output_format: str | None) -> str:
     """Predicted against actual of a run that goes on or has ended, as text or JSON. Raises MopError where the caller may not
     see such a run, or where its log is gone."""
     wanted = read_format(output_format)
@@ -40,9 +41,10 @@ def gather(db: Any, run_id: int | None) -> dict[str, Any]:
             hint=f"SELECT * FROM {db.extension}.mop_units WHERE run_id = {run_id};",
             sqlstate="54000",
         )
+    assert run_id is not None
     units = _units(db, run_id)
     for unit in units:
-        unit["session"] = unit["server"], unit["session"]  # (sessions of two servers may have one PID)
+        unit["session"] = unit["server"], unit["session"]  # sessions of two servers may have one PID
     actual = run_account.account(units, run["elapsed"], run["sessions"])
     actual["seconds"] = run["elapsed"] - actual["paused_seconds"]
     _add_servers(actual, units)

@@ -1,5 +1,8 @@
 """mop_family: the family tree of a search whose trials are made from other ones."""
 
+from __future__ import annotations
+
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.report import family
@@ -9,13 +12,13 @@ MOST_TRIALS = 10_000
 
 
 @sql_function
-def mop_family(db, run_id):
+def mop_family(db: Database, run_id: int | None) -> str:
     """The family tree of a run as text: each trial with its measure, what was changed, and what it inherited.
 
     Raises MopError if the role sees no such run.
     """
     data = None if run_id is None else gather(db, run_id, pictures=False)
-    if data is None:
+    if run_id is None or data is None:
         raise unseen_run(db, run_id)
     nodes = family.of_run(db, run_id, data)
     if not nodes:

@@ -1,15 +1,19 @@
 """gpu_configuration: a table of this server's GPUs (docs/contract/fit_evaluate_predict.md, section 5)."""
 
+from __future__ import annotations
+
 import subprocess
+from typing import Any
 
 from pg_mop.backend import program
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import raising, sql_function
 from pg_mop.engines import greenplum
 
 
 @sql_function
-def gpu_configuration(db, output_table, source):
+def gpu_configuration(db: Database, output_table: str | None, source: str | None) -> None:
     """Write a row (hostname, gpu_descr) for each GPU that `source` (tensorflow or nvidia) reports."""
     source = (source or "tensorflow").strip().lower()
     if source not in ("tensorflow", "nvidia"):
@@ -22,7 +26,7 @@ def gpu_configuration(db, output_table, source):
         db.execute(f"INSERT INTO {output} SELECT $1, unnest($2)", ["text", "text[]"], [host, lines])
 
 
-def descriptions(source):
+def descriptions(source: str) -> list[str]:
     """A line for each GPU of this machine that `source` reports. Raises MopError."""
     if source == "tensorflow":
         lines = (
@@ -44,6 +48,6 @@ def descriptions(source):
     return [line for line in lines if line.strip()]
 
 
-def gpus_here(plpy, source):
+def gpus_here(plpy: Any, source: str) -> list[str]:
     """The descriptions, for SQL on a Greenplum segment."""
     return raising(plpy, descriptions, source)

@@ -1,5 +1,7 @@
 """mop_submit: SQL that runs without its client."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -7,14 +9,18 @@ import re
 import select
 import subprocess
 import time
+from typing import Any
 
 import mop_udf
 from mop_udf.pool import process
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.connections import targets
+from pg_mop.connections.sessions import SessionLost
+from pg_mop.connections.targets import Target
 
 SECONDS = 60  # for the job supervisor to open its sessions
 MOST_BYTES = 16 << 20  # of a command: the job supervisor, with limited memory, and the catalog store it
@@ -24,14 +30,14 @@ IN_COMMENT = re.compile(r"/\*|\*/")
 
 
 @sql_function
-def mop_submit(db, command):
+def mop_submit(db: Database, command: str | None) -> int:
     """Run SQL in a separate session, as the calling role with its search_path and settings, pg_mop's and its application's.
 
     Returns the job's number. The session is opened like a worker session; a process, the job supervisor
     (run/job_supervisor.py), holds it. PostgreSQL itself raises an error if the command cannot be prepared in this
     transaction. Raises MopError if the command is empty, a setting is wrong, or no session can be opened.
     """
-    if is_empty(command or ""):
+    if command is None or is_empty(command):
         raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
     if (size := len(command.encode())) > MOST_BYTES:
         raise MopError(
@@ -50,8 +56,8 @@ def mop_submit(db, command):
         )
     target = targets.local(db)
     db.check_sql(command)
-    given = settings.given(db)
-    settings.parsed(given)  # raises an error for a wrong setting
+    texts = settings.given(db)
+    settings.parsed(texts)  # raises an error for a wrong setting
     job = {
         "parameters": target.parameters,
         "role": target.role,
@@ -61,7 +67,7 @@ def mop_submit(db, command):
         "settings": {
             **dict(target.settings),
             "search_path": db.callers_path,
-            **{f"pg_mop.{name}": value for name, value in given.items()},
+            **{f"pg_mop.{name}": value for name, value in texts.items()},
         },
     }
     try:
@@ -74,7 +80,7 @@ def mop_submit(db, command):
         ) from None
 
 
-def _supervise(db, target, job):
+def _supervise(db: Database, target: Target, job: dict[str, Any]) -> int:
     """Start a job supervisor for a job (dict), and return the job's number. Raises MopError, OSError."""
     supervisor = subprocess.Popen(
         process.command(mop_udf.home, "pg_mop.run.job_supervisor"),
@@ -84,6 +90,7 @@ def _supervise(db, target, job):
         cwd="/",
         start_new_session=True,
     )
+    assert supervisor.stdin is not None and supervisor.stdout is not None
     try:
         supervisor.wait()  # until the supervisor has forked
         _write(supervisor, json.dumps(job))
@@ -98,18 +105,18 @@ def _supervise(db, target, job):
                 raise OSError(f"no answer within {SECONDS} s")
             else:
                 db.check_interrupts()
-        answer = json.loads(answer)
-        if "error" in answer:
-            raise _refused(db, target, **answer)
+        outcome = json.loads(answer)
+        if "error" in outcome:
+            raise _refused(db, target, **outcome)
         _write(supervisor, "go")
-        return answer["job"]
+        return outcome["job"]
     finally:
         for pipe in (supervisor.stdin, supervisor.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
 
 
-def is_empty(command):
+def is_empty(command: str) -> bool:
     """True if SQL consists of space, comments and semicolons."""
     at = 0
     while at < len(command):
@@ -129,13 +136,15 @@ def is_empty(command):
     return True
 
 
-def _refused(db, target, error, sqlstate, detail, hint):
+def _refused(
+    db: Database, target: Target, error: str, sqlstate: str | None, detail: str | None, hint: str | None
+) -> MopError:
     """The MopError for the job supervisor's failure to open its sessions."""
     user = target.parameters["user"]
     if sqlstate == "28000" and not db.value("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", ["text"], [user]):
         hint = f"ALTER ROLE {quote_identifier(user)} LOGIN;"
     elif sqlstate is None or sqlstate.startswith("28"):  # no answer, or failed authentication
-        return target.refused(error)
+        return target.refused(SessionLost(error, sqlstate))
     elif sqlstate == "53300":
         detail = detail or "A job has two sessions."
         hint = hint or targets.connections_hint(quote_identifier(user))
@@ -144,6 +153,7 @@ def _refused(db, target, error, sqlstate, detail, hint):
     return MopError(error, detail=detail, hint=hint, sqlstate=sqlstate)
 
 
-def _write(supervisor, line):
+def _write(supervisor: subprocess.Popen[bytes], line: str) -> None:
+    assert supervisor.stdin is not None
     supervisor.stdin.write(line.encode() + b"\n")
     supervisor.stdin.flush()

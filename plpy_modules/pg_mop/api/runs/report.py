@@ -1,7 +1,10 @@
 """mop_report: a run as one HTML file, its data as JSON, or its summary as JSON."""
 
+from __future__ import annotations
+
 import json
 
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.call.earlier import SAME
@@ -13,7 +16,7 @@ FORMATS = ("html", "json", "table", "summary")  # table: the JSON without the da
 
 
 @sql_function
-def mop_report(db, run_id, format, mst_keys):
+def mop_report(db: Database, run_id: int | None, format: str | None, mst_keys: list[int] | None) -> str:
     """The report of a run, with all its configurations or those in `mst_keys`.
 
     Raises MopError if the role sees no such run, or for an unknown `format`.

@@ -1,8 +1,14 @@
 """mop_resume and mop_replay: continue a run, or repeat it."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 from pg_mop.api.madlib import fit, fit_multiple
 from pg_mop.api.search import automl, more, search
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.trusted import check_of_run
@@ -28,7 +34,7 @@ SEARCHES = (search.FUNCTION, automl.FUNCTION)
 
 
 @sql_function
-def mop_resume(db, run_id):
+def mop_resume(db: Database, run_id: int | None) -> None:
     """Continue a run that was cancelled, failed or rolled back, from its last committed units to its end.
 
     The run keeps its configurations, seed, kernel and output table. Raises MopError if the run is running or finished,
@@ -37,6 +43,7 @@ def mop_resume(db, run_id):
     with open_catalog(db) as catalog:
         run = own_run(db, catalog, run_id)
         _check_ended(run)
+        assert run_id is not None
         if catalog.output_is_written(run_id):
             raise MopError(f"run {run_id} is finished", sqlstate="55000")
         if not run["has_states"]:
@@ -50,7 +57,7 @@ def mop_resume(db, run_id):
 
 
 @sql_function
-def mop_replay(db, run_id, output_table):
+def mop_replay(db: Database, run_id: int | None, output_table: str | None) -> None:
     """Repeat a run from its initial weights, by its logged decisions, in its visit order and with its kernels, as a new run
     into new tables. The same call again goes on with an unfinished replay.
 
@@ -63,6 +70,7 @@ def mop_replay(db, run_id, output_table):
         _check_trains(run)
         _check_ended(run)
         earlier = Earlier(catalog, run, replay=True)
+        assert run_id is not None
         if run["function"] in SEARCHES:
             earlier.check_search(catalog.output_is_written(run_id))
         earlier.check_complete()
@@ -82,7 +90,7 @@ def mop_replay(db, run_id, output_table):
     train(db, arguments, earlier)
 
 
-def _go_on(db, earlier):
+def _go_on(db: Database, earlier: Earlier) -> None:
     """Continue a run, which may be a replay."""
     train, _ = TRAINS[earlier.function]
     db.look_up_as(earlier.path)
@@ -90,7 +98,7 @@ def _go_on(db, earlier):
     train(db, earlier.arguments, earlier)
 
 
-def _check_tables(db, arguments, earlier):
+def _check_tables(db: Database, arguments: Mapping[str, Any], earlier: Earlier) -> None:
     """Raises MopError where reading a table that the run names would run code of another role: the caller has named the run
     alone."""
     names = {(arguments.get(name) or earlier.tables.get(name), own) for name, own in READ.items()}
@@ -101,17 +109,21 @@ def _check_tables(db, arguments, earlier):
             check_of_run(db, db.suffixed(name, suffix) if suffix else name, "table of the run")
 
 
-def _arguments(db, run, earlier, output_table):
+def _arguments(db: Database, run: Mapping[str, Any], earlier: Earlier, output_table: str | None) -> dict[str, Any]:
     """The arguments of a run's call, for a replay into other tables."""
     _, outputs = TRAINS[run["function"]]
-    names = {name: db.suffixed(output_table, suffix) if suffix else output_table for name, suffix in outputs.items()}
+    names = {
+        name: db.suffixed(str(output_table), suffix) if suffix else output_table for name, suffix in outputs.items()
+    }
     changes = {"warm_start": False} if "warm_start" in earlier.arguments else {}
     if run["function"] == more.FUNCTION:  # its call names no tables
         changes.update({name: run[name] for name in ("source_table", "validation_table")})
     return {**earlier.arguments, **changes, **names}
 
 
-def _unfinished(db, catalog, run, earlier, arguments):
+def _unfinished(
+    db: Database, catalog: Any, run: Mapping[str, Any], earlier: Earlier, arguments: Mapping[str, Any]
+) -> Earlier | None:
     """The unfinished replay of the same call, or None."""
     options = settings.load(db)
     if not options["resume"]:
@@ -125,7 +137,7 @@ def _unfinished(db, catalog, run, earlier, arguments):
     return unfinished if unfinished.sharing == options_of(earlier, options)["sharing"] else None
 
 
-def _check_ended(run):
+def _check_ended(run: Mapping[str, Any]) -> None:
     """Raises MopError for a run in progress."""
     if run["status"] == "running":
         raise MopError(
@@ -135,7 +147,7 @@ def _check_ended(run):
         )
 
 
-def _check_trains(run):
+def _check_trains(run: Mapping[str, Any]) -> None:
     """Raises MopError for a remote run, or for the run of a call that trains nothing."""
     if run["function"] == "remote_run":
         raise MopError(

@@ -1,19 +1,24 @@
 """Functions for several servers: a server's description of itself, mop_connect_servers, mop_drop_packed."""
 
+from __future__ import annotations
+
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import psycopg2
 
 from pg_mop import __version__
 from pg_mop.backend import device_memory, settings
 from pg_mop.backend.caller import extension_schema
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.call.earlier import open_catalog, own_run
 from pg_mop.connections import targets
-from pg_mop.connections.links import Links
+from pg_mop.connections.links import Link, Links
 from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import foreign_partitions
 from pg_mop.packing.packed_table import looks_packed
@@ -21,7 +26,7 @@ from pg_mop.packing.partitions import is_of, this_database
 from pg_mop.packing.summary import copies_in, reachable
 
 
-def info(plpy):
+def info(plpy: Any) -> str:
     """This server as JSON: pg_mop's version, cores, GPUs and memory, how many threads compute now, its mop_identity(), the
     names of the foreign servers that the role can use, and the bytes that the disk of its new tables has left."""
     schema = quote_identifier(extension_schema(plpy))
@@ -47,18 +52,18 @@ FROM pg_catalog.pg_database d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.
 PG_DEFAULT = "1663"  # its OID
 
 
-def _free_bytes(tablespace):
+def _free_bytes(tablespace: str) -> int | None:
     """The bytes that the disk of a tablespace (its OID, as text) has left; None if that is not known. (A backend works in
     the data directory.)"""
     try:
-        found = os.statvfs("." if tablespace == PG_DEFAULT else f"pg_tblspc/{tablespace}")
+        status = os.statvfs("." if tablespace == PG_DEFAULT else f"pg_tblspc/{tablespace}")
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 @sql_function
-def mop_add_server(db, run_id, server):
+def mop_add_server(db: Database, run_id: int | None, server: str | None) -> None:
     """Let a server join a run in progress. Its coordinator copies segments there, and then trains on them.
 
     Raises MopError where the server cannot join: the caller does not own the run, the run has ended or has no copies, or the
@@ -70,11 +75,12 @@ def mop_add_server(db, run_id, server):
     name, quoted = server.strip(), quote_identifier(server.strip())
     with open_catalog(db) as catalog:
         run = own_run(db, catalog, run_id)
-        used = catalog.remote_runs(run_id)
+        assert run_id is not None
+        servers = catalog.remote_runs(run_id)
         elsewhere = catalog.has_other_servers(run_id)
     if run["status"] != "running":
         raise MopError(f"run {run_id} is {run['status']}, not running", sqlstate="55000")
-    if name in used:
+    if name in servers:
         raise MopError(f"server {quoted} is one of the servers of run {run_id} already", sqlstate="42710")
     target = targets.to(db, name)
     if not elsewhere or run["parameters"]["settings"].get("replicas", 1) < 2:
@@ -84,7 +90,7 @@ def mop_add_server(db, run_id, server):
             hint="SET pg_mop.servers = ...; SET pg_mop.replicas = 2; before packing and training.",
             sqlstate="55000",
         )
-    link = Links(db)[name]  # (raises MopError)
+    link = Links(db)[name]  # raises MopError
     if link.info["identity"] == this_database(db):
         raise MopError(f"server {quoted} is this server", hint="The coordinator takes part already.")
     db.execute(
@@ -95,6 +101,7 @@ def mop_add_server(db, run_id, server):
     db.info(f"server {quoted} joins run {run_id} once it has copies of segments; the session of the run tells when")
 
 
+Options = dict[str, str]  # of a user mapping
 REACHED = f"""
 SELECT s.srvname::text AS name FROM pg_catalog.pg_foreign_server s
 JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = s.srvfdw
@@ -103,7 +110,7 @@ WHERE {targets.IS_POSTGRES_FDW} AND has_server_privilege(s.oid, 'USAGE') AND EXI
 
 
 @sql_function
-def mop_connect_servers(db, servers):
+def mop_connect_servers(db: Database, servers: str | None) -> list[dict[str, Any]]:
     """Let servers reach one another: on each of `servers` (names, comma-separated), create the others as foreign servers.
 
     The foreign servers have the names and options that they have on this server. A role gets a user mapping if it has
@@ -124,7 +131,8 @@ def mop_connect_servers(db, servers):
         )
     # On a node of Citus, create the objects on that node only.
     links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus else None)
-    done, known = [], {}
+    done: list[dict[str, Any]] = []
+    known: dict[str, Any] = {}
     mappings = {
         name: {
             row["role"]: dict(targets.options(row["umoptions"]))
@@ -166,7 +174,9 @@ def mop_connect_servers(db, servers):
     return done
 
 
-def _connect(db, link, server, here, there):
+def _connect(
+    db: Database, link: Link, server: str, here: Mapping[str, Options], there: Mapping[str, Options]
+) -> list[dict[str, Any]]:
     """Create `server` as a foreign server on the link's server, with user mappings for the roles that have both.
 
     Returns rows of mop_connect_servers. `here`, `there`: {role: options of its mapping} of the coordinator's mappings for
@@ -174,22 +184,23 @@ def _connect(db, link, server, here, there):
     address gets no mappings.
     """
     on, quoted = link.target.server, quote_identifier(server)
-    wanted = {
+    assert on is not None
+    options_here = {
         option: value
         for option, value in targets.options(
             db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [server])
         )
         if option in targets.TAKEN
     }
-    found = link.run(
+    rows = link.run(
         "SELECT srvoptions, w.fdwhandler::regproc::text FROM pg_foreign_server s JOIN "
         f"pg_foreign_data_wrapper w ON w.oid = s.srvfdw WHERE srvname = {quote_literal(server)}"
     )
-    if found:
-        options, handler = dict(targets.options(found[0][0])), found[0][1]
+    if rows:
+        options, handler = dict(targets.options(rows[0][0])), rows[0][1]
         if (
             not targets.is_postgres_fdw(handler or "")
-            or {o: v for o, v in options.items() if o in targets.TAKEN} != wanted
+            or {o: v for o, v in options.items() if o in targets.TAKEN} != options_here
         ):
             return [
                 {
@@ -201,21 +212,21 @@ def _connect(db, link, server, here, there):
                 }
             ]
     else:
-        listed = ", ".join(
-            f"{option} {quote_literal(value)}" for option, value in {**wanted, "connect_timeout": "10"}.items()
+        options_sql = ", ".join(
+            f"{option} {quote_literal(value)}" for option, value in {**options_here, "connect_timeout": "10"}.items()
         )
-        link.run(f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({listed})")
-    rows = {}
+        link.run(f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({options_sql})")
+    roles: dict[str, dict[str, Options]] = {}
     for role in here.keys() & there.keys():
         if "user" in here[role] and "user" in there[role]:
-            rows.setdefault(here[role]["user"], {})[role] = there[role]
+            roles.setdefault(here[role]["user"], {})[role] = there[role]
     return [
         {"on_server": on, "server": server, "role": role, "missing": _make_mapping(link, quoted, server, role, to)}
-        for role, to in sorted(rows.items())
+        for role, to in sorted(roles.items())
     ]
 
 
-def _make_mapping(link, quoted, server, role, to):
+def _make_mapping(link: Link, quoted: str, server: str, role: str, to: Mapping[str, Options]) -> str | None:
     """Map a role of the link's server to its role on `server`, unless it is mapped. Returns the missing command, or None.
 
     `to`: {coordinator's role: options of its mapping for `server`} of the roles that are `role` on the link's server.
@@ -229,12 +240,12 @@ def _make_mapping(link, quoted, server, role, to):
         )
     there = next(iter(to.values()))
     free = all(options.get("password_required") == "false" for options in to.values())
-    found = link.run(
+    rows = link.run(
         f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
         f"{quote_literal(role)}"
     )
-    has = dict(targets.options(found[0][0])) if found else {"user": there["user"]}
-    if not found:
+    has = dict(targets.options(rows[0][0])) if rows else {"user": there["user"]}
+    if not rows:
         link.run(
             f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "
             f"{quote_literal(there['user'])}{', password_required ' + quote_literal('false') if free else ''})"
@@ -245,14 +256,15 @@ def _make_mapping(link, quoted, server, role, to):
 
 
 @sql_function
-def mop_drop_packed(db, packed_table):
+def mop_drop_packed(db: Database, packed_table: str | None) -> None:
     """Drop a packed table, its summary, and the tables that the preprocessor has made for it on other servers.
 
     Tables on other servers are dropped at once, even if this transaction rolls back. Raises MopError if the table does
     not exist, if no preprocessor has made it, or if a server cannot be reached; nothing is dropped then.
     """
     table = db.input_table(packed_table, "packed table", rows=False)
-    summary = db.find_table(db.suffixed(packed_table, "_summary"))
+    text = str(packed_table)
+    summary = db.find_table(db.suffixed(text, "_summary"))
     if not looks_packed(db, table):
         raise MopError(
             f'"{packed_table}" is no packed table',
@@ -269,7 +281,7 @@ def mop_drop_packed(db, packed_table):
         copies = reachable(db, copies_in(db.one(f"SELECT * FROM {summary}"), summary), summary)
     links, mine = Links(db), []
     elsewhere = [
-        *foreign_partitions(db, table, packed_table),
+        *foreign_partitions(db, table, text),
         *((server, there) for _, server, there in copies if server is not None),
     ]
     for server, there in dict.fromkeys(elsewhere):
@@ -302,7 +314,7 @@ def mop_drop_packed(db, packed_table):
             link.run(f"SET lock_timeout = {quote_literal(link.lock_timeout)}; DROP TABLE IF EXISTS {there}")
         except (psycopg2.Error, SessionLost) as error:
             raise MopError(
-                f"{there} on server {quote_identifier(server)} cannot be dropped: {str(error).strip()}",
+                f"{there} on server {link.name} cannot be dropped: {str(error).strip()}",
                 detail="Nothing was dropped here, and what was dropped on other servers before is gone.",
                 hint=f"Call again when no run uses it: SELECT * FROM {db.extension}.mop_runs WHERE status = 'running';",
                 sqlstate=getattr(error, "pgcode", None) or "08006",

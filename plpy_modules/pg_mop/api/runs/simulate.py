@@ -1,13 +1,18 @@
 """mop_simulate: a run, or units of given seconds, with other schedulers and numbers of sessions."""
 
+from __future__ import annotations
+
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mop_udf
 from pg_mop.api.madlib import fit_multiple
 from pg_mop.api.search import automl, more, search
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.explain.what_if import Step, Work, compare
@@ -34,13 +39,22 @@ FROM {schema}.mop_stages WHERE run_id = $1 AND source_run IS NULL AND mst_keys <
 
 
 @sql_function
-def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, session_counts, schedulers, divided_share):
+def mop_simulate(
+    db: Database,
+    run_id: int | None,
+    unit_seconds: list[float] | None,
+    segment_count: int | None,
+    num_iterations: int | None,
+    session_counts: list[int] | None,
+    schedulers: list[str] | None,
+    divided_share: float | None,
+) -> list[tuple[Any, ...]]:
     """Simulate the training of a run by its logged unit seconds, or of configurations by given seconds of a unit.
 
     Returns rows of scheduler, sessions, makespan, lower_bound and utilization. Raises MopError for bad arguments, and for a
     run that the role does not see or that has no finished unit.
     """
-    schedulers = _schedulers(db, schedulers)
+    names = _schedulers(db, schedulers)
     if (run_id is None) == (unit_seconds is None):
         raise MopError(
             "give either run_id or unit_seconds",
@@ -66,22 +80,22 @@ def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, sessio
                 )
             work = replace(work, divided=divided_share)
     counts = _counts(session_counts, len(work.segments))
-    if work.units * len(counts) * len(schedulers) > MOST_UNITS:
+    if work.units * len(counts) * len(names) > MOST_UNITS:
         raise MopError(
-            f"{work.units} units, {len(counts)} numbers of sessions and {len(schedulers)} schedulers are too many to be "
+            f"{work.units} units, {len(counts)} numbers of sessions and {len(names)} schedulers are too many to be "
             f"simulated at once (at most {MOST_UNITS} units in all)",
             hint="Name fewer: session_counts => ARRAY[4], schedulers => ARRAY['longest-first'].",
             sqlstate="54000",
         )
     solvers = []
 
-    def prepare(scheduler):
+    def prepare(scheduler: Any) -> None:
         if isinstance(scheduler, Milp):
             solvers.append(Waiting(db.check_interrupts))
             scheduler.solver = solvers[-1]
 
     try:
-        return [tuple(row) for row in compare(work, counts, schedulers, seed, db.check_interrupts, prepare)]
+        return [tuple(row) for row in compare(work, counts, names, seed, db.check_interrupts, prepare)]
     finally:
         for solver in solvers:
             solver.close()
@@ -90,18 +104,18 @@ def mop_simulate(db, run_id, unit_seconds, segment_count, num_iterations, sessio
 class Waiting(SolverProcess):
     """A solver whose `answer` waits."""
 
-    def __init__(self, check_interrupts):
+    def __init__(self, check_interrupts: Callable[[], None]) -> None:
         super().__init__(mop_udf.home or sys.prefix)
         self.check_interrupts = check_interrupts
 
-    def answer(self):
+    def answer(self) -> Any:
         while (solution := super().answer()) is None:
             self.check_interrupts()
             time.sleep(0.05)
         return solution
 
 
-def _schedulers(db, names):
+def _schedulers(db: Database, names: list[str] | None) -> Sequence[str]:
     if names is None:
         return COMPARED
     for name in names:
@@ -118,7 +132,7 @@ def _schedulers(db, names):
     return list(dict.fromkeys(names))
 
 
-def _counts(counts, segments):
+def _counts(counts: list[int] | None, segments: int) -> list[int]:
     """Numbers of sessions; by default 1, 2, 4 and so on up to the number of segments."""
     if counts is None:
         return sorted({min(2**power, segments) for power in range(segments.bit_length() + 1)})
@@ -136,12 +150,12 @@ def _counts(counts, segments):
     return list(dict.fromkeys(counts))
 
 
-def _check_flat(name, values):
+def _check_flat(name: str, values: Sequence[Any]) -> None:
     if any(isinstance(value, list) for value in values):
         raise MopError(f"{name} must be an array of one dimension", sqlstate="2202E")
 
 
-def _of_numbers(unit_seconds, segments, iterations):
+def _of_numbers(unit_seconds: list[float] | None, segments: int | None, iterations: int) -> Work:
     """The work of configurations with given seconds of a unit."""
     for name, value, most in (("segment_count", segments, MOST_SESSIONS), ("num_iterations", iterations, MOST_UNITS)):
         if value is None or not 1 <= value <= most:
@@ -154,19 +168,21 @@ def _of_numbers(unit_seconds, segments, iterations):
             f"unit_seconds must have a number of seconds above 0, and at most {MOST_SECONDS:g}, for each configuration",
             sqlstate="22023",
         )
+    assert segments is not None
     if len(unit_seconds) * segments * iterations > MOST_UNITS:
         raise MopError(f"the units are too many to be simulated (at most {MOST_UNITS})", sqlstate="54000")
-    steps, seconds = [], {}
-    for key, value in enumerate(unit_seconds, 1):
+    steps: list[Step] = []
+    seconds: dict[tuple[str, int, str, int], float] = {}
+    for key, duration in enumerate(unit_seconds, 1):
         parent = None
         for iteration in range(1, iterations + 1):
             steps.append(Step(len(steps) + 1, parent, iteration, key))
             parent = len(steps)
-            seconds.update({("train", parent, "training", segment): value for segment in range(segments)})
+            seconds.update({("train", parent, "training", segment): duration for segment in range(segments)})
     return Work(steps, range(segments), (), seconds, {})
 
 
-def _of_run(db, run_id):
+def _of_run(db: Database, run_id: int) -> Work:
     """The stages that a run trained itself, with the logged seconds of their units."""
     schema = db.extension
     run = db.one(f"SELECT status, function, segments FROM {schema}.mop_runs WHERE run_id = $1", ["bigint"], [run_id])
@@ -210,9 +226,13 @@ def _of_run(db, run_id):
     )
 
 
-def _held_out(stages, trained, segments):
+def _held_out(
+    stages: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]], segments: Sequence[int]
+) -> dict[int, set[int]]:
     """{mst_key: the segments that none of its stages visited}: those that a fold leaves out."""
-    visited, key_of = {}, {s["stage"]: s["mst_key"] for s in stages}
+    key_of = {s["stage"]: s["mst_key"] for s in stages}
+    visited: dict[int, set[int]] = {}
     for unit in trained:
-        visited.setdefault(key_of.get(unit["stage"]), set()).add(unit["segment"])
+        if (key := key_of.get(unit["stage"])) is not None:
+            visited.setdefault(key, set()).add(unit["segment"])
     return {key: set(segments) - found for key, found in visited.items() if len(found) < len(segments)}

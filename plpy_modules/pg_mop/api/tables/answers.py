@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
@@ -13,33 +15,35 @@ from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers,
 
 
 @with_trainer(keeps=True)
-def mop_predict_row(db, session, model, row, version):
+def mop_predict_row(
+    db: Database, session: Session, model: str | None, row: str | None, version: int | None
+) -> list[Answer]:
     """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
     if row is None:
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
         raise _no_row(db, model, None)
-    found = NamedModel.find(db, model, version)
+    named = NamedModel.find(db, model, version)
     if "\\u0000" in row:
-        row = found.without_nul(row)
+        row = named.without_nul(row)
     try:
-        rows = session.query(found.row_query, ("json",), (row,))
+        rows = session.query(named.row_query, ("json",), (row,))
     except db.plpy.SPIError as error:
-        problem = found.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
+        problem = named.bad_value(db, row) if str(error.sqlstate).startswith("22") else None
         if problem is None:
             raise
         raise problem from None
     with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
-        found.lent_to(db, trainer)
+        named.lent_to(db, trainer)
         unseen: dict[str, list[str]] = {}
-        made = answers(found, found.outputs_of(trainer, found.encode(rows, unseen)))
+        made = answers(named, named.outputs_of(trainer, named.encode(rows, unseen)))
     # (a query asks for each row: the session is told once for each column)
-    tell_unseen(db, {name: values for name, values in unseen.items() if name not in found.told}, {})
-    found.told.update(unseen)
+    tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
+    named.told.update(unseen)
     return made
 
 
-def _no_row(db: Any, model: str, text: str | None) -> MopError:
+def _no_row(db: Database, model: str | None, text: str | None) -> MopError:
     """The error for a value that is not a row. `text`: the value, where it may be the name of a table."""
     try:
         table = db.find_table(text) if text and text.strip() else None
@@ -57,33 +61,43 @@ def _no_row(db: Any, model: str, text: str | None) -> MopError:
 
 
 @sql_function
-def mop_predict(db, model, text):
+def mop_predict(db: Database, model: str | None, text: str | None) -> NoReturn:
     """Raises MopError: the caller gave a text in place of a row."""
     raise _no_row(db, model, text)
 
 
 @with_trainer
-def mop_predict_table(db, session, model, source, keep, version):
+def mop_predict_table(
+    db: Database, session: Session, model: str | None, source: str | None, keep: str | None, version: int | None
+) -> Iterable[tuple[Any, ...]]:
     """The answers for all rows of a table, view or query, in its order: (kept columns as JSON, prediction, ...)."""
-    found = NamedModel.find(db, model, version)
-    reader = RowReader(db, source, found)
+    named = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, named)
     names = reader.kept(split_names(keep))
     pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
     # (a function has at most 100 arguments)
     objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
     extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     rows: list[Any] = []
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*found.json_columns, *names]):
-        for chunk, made in _answered(db, found, trainer, reader, extra):
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*named.json_columns, *names]):
+        for chunk, made in _answered(db, named, trainer, reader, extra):
             rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
     return rows
 
 
 @with_trainer
-def mop_predict_into(db, session, model, source, output, keep, version):
+def mop_predict_into(
+    db: Database,
+    session: Session,
+    model: str | None,
+    source: str | None,
+    output: str | None,
+    keep: str | None,
+    version: int | None,
+) -> int:
     """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
-    found = NamedModel.find(db, model, version)
-    reader = RowReader(db, source, found)
+    named = NamedModel.find(db, model, version)
+    reader = RowReader(db, source, named)
     kept = reader.kept(split_names(keep))
     table = db.output_table(output)
     for name in kept:
@@ -91,7 +105,7 @@ def mop_predict_into(db, session, model, source, output, keep, version):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
     names = [quote_identifier(name) for name in kept]
     types = [reader.exact_types[name] for name in kept]
-    answer_types = [found.prediction_type, "double precision", "jsonb"]
+    answer_types = [named.prediction_type, "double precision", "jsonb"]
     columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
     db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
     db.identify_by_all(table)
@@ -103,10 +117,10 @@ def mop_predict_into(db, session, model, source, output, keep, version):
     )
     extra = [f"{name}::text" for name in names]
     count = 0
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, found.json_columns):
-        for chunk, made in _answered(db, found, trainer, reader, extra):
+    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, named.json_columns):
+        for chunk, rows_written in _answered(db, named, trainer, reader, extra):
             given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
-            db.plpy.execute(insert, [*given, *map(list, zip(*made))])
+            db.plpy.execute(insert, [*given, *map(list, zip(*rows_written))])
             count += len(chunk)
     return count
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.api.tables import reports
 from pg_mop.backend import settings
@@ -30,19 +31,21 @@ class Contender:
 
 
 @with_trainer
-def mop_baselines(db, session, model, train, test, version):
+def mop_baselines(
+    db: Database, session: Session, model: str | None, train: str | None, test: str | None, version: int | None
+) -> list[tuple[str, str, float]]:
     """Baselines trained on the rows of `train` and measured on those of `test`: [(contender, metric, value)]."""
-    found = NamedModel.find(db, model, version)
-    own = Contender("pg_mop", reports.measure(db, session, found, test).measures(found.regression))
+    named = NamedModel.find(db, model, version)
+    contender_here = Contender("pg_mop", reports.measure(db, session, named, test).measures(named.regression))
     return [
         (contender.name, metric, value)
-        for contender in [own, *contenders(db, session, found, train, test)]
+        for contender in [contender_here, *contenders(db, session, named, train, test)]
         for metric, value in contender.metrics.items()
     ]
 
 
 def contenders(
-    db: Database, session: Any, model: NamedModel, train: str, test: str, seconds: float = SECONDS
+    db: Database, session: Any, model: NamedModel, train: str | None, test: str | None, seconds: float = SECONDS
 ) -> list[Contender]:
     """The baselines: the majority or the mean, and scikit-learn's models where the trainers have scikit-learn.
 
@@ -57,9 +60,9 @@ def contenders(
     if model.regression:
         found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
     else:
-        classes = len(model.labels(int(model.outputs[0])))
+        classes = len(model.labels(model.widths[0]))
         unknown = int((y_test < 0).any())
-        if unknown:  # (rows of classes without training rows: errors of each contender, as of the model)
+        if unknown:  # rows of classes without training rows: errors of each contender, as of the model
             y_test, classes = np.where(y_test < 0, classes, y_test), classes + 1
         shares = np.bincount(y, minlength=classes) / len(y)
         majority = np.tile(shares, (len(y_test), 1))
@@ -87,7 +90,7 @@ def contenders(
     return found
 
 
-def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.ndarray]:
+def _read(db: Database, model: NamedModel, source: str | None) -> tuple[np.ndarray, np.ndarray]:
     """(features [rows, elements], target) of at most MOST_ROWS rows with a known target; class -1: without training rows.
 
     Texts and images are left out, and so are rows beyond MOST_BYTES.
@@ -107,5 +110,5 @@ def _read(db: Database, model: NamedModel, source: str) -> tuple[np.ndarray, np.
     x = np.concatenate(features) if features else np.zeros((0, 1), "<f4")
     if model.regression:
         return x, np.array(truth, "f8")
-    codes = reports.class_numbers(model.labels(int(model.outputs[0])), truth)
+    codes = reports.class_numbers(model.labels(model.widths[0]), truth)
     return x, codes

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.arrays import np
@@ -32,7 +33,7 @@ MODEL_TABLES = ("", "_summary", "_info", "_parts")  # suffixes of the output tab
 
 
 @with_trainer
-def mop_configuration_report(db, session, run_id, mst_key):
+def mop_configuration_report(db: Database, session: Session, run_id: int | None, mst_key: int | None) -> str:
     """Measures, confusion matrix and curves of a configuration's model, and the importance of its inputs, as JSON.
 
     The rows are the run's validation rows, else its training rows: the first MOST_ROWS of them, which were shuffled when they
@@ -54,12 +55,13 @@ def mop_configuration_report(db, session, run_id, mst_key):
         raise MopError(f"run {run_id} is another role's: only its owner measures its models", sqlstate="42501")
     if run["status"] == "running":
         raise MopError(f"run {run_id} is running: its models are written when it ends", sqlstate="55000")
+    assert run_id is not None
     facts = _Facts(db, run_id, mst_key)
     name, dataset = (
         (run["validation_table"], "validation") if run["validation_table"] else (run["source_table"], "training")
     )
     again = f"SELECT {db.extension}.{dataset}_preprocessor_dl(...); packs the rows again."
-    with db.undone():  # (it gives the locks back, and the settings)
+    with db.undone():  # the end of the block gives back the locks and the settings
         _lock(db, run_id, name, ("", "_summary"), "packed rows", again)
         trains = f"SELECT {db.extension}.mop_replay({run_id}, 'another_table'); trains the models again."
         _lock(db, run_id, run["model_output_table"], MODEL_TABLES, "models", trains)

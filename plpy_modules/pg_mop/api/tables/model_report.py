@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop import __version__
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.tables import reports
@@ -27,7 +28,9 @@ TEXTS = ("description", "statement", "compile_params", "fit_params")
 
 
 @with_trainer
-def mop_model_report(db, session, model, source, format, version):
+def mop_model_report(
+    db: Database, session: Session, model: str | None, source: str | None, format: str | None, version: int | None
+) -> str:
     """The report of a version of a named model, by default of the one in use.
 
     `source`: rows whose target is known, for measures and pictures; None: what is stored with the model alone. Raises
@@ -38,22 +41,22 @@ def mop_model_report(db, session, model, source, format, version):
             f"format must be one of {', '.join(FORMATS)}, not {format!r}",
             hint=f"SELECT {db.extension}.mop_model_report('model', 'table', '{FORMATS[0]}');",
         )
-    found = NamedModel.find(db, model, version)
-    stored = _versions(db, model, found.version)
+    named = NamedModel.find(db, model, version)
+    stored = _versions(db, model, named.version)
     data = {
         "model": model,
-        "version": found.version,
-        "target": found.target,
-        "kind": found.kind,
+        "version": named.version,
+        "target": named.target,
+        "kind": named.kind,
         "source": source,
         "pg_mop": __version__,
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
         "versions": [row["version"] for row in stored],
-        "stored": model_data.stored_sections(stored, found.version),
-        "measured": [] if source is None else _measured(db, session, found, source),
-        "test_part": _test_part(db, found),
+        "stored": model_data.stored_sections(stored, named.version),
+        "measured": [] if source is None else _measured(db, session, named, source),
+        "test_part": _test_part(db, named),
     }
-    data["headline"] = f"{found.kind} of {found.target}" + (
+    data["headline"] = f"{named.kind} of {named.target}" + (
         "" if source is None else f", measured on {_called(source)}"
     )
     return model_page(data) if format == "html" else finite_json(data)
@@ -69,7 +72,7 @@ def _called(source: str) -> str:
     return f"the query {line[:MOST_SOURCE]}" + ("…" if len(line) > MOST_SOURCE else "")
 
 
-def _versions(db: Database, model: str, version: int) -> list[dict[str, Any]]:
+def _versions(db: Database, model: str | None, version: int) -> list[dict[str, Any]]:
     """The latest versions and `version`, in order, without transforms and weights; `count` of each: of all versions.
 
     Longer values than mop_train stores are left out: another role may have written them.

@@ -17,13 +17,15 @@ from pg_mop.inference.named_model import COLUMNS, IS_MODEL, IS_SAFE, table_of
 
 
 @sql_function
-def mop_deploy(db, name, model_table, mst_key, description):
+def mop_deploy(
+    db: Database, name: str | None, model_table: str | None, mst_key: int | None, description: str | None
+) -> int:
     """Make a trained model a version of the named model `name`; returns the version."""
     db.check_engine("mop_deploy")
     model = StoredModel(db, model_table, mst_key)
     if len(model.transform.outputs) != 1:
         raise MopError(f"{model.what} has {len(model.transform.outputs)} outputs: a named model has one")
-    row = _info(db, model_table, mst_key)
+    row = _info(db, str(model_table), mst_key)
     code = None
     if model.objects:
         code = CustomCode.of(db, model.summary["object_table"], list(model.objects))
@@ -79,7 +81,7 @@ class Version:
         self.compile_params, self.fit_params = more.get("compile_params"), more.get("fit_params")
 
 
-def add_version(db: Database, name: str, version: Version, use: bool = True) -> int:
+def add_version(db: Database, name: str | None, version: Version, use: bool = True) -> int:
     """Append a version to the model's table, which is made if it does not exist; returns its number. Raises MopError.
 
     `use`: it is the version in use from the commit on. Readers see the old one until then.
@@ -130,7 +132,7 @@ def add_version(db: Database, name: str, version: Version, use: bool = True) -> 
 
 
 @sql_function
-def mop_use_version(db, name, version):
+def mop_use_version(db: Database, name: str | None, version: int | None) -> None:
     """Put a version into use, from the commit of the transaction on."""
     table = table_of(db, name)
     if version is None:
@@ -152,7 +154,7 @@ def switch(db: Database, table: str, number: int) -> None:
 
 
 @sql_function
-def mop_share(db, name, role):
+def mop_share(db: Database, name: str | None, role: str | None) -> None:
     """Let a role predict with the model and see its versions, and no more."""
     table = table_of(db, name)
     if role is None or not role.strip():
@@ -192,7 +194,7 @@ def mop_share(db, name, role):
 
 
 @sql_function
-def mop_list_models(db):
+def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
     """The versions of all named models that the caller may read."""
     if db.has_segments:  # mop_deploy and mop_train refuse to make one there
         return []

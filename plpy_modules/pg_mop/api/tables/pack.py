@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.api.tables.named_models import with_shapes
@@ -39,7 +40,7 @@ from pg_mop.packing.groups import Groups
 from pg_mop.packing.placement import ServerPlacement
 from pg_mop.packing.row_source import columns_named, is_query, rows_of, rows_where, rows_with_values
 from pg_mop.packing.rows import steady_scans
-from pg_mop.packing.shards import placement_of
+from pg_mop.packing.shards import Placement, placement_of
 from pg_mop.packing.source_columns import SourceNames
 from pg_mop.packing.training import Training
 
@@ -53,22 +54,22 @@ VECTORS = ("vector", "halfvec")  # types of pgvector, which PostgreSQL casts to 
 
 @with_trainer
 def mop_pack(
-    db,
-    session,
-    source,
-    output,
-    target,
-    id,
-    exclude,
-    kind,
-    transform,
-    fitted_on,
-    max_categories,
-    on_null,
-    buffer_size,
-    weight,
-    grouped_by,
-):
+    db: Database,
+    session: Session,
+    source: str | None,
+    output: str | None,
+    target: str | None,
+    id: str | None,
+    exclude: str | None,
+    kind: str | None,
+    transform: str | None,
+    fitted_on: str | None,
+    max_categories: int | None,
+    on_null: str | None,
+    buffer_size: int | None,
+    weight: str | None,
+    grouped_by: str | None,
+) -> None:
     """Pack the rows of `source` with the transform fitted on them, or with that of `fitted_on`.
 
     `fitted_on`: a packed table, whose validation rows these are; or a named model, which is to be trained further on them.
@@ -120,7 +121,7 @@ def mop_pack(
                     if placement.distributed:
                         raise MopError("grouped_by is not supported for rows that Citus distributes", sqlstate="0A000")
                     groups = Groups.of(db, rows, grouped[0], len(placement.keys))
-                into = Target(source, output, packed, summary_table, placement, buffer_size, groups)
+                into = Target(str(source), str(output), packed, summary_table, placement, buffer_size, groups)
                 shuffled = seed if training is None or model else None
                 write(db, session, rows, columns, into, shuffled, None if training is None else str(training.packed))
 
@@ -162,7 +163,7 @@ class Target:
     output: str
     packed: str
     summary: str
-    placement: Any
+    placement: Placement
     buffer_size: int | None = None
     groups: Groups | None = None
 

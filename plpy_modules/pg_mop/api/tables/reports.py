@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
@@ -151,11 +152,13 @@ def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | Non
 
 
 @with_trainer
-def mop_evaluate(db, session, model, source, version):
+def mop_evaluate(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[tuple[str, float | None]]:
     """Measures of the model on rows with known targets: [(name, value)]."""
-    found = NamedModel.find(db, model, version)
-    measured = measure(db, session, found, source)
-    values = {"rows": float(len(measured.truth)), **measured.measures(found.regression)}
+    named = NamedModel.find(db, model, version)
+    measurement = measure(db, session, named, source)
+    values = {"rows": float(len(measurement.truth)), **measurement.measures(named.regression)}
     return [(name, None if math.isnan(value) else value) for name, value in values.items()]
 
 
@@ -170,7 +173,9 @@ def _classes(db: Database, session: Any, model: Any, source: Any, version: Any) 
 
 
 @with_trainer
-def mop_confusion_matrix(db, session, model, source, version):
+def mop_confusion_matrix(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[tuple[Any, ...]]:
     """[(true class, predicted class, rows)]."""
     m = _classes(db, session, model, source, version)
     table = scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels))
@@ -178,7 +183,9 @@ def mop_confusion_matrix(db, session, model, source, version):
 
 
 @with_trainer
-def mop_class_report(db, session, model, source, version):
+def mop_class_report(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[tuple[Any, ...]]:
     """[(class, precision, recall, f1, support)]."""
     m = _classes(db, session, model, source, version)
     report = scores.class_report(scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels)))
@@ -197,34 +204,42 @@ def _positive(m: Measured, label: str | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 @with_trainer
-def mop_regression_report(db, session, model, source, version):
+def mop_regression_report(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None
+) -> list[tuple[Any, ...]]:
     """The errors of the model in ten bands of the target: [(lowest, highest, rows, means, errors)]."""
-    found = NamedModel.find(db, model, version)
-    if not found.regression:
+    named = NamedModel.find(db, model, version)
+    if not named.regression:
         raise MopError(
             f'model "{model}" predicts classes, not numbers',
             hint=f"SELECT * FROM {db.extension}.mop_class_report({quote_literal(model)}, ...);",
         )
-    measured = measure(db, session, found, source)
-    return [tuple(band.values()) for band in scores.regression_report(measured.truth, measured.outputs[:, 0])]
+    measurement = measure(db, session, named, source)
+    return [tuple(band.values()) for band in scores.regression_report(measurement.truth, measurement.outputs[:, 0])]
 
 
 @with_trainer
-def mop_roc_curve(db, session, model, source, label, version):
+def mop_roc_curve(
+    db: Database, session: Session, model: str | None, source: str | None, label: str | None, version: int | None
+) -> list[tuple[float, float, float]]:
     """[(threshold, false positive rate, true positive rate)]; the area below them is the AUC."""
     m = _classes(db, session, model, source, version)
     return scores.roc_curve(*_positive(m, label))
 
 
 @with_trainer
-def mop_calibration(db, session, model, source, label, version):
+def mop_calibration(
+    db: Database, session: Session, model: str | None, source: str | None, label: str | None, version: int | None
+) -> list[tuple[float, float, int]]:
     """[(mean probability, share of the class, rows)] in ten bins."""
     m = _classes(db, session, model, source, version)
     return scores.calibration(*_positive(m, label))
 
 
 @with_trainer
-def mop_importance(db, session, model, source, version, seed):
+def mop_importance(
+    db: Database, session: Session, model: str | None, source: str | None, version: int | None, seed: int | None
+) -> list[tuple[str, float, float]]:
     """What the model's main measure loses where one column is permuted: [(column, loss, deviation)], largest first."""
     return importance(db, session, NamedModel.find(db, model, version), source, seed)
 
@@ -274,7 +289,7 @@ def _main_measure(model: NamedModel, truth: np.ndarray, outputs: np.ndarray) -> 
     return float((labels[outputs.argmax(1)] == truth).mean())
 
 
-def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
+def _elements(inputs: Sequence[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
     """(column of the source, [(input, its elements)]) of each."""
     found: dict[str, list[tuple[int, Any]]] = {}
     for i, column in enumerate(inputs):
@@ -290,7 +305,7 @@ def _elements(inputs: list[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
 
 
 @sql_function
-def mop_feature_info(db, model, version):
+def mop_feature_info(db: Database, model: str | None, version: int | None) -> list[tuple[Any, ...]]:
     """What became of each column: of a named model, or of a packed table."""
     packed = PackedInputs.find(db, model)
     found: RowInputs = NamedModel.find(db, model, version) if packed is None else packed
@@ -334,7 +349,9 @@ def _described(feature: Feature) -> tuple[Any, ...]:
 
 
 @sql_function
-def mop_drift(db, model, source, version):
+def mop_drift(
+    db: Database, model: str | None, source: str | None, version: int | None
+) -> list[tuple[str, float, float, float, str]]:
     """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]. `model`: a named
     model, or a packed table."""
     packed = PackedInputs.find(db, model)
@@ -394,8 +411,8 @@ def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str
         elif isinstance(feature, (Number, Moment)):
             index = scores.stability(p["shares"], shares(p["edges"], np.concatenate(numbers[name])))
         elif isinstance(feature, Boolean):
-            values = np.concatenate(numbers[name])
-            now = float(np.nanmean(values)) if np.isfinite(values).any() else 0.0
+            booleans = np.concatenate(numbers[name])
+            now = float(np.nanmean(booleans)) if np.isfinite(booleans).any() else 0.0
             index = scores.stability([p["share"], 1 - p["share"]], [now, 1 - now])
         else:
             continue

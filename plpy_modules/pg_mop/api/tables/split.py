@@ -34,23 +34,43 @@ HASHED = (
 
 
 @sql_function
-def mop_split(db, source, output, valid, test, method, by, id, seed):
+def mop_split(
+    db: Database,
+    source: str | None,
+    output: str | None,
+    valid: float | None,
+    test: float | None,
+    method: str | None,
+    by: str | None,
+    id: str | None,
+    seed: int | None,
+) -> list[tuple[str, str, int]]:
     """Make the views <output>_train, _valid and _test; returns (part, view, rows) of each."""
-    made = _split(db, source, output, valid, test, method, by, id, seed, None)
-    return [(part, view, rows) for part, view, rows, _ in made]
+    parts = _split(db, source, output, valid, test, method, by, id, seed, None)
+    return [(part, view, rows) for part, view, rows, _ in parts]
 
 
 @sql_function
-def mop_split_for(db, source, output, valid, test, method, by, id, remark):
+def mop_split_for(
+    db: Database,
+    source: str | None,
+    output: str | None,
+    valid: float | None,
+    test: float | None,
+    method: str | None,
+    by: str | None,
+    id: str | None,
+    remark: str,
+) -> list[tuple[str, int, str]]:
     """mop_split, with a comment for the views; returns (part, rows, query) of each."""
-    made = _split(db, source, output, valid, test, method, by, id, None, remark)
-    return [(part, rows, query) for part, _, rows, query in made]
+    parts = _split(db, source, output, valid, test, method, by, id, None, remark)
+    return [(part, rows, query) for part, _, rows, query in parts]
 
 
 def _split(
     db: Database,
-    source: str,
-    output: str,
+    source: str | None,
+    output: str | None,
     valid: float | None,
     test: float | None,
     method: str | None,
@@ -77,19 +97,20 @@ def _split(
         conditions, extra = _conditions(db, rows, method, column, ids, valid, test, seed)
         db.check_readable(rows, db.columns(rows))
         columns = ", ".join(f"t.{quote_identifier(name)}" for name in db.columns(rows)) if extra else "t.*"
-        # (PostgreSQL's text of the query has qualified names, so our functions are looked up by the pinned search_path)
+        # PostgreSQL's text of the query has qualified names, so our functions are looked up by the pinned search_path
         origin = str(rows)
         if is_query(source):
             origin = in_brackets(db.value("SELECT pg_get_viewdef($1::oid)", ["oid"], [rows.oid]))
-    made = []
-    names = {part: db.suffixed(output, f"_{part}") for part in conditions}
+    parts_made = []
+    names = {part: db.suffixed(str(output), f"_{part}") for part in conditions}
     views = {part: db.output_table(name) for part, name in names.items()}
     inner = f"(SELECT t.*{extra} FROM {origin} t)" if extra else origin
     for part, condition in conditions.items():
         query = f"SELECT {columns} FROM {inner} t WHERE {condition}"
         db.execute(f"CREATE VIEW {views[part]} AS {query}")
         said = (
-            remark or f"the {part} part of {source.strip()[:200]}, by mop_split; to remove it: DROP VIEW {views[part]};"
+            remark
+            or f"the {part} part of {str(source).strip()[:200]}, by mop_split; to remove it: DROP VIEW {views[part]};"
         )
         db.execute(f"COMMENT ON VIEW {views[part]} IS {quote_literal(said)}")
         count = db.value(f"SELECT count(*) FROM {views[part]}")
@@ -98,15 +119,15 @@ def _split(
                 f'part "{part}" would have no rows',
                 hint="Give larger shares, or another method." if method != "column" else _VALUES,
             )
-        made.append((part, names[part], count, query))
-    return made
+        parts_made.append((part, names[part], count, query))
+    return parts_made
 
 
 def read_shares(valid: float | None, test: float | None, method: str) -> tuple[float, float]:
     """The shares of the validation and test parts that a caller gives. Raises MopError."""
     valid, test = (SHARE if share is None else share for share in (valid, test))
     for name, share in (("valid", valid), ("test", test)):
-        if not 0 <= share < 1:  # (or NaN)
+        if not 0 <= share < 1:  # or NaN
             raise MopError(f"{name} must be a share from 0 to 1, not {share:g}", hint=f"For instance: {name} => 0.2.")
     if method != "column" and not 0 < valid + test < 1:
         raise MopError(f"valid and test together must be between 0 and 1, not {valid + test:g}")
@@ -122,27 +143,28 @@ def _conditions(
     db: Database, rows: Table, method: str, column: str | None, ids: list[str], valid: float, test: float, seed: int
 ) -> tuple[dict[str, str], str]:
     """({part: SQL condition on a row t}, SQL of a further column of t that conditions use)."""
-    name = column and f"t.{quote_identifier(column)}"
+    column = column or ""  # the methods that need one have been checked
+    name = f"t.{quote_identifier(column)}"
     types = plain_types(db, rows)
     if method == "column":
         if types[column] == "boolean":
             _tell_left_out(db, rows, f"{name} IS NULL", f'column "{column}" is NULL there', _VALUES)
             return {TRAIN: f"{name}", TEST: f"NOT {name}"}, ""
         value = f"CASE WHEN {name}::text IN ('{TRAIN}', '{VALID}', '{TEST}') THEN {name}::text END"
-        found = {row["v"] for row in db.execute(f"SELECT DISTINCT {value} AS v FROM {rows} t")}
-        if TRAIN not in found:
+        values = {row["v"] for row in db.execute(f"SELECT DISTINCT {value} AS v FROM {rows} t")}
+        if TRAIN not in values:
             raise MopError(f"column \"{column}\" has no row with the value 'train'", hint=_VALUES)
         _tell_left_out(db, rows, f"({value}) IS NULL", f'column "{column}" has another value there', _VALUES)
-        return {part: f"{name}::text = {quote_literal(part)}" for part in (TRAIN, VALID, TEST) if part in found}, ""
+        return {part: f"{name}::text = {quote_literal(part)}" for part in (TRAIN, VALID, TEST) if part in values}, ""
     if method == "time":
-        usable = _with_time(db, rows, types[column], str(column), str(name))
+        usable = _with_time(db, rows, types[column], column, name)
         cuts = _cuts(db, rows, name, usable, valid, test, f'column "{column}"')
         return _parts(name, f"::{column_kind(db, rows, column).sql}", cuts, f" AND {usable}"), ""
     if method == "group":
-        missing = f"{name} IS NULL"
-        quoted = quote_identifier(str(column))
+        is_null = f"{name} IS NULL"
+        quoted = quote_identifier(column)
         hint = f"SELECT *, coalesce({quoted}::text, 'row ' || ...) AS grp FROM ...; makes a group of each such row."
-        _tell_left_out(db, rows, missing, f'column "{column}" is NULL there', hint)
+        _tell_left_out(db, rows, is_null, f'column "{column}" is NULL there', hint)
         hashed = f"hashtextextended({stable_text(types[column], name)}, {seed})"
         position, usable, what = _position(hashed), f"{name} IS NOT NULL", f'column "{column}"'
         return _parts(position, "", _cuts(db, rows, position, usable, valid, test, what), f" AND {usable}"), ""

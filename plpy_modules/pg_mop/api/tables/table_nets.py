@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pg_mop.api.madlib.architectures import append
 from pg_mop.backend.arrays import np
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import split_names
@@ -19,10 +20,10 @@ ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 
 
 @sql_function
-def mop_architecture(db, arch_table, packed_table, layers):
+def mop_architecture(db: Database, arch_table: str | None, packed_table: str | None, layers: str | None) -> list[int]:
     """Append nets that fit `packed_table` to `arch_table`; returns their model_ids."""
     names = layer_names(layers)
-    transform = Training(db, packed_table).transform
+    transform = Training(db, packed_table or "").transform
     inputs = [_input(column) for column in transform.inputs]
     if not names:
         in_pieces = any(given.pieces for given in inputs) and _rows(transform.inputs) >= nets.ROWS_FOR_PIECES

@@ -142,7 +142,7 @@ class Training:
             self._check_folds()
         self.statements: list[str] = []
         self.query: str | None = None  # the source with qualified names, where it is a query
-        with view_of_query(db, self.source) if is_query(self.source) else rows_of(db, self.source) as rows:
+        with rows_of(db, self.source) if not is_query(self.source) else view_of_query(db, str(self.source)) as rows:
             if len(split_names(self.target)) != 1:
                 raise MopError("mop_train takes one target", hint="target => 'column', the column to predict")
             (target,) = columns_named(db, rows, "target", split_names(self.target))
@@ -189,6 +189,7 @@ class Training:
     def _check_folds(self) -> None:
         """Raises MopError where the folds cannot choose among the trials of this call."""
         db, a = self.db, self.arguments
+        assert a.folds is not None
         check_folds(db, a.folds, {})
         if a.valid not in (None, 0, SHARE):
             raise MopError(
@@ -206,17 +207,18 @@ class Training:
 
     def _groups(self, rows: Any, steps: Any = None) -> int:
         """The number of groups of a table or view. Raises MopError where they are fewer than the folds."""
-        by, folds = split_names(self.arguments.by)[:1], self.arguments.folds
-        found = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
-        (column,) = columns_named(self.db, found, "by", by) or [None]
-        if column is None:
+        by, folds = split_names(self.arguments.by)[:1], self.arguments.folds or 0
+        rows_read = self.db.input_table(rows, "table of a step", rows=False) if isinstance(rows, str) else rows
+        columns = columns_named(self.db, rows_read, "by", by)
+        if not columns:
             raise MopError("split => 'group' needs a column", hint="by => 'column'")
+        column = columns[0]
         name = quote_identifier(column)
-        sql = f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {found}"
+        sql = f"SELECT count(DISTINCT {name}) + count(DISTINCT 1) FILTER (WHERE {name} IS NULL) FROM {rows_read}"
         count = self._value(sql, steps)
         if count < folds:
             raise MopError(
-                f'column "{column}" has {count} group{"s" * (count != 1)} in {found}, fewer than the {folds} folds',
+                f'column "{column}" has {count} group{"s" * (count != 1)} in {rows_read}, fewer than the {folds} folds',
                 detail="All rows of a group are in one fold.",
                 hint=f"folds => {count}" if count > 1 else "Leave out folds.",
             )
@@ -227,7 +229,7 @@ class Training:
     def run(self, session: Any, version: int, use: bool) -> str:
         """Train, and add the version; returns the report. Raises MopError."""
         db, began = self.db, time.monotonic()
-        # (with the schema: a temporary relation of the caller may have the name of one of ours)
+        # with the schema: a temporary relation of the caller may have the name of one of ours
         prefix = self._qualified(step_prefix(db, self.name, version))
         n = {
             part: db.suffixed(prefix, f"_{part}")
@@ -238,7 +240,7 @@ class Training:
         training_checks.tell_beginning(db, self.name, self.seconds)
         with Steps(db, f"mop_train {self.name}") as steps:
             self.begin(steps, prefix, n)
-            same_rows.check(db, steps, self.source)
+            same_rows.check(db, steps, str(self.source))
             try:
                 self.read_query(steps, n)
                 self.split_rows(steps, prefix, n)
@@ -254,21 +256,21 @@ class Training:
         best = db.value(f"SELECT best_mst_key FROM {self._found(n['search'], '_summary')}")
         if best is None:
             raise MopError("no trial was evaluated within the time limit", hint="Give a longer time_limit.")
-        chosen = db.one(
+        trial = db.one(
             f"SELECT t.compile_params, t.fit_params, t.iterations, a.name AS net FROM {self._found(n['search'], '_trials')} t "
             f"JOIN {db.find_table(n['nets'])} a USING (model_id) WHERE mst_key = {int(best)}"
         )
-        assert chosen is not None
-        number = self._add(n, best, chosen["fit_params"], kind, use)
+        assert trial is not None
+        number = self._add(n, best, trial["fit_params"], kind, use)
         model = NamedModel.find(db, self.name, number)
-        measured = reports.measure(db, session, model, n["test"])
-        metrics = measured.measures(model.regression)
-        found = [Contender("pg_mop", metrics)]
+        measurement = reports.measure(db, session, model, n["test"])
+        metrics = measurement.measures(model.regression)
+        contenders_here = [Contender("pg_mop", metrics)]
         if self.arguments.baselines is not False:
-            left = self.seconds - (time.monotonic() - began)
-            found += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, left))
+            seconds_left = self.seconds - (time.monotonic() - began)
+            contenders_here += contenders(db, session, model, n["train"], n["test"], max(LEAST_SECONDS, seconds_left))
         main = main_metric(model.regression)
-        without = 0.0 if model.regression else scores.most_frequent(measured.truth)
+        without = 0.0 if model.regression else scores.most_frequent(measurement.truth)
         training_checks.tell_giveaway(db, session, model, n["test"], main, metrics[main], without)
         switched = self._decide(session, model, number, metrics, use, n)
         trials = db.value(f"SELECT count(*) FROM {self._found(n['search'], '_trials')}")
@@ -277,25 +279,25 @@ class Training:
             "parts": self.queries,
             **({"folds": self._means(n, best)} if self.arguments.folds is not None else {}),
             "statements": self.statements,
-            "net": chosen["net"],
-            "iterations": chosen["iterations"],
+            "net": trial["net"],
+            "iterations": trial["iterations"],
             "trials": trials,
             "rows": self.parts,
-            "interval": list(_interval(model, measured, metrics)),
-            "contenders": {contender.name: contender.metrics for contender in found},
+            "interval": list(_interval(model, measurement, metrics)),
+            "contenders": {contender.name: contender.metrics for contender in contenders_here},
             "seconds": {"prepare": prepared, "search": searched, "all": time.monotonic() - began},
         }
         self._complete(number, metrics, details)
         self._end_steps(n)
-        return self._report(number, model, found, details, chosen, switched)
+        return self._report(number, model, contenders_here, details, trial, switched)
 
     def _qualified(self, name: str) -> str:
         """A name with the schema in which the caller creates relations of that name."""
-        schema, own = self.db.parse_name(name)
+        schema, last = self.db.parse_name(name)
         if schema is None:
             with self.db.caller_path():
                 schema = self.db.value("SELECT pg_catalog.current_schema()")
-        return ".".join(written(part) for part in (schema, own) if part is not None)
+        return ".".join(written(part) for part in (schema, last) if part is not None)
 
     def begin(self, steps: Steps, prefix: str, n: dict[str, str]) -> None:
         """Reserve the names of the steps' relations, and drop what an earlier call has left. Raises MopError."""
@@ -325,7 +327,7 @@ class Training:
         if self.query is not None:
             self._run(
                 steps,
-                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {self.source.strip().rstrip(';')}\n;",
+                f"CREATE UNLOGGED TABLE {self._ref(n['rows'])} AS {str(self.source).strip().rstrip(';')}\n;",
                 [n["rows"]],
             )
             self._count(self._found(n["rows"]), steps)
@@ -336,13 +338,13 @@ class Training:
         if method is None:
             method = "random"
         valid = a.valid if a.folds is None else 0
-        given = {"valid": valid, "test": a.test, "method": method, "by": by, "id": a.id}
-        self.statements.append(self._call("mop_split", [self.source, prefix], given, "SELECT * FROM"))
+        arguments = {"valid": valid, "test": a.test, "method": method, "by": by, "id": a.id}
+        self.statements.append(self._call("mop_split", [self.source, prefix], arguments, "SELECT * FROM"))
         source = self.source if self.query is None else n["rows"]
-        values = [source, prefix, *given.values(), REMARK]
-        found = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
-        self.parts = {part: rows for part, rows, _ in found}
-        self.queries = {part: query for part, _, query in found}
+        values = [source, prefix, *arguments.values(), REMARK]
+        parts = steps.run(self._call("mop_split_for", values, {}, "SELECT * FROM"))
+        self.parts = {part: rows for part, rows, _ in parts}
+        self.queries = {part: query for part, _, query in parts}
         if self.query is not None:
             stored = f"FROM {self._found(n['rows'])} t"
             self.queries = {
@@ -360,34 +362,34 @@ class Training:
     def pack_parts(self, steps: Steps, n: dict[str, str]) -> None:
         a = self.arguments
         weight = None if self.balanced else a.weight
-        given = {
+        arguments = {
             "target": self.target,
             **{k: getattr(a, k) for k in ("id", "exclude", "kind", "transform")},
             "weight": weight,
         }
         if self.split == "column" and a.by:
-            given["exclude"] = ", ".join(filter(None, (given["exclude"], a.by)))
+            arguments["exclude"] = ", ".join(filter(None, (arguments["exclude"], a.by)))
         if self.present is not None:
-            given = {"fitted_on": self.name, "weight": weight}
+            arguments = {"fitted_on": self.name, "weight": weight}
         if a.folds is not None:
             least = self.segments
             if self.split == "group":
-                given["grouped_by"] = a.by
+                arguments["grouped_by"] = a.by
                 least = min(least, self._groups(n["train"], steps))
             if least < self.segments or least < a.folds:  # a fold holds out whole segments
                 self._say(steps, f"SET pg_mop.segments = {a.folds};")
-        self._pack(steps, n["train"], n["packed"], given)
+        self._pack(steps, n["train"], n["packed"], arguments)
         if "valid" in self.parts:
             self._pack(steps, n["valid"], n["checked"], {"fitted_on": n["packed"]})
 
     def _pack(self, steps: Steps, part: str, output: str, given: dict[str, Any]) -> None:
-        # (mop_pack itself comments on the packed table)
+        # mop_pack itself comments on the packed table
         self._say(steps, self._call("mop_pack", [part, output], given), [self.db.suffixed(output, "_summary")])
 
     def make_nets(self, steps: Steps, n: dict[str, str]) -> str:
         if self.present is None:
-            given = {"layers": self.arguments.layers}
-            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], given), [n["nets"]], True)
+            arguments = {"layers": self.arguments.layers}
+            self._say(steps, self._call("mop_architecture", [n["nets"], n["packed"]], arguments), [n["nets"]], True)
         else:
             self._say(
                 steps,
@@ -437,21 +439,21 @@ class Training:
             iterations *= 3
         reserved = RESERVED + FOR_BASELINES * (self.arguments.baselines is not False)
         prepared = time.monotonic() - began
-        left = self.seconds * (1 - reserved) - prepared
-        if left < 0.2 * self.seconds:
+        seconds_left = self.seconds * (1 - reserved) - prepared
+        if seconds_left < 0.2 * self.seconds:
             self.db.warning(
                 f"preparing the rows has taken {prepared:.0f} s of the time_limit of {self.seconds:.0f} s",
                 hint=f"time_limit => '{math.ceil(6 * prepared)} s'",
             )
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "procedure": "asha",
             "procedure_params": f"iterations={iterations}",
             "validation_table": n["checked"] if "valid" in self.parts else None,
-            "time_limit": f"{max(LEAST_SECONDS, left):.1f} s",
+            "time_limit": f"{max(LEAST_SECONDS, seconds_left):.1f} s",
             "max_trials": self.arguments.max_trials,
             "folds": self.arguments.folds,
         }
-        call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], given)
+        call = self._call("mop_search", [n["packed"], n["search"], n["nets"], str(space)], arguments)
         self._say(steps, call, [self.db.suffixed(n["search"], end) for end in (*OF_SEARCH, weights.SUFFIX)], True)
 
     def _means(self, n: dict[str, str], best: int) -> dict[str, Any]:
@@ -474,8 +476,8 @@ class Training:
 
     def _ref(self, name: str, suffix: str = "") -> str:
         """SQL for a relation by its name, as the caller writes it."""
-        schema, own = self.db.parse_name(self.db.suffixed(name, suffix))
-        return ".".join(quote_identifier(part) for part in (schema, own) if part is not None)
+        schema, last = self.db.parse_name(self.db.suffixed(name, suffix))
+        return ".".join(quote_identifier(part) for part in (schema, last) if part is not None)
 
     def _found(self, name: str, suffix: str = "") -> str:
         return str(self.db.input_table(self.db.suffixed(name, suffix), "table of a step", rows=False))
@@ -670,7 +672,9 @@ def main_metric(regression: bool) -> str:
 
 
 @with_trainer
-def mop_compare(db, session, name, first, second, source):
+def mop_compare(
+    db: Database, session: Session, name: str | None, first: int | None, second: int | None, source: str | None
+) -> list[tuple[str, float, float, float]]:
     """Two versions of a model on the same rows: [(metric, first, second, difference)]."""
     values = []
     for version in (first, second):
