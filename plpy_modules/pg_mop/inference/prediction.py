@@ -190,7 +190,7 @@ def check_range(db: Database, error: Exception, table: Table | str, inputs: Iter
             out_of_range.check(db, table, name, "real", detail="The model takes float32.")
 
 
-def check_shapes(dims: Iterable[str | None], inputs: Iterable[str], shapes: Iterable[list[int]]) -> None:
+def check_shapes(dims: Iterable[str | None], inputs: Iterable[str], shapes: Iterable[list[int | None]]) -> None:
     """The inputs (names) of a row must have these shapes; `dims`: their array_dims. Raises MopError."""
     for text, name, shape in zip(dims, inputs, shapes):
         dimensions = [

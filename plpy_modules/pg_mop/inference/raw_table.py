@@ -18,9 +18,10 @@ class RawTable:
     outputs: tuple[()] = ()
     copies: tuple[()] = ()
 
-    def __init__(self, db: Database, text: str, id_col: str | None, independent_varname: str) -> None:
+    def __init__(self, db: Database, text: str | None, id_col: str | None, independent_varname: str | None) -> None:
         """Raises MopError where predictions cannot be made from the table or from one of the columns."""
-        self.text, self.table = text, db.input_table(text, "test table", rows=False)
+        self.table = db.input_table(text, "test table", rows=False)
+        self.text = str(text)
         columns = db.columns(self.table)
         identifier = db.find_column(columns, _unquoted((id_col or "").strip()))
         if identifier is None:

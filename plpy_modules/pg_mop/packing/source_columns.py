@@ -21,7 +21,7 @@ class SourceNames:
     outputs: list[str]
 
     @classmethod
-    def of(cls, db: Database, source: Table, independent: str, dependent: str) -> SourceNames:
+    def of(cls, db: Database, source: Table, independent: str | None, dependent: str | None) -> SourceNames:
         """The existing columns that two comma lists name. Raises MopError."""
         return cls(
             _names(db, source, independent, "independent_varname"), _names(db, source, dependent, "dependent_varname")
@@ -85,7 +85,7 @@ def _type_like(trained: Column, column: SourceColumn, request: Request, types: l
     return type_of(column, request, types) if trained.in_madlib else type(trained)
 
 
-def _names(db: Database, table: Table, text: str, argument: str) -> list[str]:
+def _names(db: Database, table: Table, text: str | None, argument: str) -> list[str]:
     """The existing columns of `table` that the comma list `text` names."""
     types = db.columns(table)
     names = split_names(text)

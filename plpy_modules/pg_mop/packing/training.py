@@ -12,7 +12,7 @@ from pg_mop.columns import Column, Request, SourceColumn, Transform, madlib
 class Training:
     """A packed training table. `num_classes`: as its summary has them; `packed`, `summary`: Tables."""
 
-    def __init__(self, db: Database, text: str) -> None:
+    def __init__(self, db: Database, text: str | None) -> None:
         """Read the table that the caller calls `text`. Raises MopError."""
         hint = "Make it with training_preprocessor_dl first."
         self.db = db

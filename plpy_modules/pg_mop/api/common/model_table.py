@@ -22,6 +22,10 @@ OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "catego
 class TableModel(Model):
     """A model in a row of a table, with its weights or, where they are in parts, with their source."""
 
+    def check_names(self, inputs: list[str]) -> None:
+        """Raises MopError where the names of the model's inputs contradict these columns."""
+        raise NotImplementedError
+
     def _read_weights(self, db: Database, table: Table, where: str, value: bytes, what: str) -> None:
         """`where`: SQL for the model's row; `value`: its model_weights. Raises MopError."""
         self.source = weights.find(db, table, where, value, what)

@@ -5,17 +5,25 @@ predict with it, on the servers that hold the rows. So sessions, trainers and se
 and mop_runs shows the run while it goes on.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import psycopg2
 
+from pg_mop.api.common.model_table import TableModel
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.call.configurations import Configurations
 from pg_mop.call.inputs import Inputs
-from pg_mop.call.spec import Output, RunSpec
+from pg_mop.call.spec import Application, Output, RunResult, RunSpec
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.inference.parts import why_alone
+from pg_mop.inference.raw_table import RawTable
+from pg_mop.packing.packed_table import PackedTable
 from pg_mop.run.coordinator import apply
 
 WORTH_BYTES = 128 << 20  # of rows; with fewer, to start several trainers takes longer than they save
@@ -28,25 +36,28 @@ class OnSegments:
     row."""
 
     spec: RunSpec
-    first: dict | None
+    first: list[Any] | None
 
-    def run(self, output, output_name, gather=None):
+    def run(self, output: str, output_name: str | None, gather: Callable[..., None] | None = None) -> RunResult | None:
         """Apply the model. Returns the RunResult; None if it could not be done: then the caller is told, and the session
         does the work itself. Raises errors of `gather`.
 
         `output`: the output table, quoted; `output_name`: as the caller writes it; `gather(servers, segments)`: writes
         the results that the units have left on their servers.
         """
-        db, gathering = self.spec.inputs.db, []
+        db, application = self.spec.inputs.db, self.spec.application
+        assert application is not None
+        gathering: list[bool] = []
 
-        def gather_results(servers, segments):
+        def gather_results(servers: Any, segments: Any) -> None:
+            assert gather is not None
             gathering.append(True)
             gather(servers, segments)
 
         spec = dataclasses.replace(
             self.spec,
-            output=Output(output_name, output, lambda result: None),
-            application=dataclasses.replace(self.spec.application, gather=gather_results if gather else None),
+            output=Output(str(output_name), output, lambda result: None),
+            application=dataclasses.replace(application, gather=gather_results if gather else None),
         )
         try:
             return apply(spec)
@@ -57,7 +68,17 @@ class OnSegments:
             return None
 
 
-def on_segments(db, table, function, model, use_gpus, application, compares=False, copies=False, **parameters):
+def on_segments(
+    db: Database,
+    table: PackedTable | RawTable,
+    function: str,
+    model: TableModel,
+    use_gpus: bool | None,
+    application: Callable[[Inputs], Application],
+    compares: bool = False,
+    copies: bool = False,
+    **parameters: Any,
+) -> OnSegments | None:
     """The call that applies `model` to a table on all segments at once. None if that is impossible or does not pay; a
     NOTICE tells the caller if an error is the reason.
 
@@ -78,7 +99,17 @@ def on_segments(db, table, function, model, use_gpus, application, compares=Fals
         return None
 
 
-def _spec(db, table, function, model, use_gpus, application, copies, compile_params=NOTHING, functions=None):
+def _spec(
+    db: Database,
+    table: PackedTable | RawTable,
+    function: str,
+    model: TableModel,
+    use_gpus: bool | None,
+    application: Callable[[Inputs], Application],
+    copies: bool,
+    compile_params: str = NOTHING,
+    functions: str | None = None,
+) -> RunSpec:
     """`functions`: the object table of the model's custom functions (quoted), or None. Raises MopError."""
     inputs = Inputs.read(db, table, None, 1, 1, use_gpus, copies=copies)
     inputs.options.update(resume=False, reuse=False)
@@ -107,7 +138,7 @@ def _spec(db, table, function, model, use_gpus, application, copies, compile_par
     )
 
 
-def _is_worthwhile(db, table):
+def _is_worthwhile(db: Database, table: Table) -> bool:
     """True if several sessions take less time than the caller's own to go through a Table on this server: where the
     table is large, or where the pool has several trainers of the caller."""
     return _idle_trainers(db) > 1 or db.value(
@@ -117,7 +148,7 @@ def _is_worthwhile(db, table):
     )
 
 
-def _idle_trainers(db):
+def _idle_trainers(db: Database) -> int:
     """How many trainers in the pool are idle for the caller's role in this database."""
     return db.value(
         f"SELECT count(*) FROM {db.extension}.mop_trainers WHERE state = 'idle' AND role = current_user "
@@ -127,13 +158,13 @@ def _idle_trainers(db):
     )
 
 
-def first_row(db, table, call):
+def first_row(db: Database, table: PackedTable | RawTable, call: OnSegments | None) -> list[Any] | None:
     """The `shape_columns` of any row of a PackedTable or a RawTable, as the OnSegments knows it or, without one, as the
     caller's own session reads it; None if the table is empty."""
     return PostgreSQL(db).first_row(table, table.shape_columns()) if call is None else call.first
 
 
-def tell_alone(db, error):
+def tell_alone(db: Database, error: Any) -> None:
     """Tell the caller why the session works alone. Raises a cancel."""
     if is_cancel(error):  # a cancel, in PostgreSQL's own words
         raise error

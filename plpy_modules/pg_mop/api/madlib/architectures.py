@@ -1,8 +1,12 @@
 """Architecture tables: load_keras_model and delete_keras_model (docs/contract/arch_and_objects.md, section 1)."""
 
+from __future__ import annotations
+
 import secrets
+from typing import Any
 
 from pg_mop.backend import trainers
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
@@ -18,33 +22,47 @@ COLUMNS = {
 
 
 @sql_function
-def load_keras_model(db, keras_model_arch_table, model_arch, model_weights, name, description):
+def load_keras_model(
+    db: Database,
+    keras_model_arch_table: str | None,
+    model_arch: str | None,
+    model_weights: bytes | None,
+    name: str | None,
+    description: str | None,
+) -> None:
     """Append an architecture to a table, which is created if it does not exist. The JSON is stored unchanged."""
     append(db, keras_model_arch_table, model_arch, model_weights, name, description)
 
 
-def append(db, keras_model_arch_table, model_arch, model_weights, name, description):
+def append(
+    db: Database,
+    keras_model_arch_table: str | None,
+    model_arch: str | None,
+    model_weights: bytes | None,
+    name: str | None,
+    description: str | None,
+) -> int:
     """Append an architecture as load_keras_model does; return its model_id. Raises MopError."""
     if keras_model_arch_table is None or not keras_model_arch_table.strip():
         raise MopError("NULL/empty output table name")
     if model_arch is None:
         raise MopError("model_arch must not be NULL", hint="It takes the JSON that Keras' Model.to_json() writes.")
-    table = db.find_table(keras_model_arch_table)
-    if table is None:
-        made = db.output_table(keras_model_arch_table)
+    existing = db.find_table(keras_model_arch_table)
+    if existing is None:
+        table = db.output_table(keras_model_arch_table)
         columns = ", ".join(f"{quote_identifier(c)} {t}" for c, t in COLUMNS.items())
-        db.execute(f"CREATE TABLE {made} ({columns})")
-        db.info(f"Keras model architecture table {made} created")
-        table = made
+        db.execute(f"CREATE TABLE {table} ({columns})")
+        db.info(f"Keras model architecture table {table} created")
     else:
-        _check_columns(db, table, keras_model_arch_table)
-    own = "", ""
+        _check_columns(db, existing, keras_model_arch_table)
+        table = str(existing)
+    ids = "", ""
     if db.has_segments and (sequence := db.value("SELECT pg_get_serial_sequence($1, 'model_id')", ["text"], [table])):
         # On Greenplum, a sequence value taken by a segment costs 0.25 s. The coordinator takes it here.
-        own = "model_id, ", f"(SELECT nextval({quote_literal(sequence)})), "
+        ids = "model_id, ", f"(SELECT nextval({quote_literal(sequence)})), "
     model_id = db.value(
-        f"INSERT INTO {table} ({own[0]}model_arch, model_weights, name, description, __internal_madlib_id__) "
-        f"VALUES ({own[1]}$1::json, $2, $3, $4, $5) RETURNING model_id",
+        f"INSERT INTO {table} ({ids[0]}model_arch, model_weights, name, description, __internal_madlib_id__) "
+        f"VALUES ({ids[1]}$1::json, $2, $3, $4, $5) RETURNING model_id",
         ["text", "bytea", "text", "text", "text"],
         [model_arch, model_weights, name, description, secrets.token_hex(16)],
     )
@@ -54,7 +72,7 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
 
 
 @sql_function
-def delete_keras_model(db, keras_model_arch_table, model_id):
+def delete_keras_model(db: Database, keras_model_arch_table: str | None, model_id: int | None) -> None:
     """Delete an architecture; the table goes with its last row."""
     table = db.input_table(keras_model_arch_table, "model architecture table")
     _check_columns(db, table, keras_model_arch_table)
@@ -68,7 +86,7 @@ def delete_keras_model(db, keras_model_arch_table, model_id):
         db.info(f"table {table} dropped, as it is empty")
 
 
-def open_table(db, text):
+def open_table(db: Database, text: str | None) -> Table:
     """The model architecture table (a Table) with the name `text`. Raises MopError."""
     table = db.input_table(
         text, "model architecture table", hint=f"To create one: SELECT {db.extension}.load_keras_model(...);"
@@ -79,7 +97,7 @@ def open_table(db, text):
     return table
 
 
-def check_list(model_ids):
+def check_list(model_ids: list[Any] | None) -> None:
     """Raises MopError unless a list of ids is a one-dimensional array without NULLs."""
     if not model_ids or None in model_ids:
         raise MopError("model_id_list must not be NULL, empty or have NULLs")
@@ -87,7 +105,7 @@ def check_list(model_ids):
         raise MopError("model_id_list must be an array of one dimension", hint="For instance: ARRAY[1, 2]")
 
 
-def _check_columns(db, table, text):
-    missing = [c for c in COLUMNS if c not in db.columns(table)]
-    if missing:
-        raise MopError(f'"{text}" is no model architecture table: it has no column {", ".join(missing)}')
+def _check_columns(db: Database, table: Table, text: str | None) -> None:
+    absent_columns = [c for c in COLUMNS if c not in db.columns(table)]
+    if absent_columns:
+        raise MopError(f'"{text}" is no model architecture table: it has no column {", ".join(absent_columns)}')

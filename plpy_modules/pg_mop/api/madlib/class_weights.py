@@ -1,8 +1,14 @@
 """Class weights of fit parameters, given by label or as 'balanced', as weights of class numbers."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Iterable
+from typing import Any
 
 from mop_udf.params.params import ParameterError
+from pg_mop.engines.base import Engine
+from pg_mop.packing.packed_table import PackedTable
 
 SHOWN = 8  # classes in an error
 
@@ -14,10 +20,10 @@ class ClassWeights:
     {class number: weight}. It raises ParameterError where a key is not a class.
     """
 
-    def __init__(self, packed, engine):
+    def __init__(self, packed: PackedTable, engine: Engine) -> None:
         self.packed, self.engine = packed, engine
 
-    def __call__(self, weights):
+    def __call__(self, weights: Any) -> dict[int, float]:
         if len(self.packed.outputs) > 1:  # call/configurations.py refuses it with the architecture
             return weights if isinstance(weights, dict) else {}
         if len(self.engine.shapes(self.packed)[self.packed.outputs[0]]) > 1:
@@ -38,17 +44,17 @@ class ClassWeights:
         return dict(sorted(numbers.items()))
 
     @property
-    def _labels(self):
+    def _labels(self) -> list[str | None] | None:
         """The class values in the order of the classes, as PostgreSQL writes them; None where there are none. A single
         number has the classes 0 and 1."""
         classes = self.packed.transform.outputs[0].classes
         return ["0", "1"] if classes is None and self._width == 1 else classes
 
     @functools.cached_property
-    def _width(self):
+    def _width(self) -> int:
         return self.engine.shapes(self.packed)[self.packed.outputs[0]][0]
 
-    def _check_numbers(self, keys):
+    def _check_numbers(self, keys: Iterable[Any]) -> None:
         """Raise ParameterError where a number is not a class, or where the numbers are ambiguous: all of them are also
         labels of other classes."""
         labels, classes = self._labels or [], max(2, self._width)
@@ -66,7 +72,7 @@ class ClassWeights:
                 f"another: write {{'{key}': ...}} for the label, or {{{labels[key]!r}: ...}}"
             )
 
-    def _number(self, key):
+    def _number(self, key: Any) -> int:
         """The number of the class that a key names."""
         if isinstance(key, int) and not isinstance(key, bool):
             return key
@@ -84,12 +90,12 @@ class ClassWeights:
         return self._labels.index(text)
 
     @functools.cached_property
-    def _balanced(self):
+    def _balanced(self) -> dict[int, float]:
         """Weights in inverse proportion to how many rows a class has, 1 on the mean of all rows."""
         counts = None if self._width > 1 and self.packed.regression else self.engine.class_counts(self.packed)
         if counts is None:
             raise ParameterError(
                 f"class_weight='balanced' needs classes, but the output of \"{self.packed.text}\" is numbers"
             )
-        present = [count for count in counts if count]
-        return {number: sum(present) / (len(present) * count) for number, count in enumerate(counts) if count}
+        counts_there = [count for count in counts if count]
+        return {number: sum(counts_there) / (len(counts_there) * count) for number, count in enumerate(counts) if count}

@@ -3,17 +3,23 @@
 See docs/contract/fit_evaluate_predict.md, section 2.
 """
 
-import functools
+from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from mop_udf.aggregate import Session
 from mop_udf.architecture import architecture_shapes
 from mop_udf.params import params
 from pg_mop.api.common.model_table import StoredModel
 from pg_mop.api.common.output import as_json
 from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
 from pg_mop.api.madlib import applying
-from pg_mop.api.madlib.applying import first_row
+from pg_mop.api.madlib.applying import OnSegments, first_row
 from pg_mop.api.tables.pack import is_raw, packed_for
 from pg_mop.backend import object_table
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.call.spec import Application
@@ -24,7 +30,15 @@ FUNCTION = "madlib_keras_evaluate"
 
 
 @with_trainer
-def madlib_keras_evaluate(db, session, model_table, test_table, output_table, use_gpus, mst_key):
+def madlib_keras_evaluate(
+    db: Database,
+    session: Session,
+    model_table: str | None,
+    test_table: str | None,
+    output_table: str | None,
+    use_gpus: bool | None,
+    mst_key: int | None,
+) -> None:
     """Write one row (loss, metric, metrics_type, loss_type) to `output_table`.
 
     `test_table`: packed; or a table, a view or a query with raw rows, which are packed with the model's transform first.
@@ -61,17 +75,25 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     )
 
 
-def _report(db, session, packed, model, use_gpus, output, output_table):
+def _report(
+    db: Database,
+    session: Session,
+    packed: PackedTable,
+    model: StoredModel,
+    use_gpus: bool | None,
+    output: str,
+    output_table: str | None,
+) -> Mapping[str, Any]:
     """The loss and the metrics of the model on a packed table. Raises MopError."""
     call = on_segments(db, packed, model, use_gpus)
     first = first_row(db, packed, call)
     if first is None:
         raise MopError(f'test table "{packed.text}" has no rows')
     shapes = packed.shapes_of(first)
-    given = [shapes[c] for c in packed.inputs]
-    if given != model.input_shapes:
+    shapes_of_inputs = [shapes[c] for c in packed.inputs]
+    if shapes_of_inputs != model.input_shapes:
         raise MopError(
-            f'the model takes input of shapes {model.input_shapes}, "{packed.text}" has {given}: '
+            f'the model takes input of shapes {model.input_shapes}, "{packed.text}" has {shapes_of_inputs}: '
             f"input shape does not match"
         )
     if difference := packed.differs(model):
@@ -79,17 +101,17 @@ def _report(db, session, packed, model, use_gpus, output, output_table):
             f'"{packed.text}" was packed otherwise than the rows that the model was trained on: it has {difference}',
             hint="Pack it by validation_preprocessor_dl with the same training table.",
         )
-    wanted = packed.wanted_outputs(shapes)
-    if problem := architecture_shapes.output_misfit(model.outputs, wanted):
+    wanted_outputs = packed.wanted_outputs(shapes)
+    if problem := architecture_shapes.output_misfit(model.outputs, wanted_outputs):
         raise MopError(problem)
     if call is not None:
-        call.spec.configurations.outputs = wanted
+        call.spec.configurations.outputs = wanted_outputs
     if call is not None and (result := call.run(output, output_table)) is not None:
         return next(row for row in result.metrics if row["dataset"] == "training")
-    return alone(db, session, packed, model, wanted, use_gpus)
+    return alone(db, session, packed, model, wanted_outputs, use_gpus)
 
 
-def on_segments(db, packed, model, use_gpus):
+def on_segments(db: Database, packed: PackedTable, model: StoredModel, use_gpus: bool | None) -> OnSegments | None:
     """The OnSegments that evaluates all segments at once; None if there are not several, or if that is not possible."""
     if not packed.foreign and (
         not packed.keyed
@@ -114,7 +136,14 @@ def on_segments(db, packed, model, use_gpus):
     )
 
 
-def alone(db, session, packed, model, wanted, use_gpus):
+def alone(
+    db: Database,
+    session: Session,
+    packed: PackedTable,
+    model: StoredModel,
+    wanted: dict[str, Any],
+    use_gpus: bool | None,
+) -> dict[str, Any]:
     """{"loss", "metric", "metrics"} by a trainer of the caller's session. Raises MopError."""
     columns = ", ".join(
         f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
@@ -153,8 +182,8 @@ def alone(db, session, packed, model, wanted, use_gpus):
         )
         # one buffer at a time: it may be large (not by an aggregate: Greenplum runs no other query within it)
         cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id")
-        while found := list(cursor.fetch(1)):
-            buffer, *values = found[0].values()
+        while rows := list(cursor.fetch(1)):
+            buffer, *values = rows[0].values()
             session.rows(1, buffer, values[::2], values[1::2])
         cursor.close()
         report = session.end()["models"][0]

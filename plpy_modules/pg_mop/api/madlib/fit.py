@@ -1,15 +1,21 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from mop_udf.params import params
 from pg_mop import __version__
 from pg_mop.api.common.output import PreviousModel, digests_column, insert, model_tables, tell_of_large, write_summary
 from pg_mop.api.madlib.class_weights import ClassWeights
 from pg_mop.backend import object_table, weights
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.call.configurations import Configurations
+from pg_mop.call.earlier import Earlier
 from pg_mop.call.inputs import Inputs
-from pg_mop.call.spec import Output, RunSpec
+from pg_mop.call.spec import Output, RunResult, RunSpec
 from pg_mop.columns import madlib
 from pg_mop.run.coordinator import execute
 
@@ -18,22 +24,22 @@ FUNCTION = "madlib_keras_fit"
 
 @sql_function
 def madlib_keras_fit(
-    db,
-    source_table,
-    model,
-    model_arch_table,
-    model_id,
-    compile_params,
-    fit_params,
-    num_iterations,
-    use_gpus,
-    validation_table,
-    metrics_compute_frequency,
-    warm_start,
-    name,
-    description,
-    object_table_name,
-):
+    db: Database,
+    source_table: str | None,
+    model: str | None,
+    model_arch_table: str | None,
+    model_id: int | None,
+    compile_params: str | None,
+    fit_params: str | None,
+    num_iterations: int | None,
+    use_gpus: bool | None,
+    validation_table: str | None,
+    metrics_compute_frequency: int | None,
+    warm_start: bool | None,
+    name: str | None,
+    description: str | None,
+    object_table_name: str | None,
+) -> None:
     """Train one model (docs/contract/fit_evaluate_predict.md, section 1). Arguments as in SQL; returns nothing.
 
     By the setting pg_mop.fit_strategy: `averaging`, data-parallel with the average of the segments' weights after every
@@ -60,7 +66,7 @@ def madlib_keras_fit(
     )
 
 
-def train(db, arguments, earlier=None):
+def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = None) -> None:
     """Train with the arguments of madlib_keras_fit (a dict); `earlier`: the run that mop_resume goes on with, or
     mop_replay repeats (:class:`~pg_mop.call.earlier.Earlier`)."""
     a = arguments
@@ -94,7 +100,7 @@ def train(db, arguments, earlier=None):
     configurations.check([c], functions)
     table, summary = output
 
-    def write(result):
+    def write(result: RunResult) -> None:
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
         db.identify_by_all(table)
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
@@ -164,7 +170,9 @@ def train(db, arguments, earlier=None):
     )
 
 
-def read_model(db, model_arch_table, model_id, previous):
+def read_model(
+    db: Database, model_arch_table: str | None, model_id: int | None, previous: PreviousModel | None
+) -> dict[str, Any]:
     """The configuration of an architecture table's model, without parameter strings. `previous`: of a warm start, or
     None. Raises MopError."""
     arch = db.input_table(
@@ -192,7 +200,7 @@ def read_model(db, model_arch_table, model_id, previous):
     return c
 
 
-def weights_of(result):
+def weights_of(result: RunResult) -> Any:
     """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
     from pg_mop.backend.arrays import state
 

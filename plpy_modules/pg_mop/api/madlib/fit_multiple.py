@@ -1,5 +1,10 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from mop_udf.params import params
 from pg_mop.api.common.output import PreviousModels, insert, model_tables, tell_of_large, write_models_summary
 from pg_mop.api.common.winner import winner
@@ -7,12 +12,14 @@ from pg_mop.api.madlib.class_weights import ClassWeights
 from pg_mop.api.madlib.configurations import architecture_table
 from pg_mop.api.search.folds import FoldsOfRun, check_folds, fold_trials, without_folds
 from pg_mop.backend import object_table, weights
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function, sql_procedure
 from pg_mop.backend.trusted import check_summary
 from pg_mop.call.configurations import Configurations, is_super_net
+from pg_mop.call.earlier import Earlier
 from pg_mop.call.inputs import Inputs
-from pg_mop.call.spec import Output, RunSpec
+from pg_mop.call.spec import Output, RunResult, RunSpec
 from pg_mop.run.coordinator import execute
 from pg_mop.run.messages import warn_of_failures
 
@@ -34,7 +41,7 @@ ARGUMENTS = (
 
 
 @sql_function
-def madlib_keras_fit_multiple_model(db, *values):
+def madlib_keras_fit_multiple_model(db: Database, *values: Any) -> None:
     """Train the configurations of a selection table (docs/contract/fit_multiple.md). Arguments as in SQL; returns nothing.
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
@@ -43,12 +50,12 @@ def madlib_keras_fit_multiple_model(db, *values):
 
 
 @sql_procedure
-def mop_fit_multiple_model(db, *values):
+def mop_fit_multiple_model(db: Database, *values: Any) -> None:
     """The same as a procedure, which commits between waits: nothing of it holds back VACUUM while units run."""
     train(db, dict(zip(ARGUMENTS, values)))
 
 
-def train(db, arguments, earlier=None):
+def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = None) -> None:
     """Train with the arguments of madlib_keras_fit_multiple_model (a dict); `earlier`: the run that mop_resume goes on
     with, or mop_replay repeats (:class:`~pg_mop.call.earlier.Earlier`)."""
     a = without_folds(arguments)
@@ -91,7 +98,7 @@ def train(db, arguments, earlier=None):
         configurations.check([{**c, "error": None} for c in earlier.configurations], selection.functions)
     model, info, summary = output
 
-    def write(result):
+    def write(result: RunResult) -> None:
         write_models(result, model, info, previous)
         result.winner = winner(db, info)
         write_models_summary(
@@ -130,42 +137,50 @@ def train(db, arguments, earlier=None):
 
 
 class SelectionTable:
-    """A model selection table: which configurations there are, and the tables that it refers to."""
+    """A model selection table: which configurations there are, and the tables that it refers to.
 
-    def __init__(self, db, text, arch_table_name, object_table_name):
+    `table`, `arch_table`: where the configurations are read from; a run that goes on has its own.
+    """
+
+    table: Table
+    arch_table: str | None
+
+    def __init__(self, db: Database, text: str, arch_table_name: str | None, object_table_name: str | None) -> None:
         self.db, self.text, self.arch_table_name, self.object_table = db, text, arch_table_name, object_table_name
         self.functions = None if object_table_name is None else object_table.check(db, object_table_name)
 
     @classmethod
-    def of_run(cls, db, earlier):
+    def of_run(cls, db: Database, earlier: Earlier) -> SelectionTable:
         """The selection table of an earlier run, whose configurations are taken as they were then."""
-        names = (earlier.tables.get(name) for name in ("model_arch_table", "object_table"))
-        return cls(db, earlier.arguments["model_selection_table"], *names)
+        tables = earlier.tables
+        text = earlier.arguments["model_selection_table"]
+        return cls(db, text, tables.get("model_arch_table"), tables.get("object_table"))
 
     @classmethod
-    def read(cls, db, text):
+    def read(cls, db: Database, text: str | None) -> SelectionTable:
         """The selection table that the caller calls `text`. Raises MopError."""
         hint = f"SELECT {db.extension}.generate_model_configs(...) (or load_model_selection_table) makes it."
         table = db.input_table(text, "model selection table", hint=hint)
+        text = str(text)
         what = "summary of the model selection table"
         summary = db.input_table(db.suffixed(text, "_summary"), what, hint=hint, rows=False)
         check_summary(db, table, summary)
         if db.one(f"SELECT 1 AS x FROM {summary} LIMIT 1") is None:
             raise MopError(f'{what} "{db.suffixed(text, "_summary")}" is empty', hint=hint)
-        for relation, wanted in (
+        for relation, columns in (
             (table, ("mst_key", "model_id", "compile_params", "fit_params")),
             (summary, ("model_arch_table", "object_table")),
         ):
-            missing = [c for c in wanted if c not in db.columns(relation)]
-            if missing:
-                raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
-            db.check_built_in(relation, (*wanted, "model_arch_schema"))
+            absent_columns = [c for c in columns if c not in db.columns(relation)]
+            if absent_columns:
+                raise MopError(f'{relation} has no column "{absent_columns[0]}"', hint=hint)
+            db.check_built_in(relation, (*columns, "model_arch_schema"))
         arch_table_name, arch_table = architecture_table(db, summary)
         selection = cls(db, text, arch_table_name, db.value(f"SELECT object_table FROM {summary}"))
         selection.table, selection.arch_table = table, arch_table
         return selection
 
-    def rows(self, previous):
+    def rows(self, previous: PreviousModels | None) -> list[dict[str, Any]]:
         """The configurations of the table. `previous`: of a warm start, or None. Raises MopError."""
         db, table, text = self.db, self.table, self.text
         arch = db.input_table(
@@ -195,7 +210,7 @@ class SelectionTable:
             c["problem"] = self._start(c, arch, previous)
         return configurations
 
-    def make(self, mst_key, added):
+    def make(self, mst_key: int, added: tuple[Any, ...]) -> dict[str, Any]:
         """A configuration that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = added
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
@@ -218,14 +233,14 @@ class SelectionTable:
         c["model_arch"] = c["model_arch"] or "{}"  # the catalog has an architecture for each configuration
         return c
 
-    def unusable(self, count):
+    def unusable(self, count: int) -> str:
         """Begins the error for `count` configurations that cannot be trained."""
         return (
             f'model selection table "{self.text}" has {count} configuration{"s" if count > 1 else ""} '
             f"that cannot be trained"
         )
 
-    def _start(self, c, arch, previous):
+    def _start(self, c: dict[str, Any], arch: Table, previous: PreviousModels | None) -> str | None:
         """Give a configuration its initial weights (docs/contract/fit_multiple.md, section 2.1).
 
         Returns the reason if it cannot start, else None."""
@@ -240,7 +255,7 @@ class SelectionTable:
         return None
 
 
-def write_models(result, model, info, previous):
+def write_models(result: RunResult, model: str, info: str, previous: PreviousModels | None) -> None:
     """Write the model table and the info table (docs/contract/fit_multiple.md, sections 5.1 and 5.2).
 
     `previous`: of a warm start, or None.
@@ -281,11 +296,11 @@ def write_models(result, model, info, previous):
     tell_of_large(db, model, values)
 
 
-def _is_trained(outcome):
+def _is_trained(outcome: Mapping[str, Any]) -> bool:
     return outcome["error"] is None and outcome["stage"] is not None
 
 
-def weights_of(result, outcomes):
+def weights_of(result: RunResult, outcomes: list[dict[str, Any]]) -> Iterator[Any]:
     """The weights (lists of arrays) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.backend.arrays import state
 
@@ -293,7 +308,7 @@ def weights_of(result, outcomes):
         yield state.output_weights(its)
 
 
-def info_of(result, c, size):
+def info_of(result: RunResult, c: Mapping[str, Any], size: int | None) -> dict[str, tuple[str, Any]]:
     """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
     key = c["mst_key"]
     compiled = result.configurations[key].get("compile")  # None: the parameters could not be read

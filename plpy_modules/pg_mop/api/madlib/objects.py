@@ -4,7 +4,10 @@ See docs/contract/arch_and_objects.md, section 2. Only superusers may call them.
 happens in a separate process.
 """
 
+from __future__ import annotations
+
 from pg_mop.backend import program
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.object_table import COLUMNS, table_name
@@ -12,7 +15,9 @@ from pg_mop.backend.quoting import quote_identifier
 
 
 @sql_function
-def load_custom_function(db, object_table, data, name, description):
+def load_custom_function(
+    db: Database, object_table: str | None, data: bytes | None, name: str | None, description: str | None
+) -> None:
     """Store a function pickled by dill (bytes) under a name. The table is created if it does not exist."""
     _superuser_only(db)
     if data is None:
@@ -25,7 +30,7 @@ def load_custom_function(db, object_table, data, name, description):
 
 
 @sql_function
-def load_top_k_accuracy_function(db, object_table, k):
+def load_top_k_accuracy_function(db: Database, object_table: str | None, k: int | None) -> None:
     """Store the metric top_<k>_accuracy."""
     _superuser_only(db)
     if k is None or k < 1:
@@ -35,20 +40,20 @@ def load_top_k_accuracy_function(db, object_table, k):
     db.info(f"custom function {name} added to table {db.extension}.{quote_identifier(table_name(db, object_table))}")
 
 
-def top_k_categorical_acc_pickled(n, name):
+def top_k_categorical_acc_pickled(n: int, name: str) -> bytes:
     """The pickle (bytes) of Keras' top_k_categorical_accuracy with k = `n`, as a function called `name`."""
     return _program("top_k", str(int(n)), str(name))
 
 
 @sql_function
-def delete_custom_function(db, object_table, id):
+def delete_custom_function(db: Database, object_table: str | None, id: int | str | None) -> None:
     """Delete a function by id (int) or name (str); the table goes with its last row."""
     _superuser_only(db)
     if id is None:
         raise MopError("the id or name of a custom function must not be NULL")
     table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
-    found = db.input_table(table, "object table")
-    _check_columns(db, found, object_table)
+    row = db.input_table(table, "object table")
+    _check_columns(db, row, object_table)
     column, kind = ("id", "integer") if isinstance(id, int) else ("name", "text")
     if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [id]):
         raise MopError(
@@ -59,15 +64,15 @@ def delete_custom_function(db, object_table, id):
         db.execute(f"DROP TABLE {table}")
 
 
-def _insert(db, object_table, data, name, description):
+def _insert(db: Database, object_table: str | None, data: bytes, name: str, description: str | None) -> None:
     table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
-    found = db.find_table(table)
-    if found is None:
+    existing = db.find_table(table)
+    if existing is None:
         db.output_table(table)
         db.execute(f"CREATE TABLE {table} (id serial, name text PRIMARY KEY, description text, object bytea)")
         db.execute(f"GRANT SELECT ON {table} TO PUBLIC")  # every role may train with the functions of superusers
     else:
-        _check_columns(db, found, object_table)
+        _check_columns(db, existing, object_table)
     if db.value(f"SELECT 1 FROM {table} WHERE name = $1", ["text"], [name]):
         raise MopError(
             f'a custom function "{name}" already exists in object table "{object_table}"',
@@ -80,13 +85,13 @@ def _insert(db, object_table, data, name, description):
     )
 
 
-def _check_columns(db, table, text):
-    missing = [c for c in COLUMNS if c not in db.columns(table)]
-    if missing:
-        raise MopError(f'"{text}" is no object table: it has no column {", ".join(missing)}')
+def _check_columns(db: Database, table: Table, text: str | None) -> None:
+    absent_columns = [c for c in COLUMNS if c not in db.columns(table)]
+    if absent_columns:
+        raise MopError(f'"{text}" is no object table: it has no column {", ".join(absent_columns)}')
 
 
-def _superuser_only(db):
+def _superuser_only(db: Database) -> None:
     if not db.is_superuser():
         raise MopError(
             "only a superuser may load or delete custom functions",
@@ -95,7 +100,7 @@ def _superuser_only(db):
         )
 
 
-def _program(*arguments, stdin=b""):
+def _program(*arguments: str, stdin: bytes = b"") -> bytes:
     """Run `python -m mop_udf.training.objects`, and return its output. Raises MopError if it fails."""
     return program.run(
         "mop_udf.training.objects",

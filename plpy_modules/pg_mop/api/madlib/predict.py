@@ -3,24 +3,29 @@
 See docs/contract/fit_evaluate_predict.md, sections 3 and 4.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pg_mop.api.common.model_table import OwnModel, StoredModel
+from mop_udf.aggregate import Session
+from pg_mop.api.common.model_table import OwnModel, StoredModel, TableModel
 from pg_mop.api.common.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.api.madlib import applying
-from pg_mop.api.madlib.applying import first_row, tell_alone
+from pg_mop.api.madlib.applying import OnSegments, first_row, tell_alone
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
+from pg_mop.call.inputs import Inputs
 from pg_mop.call.spec import Application
 from pg_mop.call.unit_specs import UnitSpecs
 from pg_mop.engines import greenplum
 from pg_mop.inference import at_segments
-from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes, predictions
+from pg_mop.inference.prediction import Choice, Predictor, Reader, Rows, check_shapes, predictions
 from pg_mop.inference.raw_table import RawTable
 from pg_mop.schedule.unit import Unit
 from pg_mop.schedule.unit_batches import units_of
@@ -28,8 +33,17 @@ from pg_mop.schedule.unit_batches import units_of
 
 @with_trainer
 def madlib_keras_predict(
-    db, session, model_table, test_table, id_col, independent_varname, output_table, pred_type, use_gpus, mst_key
-):
+    db: Database,
+    session: Session,
+    model_table: str | None,
+    test_table: str | None,
+    id_col: str | None,
+    independent_varname: str | None,
+    output_table: str | None,
+    pred_type: Any,
+    use_gpus: bool | None,
+    mst_key: int | None,
+) -> None:
     """Write the predictions of a trained model for the rows of `test_table` to `output_table`."""
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
@@ -41,20 +55,20 @@ def madlib_keras_predict(
 
 @with_trainer
 def madlib_keras_predict_byom(
-    db,
-    session,
-    model_arch_table,
-    model_id,
-    test_table,
-    id_col,
-    independent_varname,
-    output_table,
-    pred_type,
-    use_gpus,
-    class_values,
-    normalizing_const,
-    dependent_count,
-):
+    db: Database,
+    session: Session,
+    model_arch_table: str | None,
+    model_id: int | None,
+    test_table: str | None,
+    id_col: str | None,
+    independent_varname: str | None,
+    output_table: str | None,
+    pred_type: Any,
+    use_gpus: bool | None,
+    class_values: list[Any] | None,
+    normalizing_const: float | None,
+    dependent_count: int | None,
+) -> None:
     """Write the predictions of the caller's own model, from an architecture table."""
     choice = Choice(pred_type)
     model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)
@@ -62,7 +76,16 @@ def madlib_keras_predict_byom(
     _write(db, session, "madlib_keras_predict_byom", model, test, output_table, choice, use_gpus)
 
 
-def _write(db, session, function, model, test, output_table, choice, use_gpus):
+def _write(
+    db: Database,
+    session: Session,
+    function: str,
+    model: TableModel,
+    test: RawTable,
+    output_table: str | None,
+    choice: Choice,
+    use_gpus: bool | None,
+) -> None:
     """Predict on all partitions at once, on Greenplum on all segments, or in the caller's transaction with the trainer of
     the caller's session. Rows stream through a trainer in chunks."""
     if model.regression:
@@ -71,7 +94,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
     model.check_names(test.inputs)
     table = db.output_table(output_table)
-    # (other sessions and segments get the architecture and the weights, but no code)
+    # other sessions and segments get the architecture and the weights, but no code
     alone = bool(model.objects)
     call = on_partitions(db, test, function, model, use_gpus, choice) if test.in_parts and not alone else None
     first = first_row(db, test, call)
@@ -80,10 +103,10 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     check_shapes(first, test.inputs, model.input_shapes)
     output = PredictionTable(db, table, test, choice)
     if call is not None:
-        done = call.run(table, output_table, output.gather) is not None
+        is_written = call.run(table, output_table, output.gather) is not None
     else:
-        done = db.has_segments and not alone and _on_segments(db, test, model, choice, output, use_gpus)
-    if not done:
+        is_written = db.has_segments and not alone and _on_segments(db, test, model, choice, output, use_gpus)
+    if not is_written:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
             model.lend(trainer, db)
             reader = Reader(db, test.table, test.identifier, test.inputs, model)
@@ -92,7 +115,9 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     output.tell()
 
 
-def _on_segments(db, test, model, choice, output, use_gpus):
+def _on_segments(
+    db: Database, test: RawTable, model: TableModel, choice: Choice, output: PredictionTable, use_gpus: bool | None
+) -> bool:
     """Predict on Greenplum's segments by one statement of the caller's session. False, with a NOTICE, if that is not
     possible."""
     engine, options = greenplum.Greenplum(db, []), settings.load(db)
@@ -119,7 +144,7 @@ def _on_segments(db, test, model, choice, output, use_gpus):
 class PredictionTable:
     """The table with the predictions; it is created immediately."""
 
-    def __init__(self, db, table, test, choice):
+    def __init__(self, db: Database, table: str, test: RawTable, choice: Choice) -> None:
         """`table`: its name, quoted."""
         self.db, self.table, self.unknown = db, table, 0
         db.execute(
@@ -131,7 +156,7 @@ class PredictionTable:
         self.insert = f"INSERT INTO {table} SELECT (p.id)::{test.id_type}, {', '.join(f'p.{n}' for n in names)} FROM "
         self.insert_arrays = None
 
-    def add(self, rows):
+    def add(self, rows: Rows) -> None:
         """Write a chunk of predictions, as columns."""
         if self.insert_arrays is None:
             self.insert_arrays = self.db.plpy.prepare(
@@ -141,19 +166,19 @@ class PredictionTable:
         self.unknown += sum(probability is None for probability in rows[3])
         self.db.plpy.execute(self.insert_arrays, rows)
 
-    def gather(self, servers, parts):
+    def gather(self, servers: Mapping[str | None, Any], parts: Mapping[Any, Any]) -> None:
         """Write the predictions that worker sessions have left on their servers: {name: Server}, {key: part}."""
         for part in parts.values():
             server = servers[part.server]
             for rows in server.catalog.predictions(server.run_id, part.key):
                 self.add(json.loads(rows))
 
-    def take(self, source, types, values):
+    def take(self, source: str, types: Sequence[str], values: Sequence[Any]) -> None:
         """Write the predictions that SQL returns, `AS p(id, class_name, class_value, prob, rank)`."""
         self.db.execute(self.insert + source, types, values)
         self.unknown = self.db.value(f"SELECT count(*) FROM {self.table} WHERE prob IS NULL")
 
-    def tell(self):
+    def tell(self) -> None:
         """Warn if a row has no prediction."""
         if self.unknown:
             self.db.warning(
@@ -163,7 +188,9 @@ class PredictionTable:
             )
 
 
-def on_partitions(db, test, function, model, use_gpus, choice):
+def on_partitions(
+    db: Database, test: RawTable, function: str, model: TableModel, use_gpus: bool | None, choice: Choice
+) -> OnSegments | None:
     """The OnSegments that predicts for all leaf partitions at once; None if that is not possible."""
     request = {
         "identifier": test.identifier,
@@ -172,7 +199,7 @@ def on_partitions(db, test, function, model, use_gpus, choice):
         "pred_type": choice.pred_type,
     }
 
-    def application(inputs):
+    def application(inputs: Inputs) -> Application:
         return Application(functools.partial(PredictionSpecs, request=request), parts=lambda: inputs.engine.parts(test))
 
     return applying.on_segments(db, test, function, model, use_gpus, application)

@@ -3,11 +3,15 @@
 See docs/contract/preprocess.md.
 """
 
+from __future__ import annotations
+
 import secrets
+from typing import Any
 
 from mop_udf.errors import raise_error
 from pg_mop.api.madlib import packing_warnings
 from pg_mop.backend import settings
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.columns import Request, one_hot, scale
@@ -21,17 +25,17 @@ from pg_mop.packing.training import Training
 
 @sql_function
 def training_preprocessor_dl(
-    db,
-    source_table,
-    output_table,
-    dependent_varname,
-    independent_varname,
-    buffer_size,
-    normalizing_const,
-    num_classes,
-    distribution_rules,
-    dependent_dtype=None,
-):
+    db: Database,
+    source_table: str | None,
+    output_table: str | None,
+    dependent_varname: str | None,
+    independent_varname: str | None,
+    buffer_size: int | None,
+    normalizing_const: float | None,
+    num_classes: list[int | None] | None,
+    distribution_rules: str | None,
+    dependent_dtype: str | None = None,
+) -> None:
     """Pack `source_table`, shuffled by the seed, and write its classes to the summary."""
     dtype = (dependent_dtype or "int16").strip().lower()
     if dtype not in DTYPES:
@@ -49,8 +53,8 @@ def training_preprocessor_dl(
         widths = _check_num_classes(num_classes, len(names.outputs))
         transform = names.fit(db, source, [Request(constant, dtype, width) for width in widths])
         packed_names = names.packed_names()
-        summary.write(db, summary_table, source_table, output_table, transform, placement)
-        given = num_classes is not None or any(column.classes for column in transform.outputs)
+        summary.write(db, summary_table, str(source_table), str(output_table), transform, placement)
+        has_classes = num_classes is not None or any(column.classes for column in transform.outputs)
         seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
         table.pack(
             db,
@@ -61,7 +65,7 @@ def training_preprocessor_dl(
             packed_names,
             buffer_size,
             placement,
-            [column.shape[-1] for column in transform.outputs] if given else [],
+            [column.shape[-1] for column in transform.outputs] if has_classes else [],
             seed,
         )
         packing_warnings.warn(db, source, transform)
@@ -69,15 +73,15 @@ def training_preprocessor_dl(
 
 @sql_function
 def validation_preprocessor_dl(
-    db,
-    source_table,
-    output_table,
-    dependent_varname,
-    independent_varname,
-    training_preprocessor_table,
-    buffer_size,
-    distribution_rules,
-):
+    db: Database,
+    source_table: str | None,
+    output_table: str | None,
+    dependent_varname: str | None,
+    independent_varname: str | None,
+    training_preprocessor_table: str | None,
+    buffer_size: int | None,
+    distribution_rules: str | None,
+) -> None:
     """Pack `source_table` in scan order with the transform of a packed training table."""
     config = settings.load(db)
     source = db.input_table(source_table)
@@ -89,7 +93,7 @@ def validation_preprocessor_dl(
         names = SourceNames.of(db, source, independent_varname, dependent_varname)
         transform = names.fit_like(db, source, training.request, training.transform, training.summary)
         packed_names = names.packed_names()
-        summary.write(db, summary_table, source_table, output_table, transform, placement)
+        summary.write(db, summary_table, str(source_table), str(output_table), transform, placement)
         table.pack(
             db,
             source,
@@ -101,11 +105,11 @@ def validation_preprocessor_dl(
             placement,
             training.num_classes,
             None,
-            training.packed,
+            str(training.packed),
         )
 
 
-def _check_request(db, buffer_size, distribution_rules):
+def _check_request(db: Database, buffer_size: int | None, distribution_rules: str | None) -> None:
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer size must be positive or NULL, not {buffer_size}")
     if not db.has_segments and (distribution_rules or "").strip().lower() not in ("", "all_segments"):
@@ -117,7 +121,7 @@ def _check_request(db, buffer_size, distribution_rules):
         )
 
 
-def _check_num_classes(num_classes, outputs):
+def _check_num_classes(num_classes: list[int | None] | None, outputs: int) -> list[int | None]:
     """The requested width of each of the `outputs` dependent columns, None where the data decide. Raises MopError."""
     if num_classes is None:
         return [None] * outputs
@@ -132,17 +136,19 @@ def _check_num_classes(num_classes, outputs):
     return num_classes
 
 
-def convert_array_to_bytea(plpy, values, element):
+def convert_array_to_bytea(plpy: Any, values: list[Any], element: str) -> bytes | None:
     try:
         return buffers.to_bytes(values, element)
     except MopError as error:
         problem = error
     raise_error(plpy, f"convert_array_to_bytea: {problem.message}", problem.sqlstate, hint=problem.hint)
+    return None
 
 
-def convert_bytea_to_array(plpy, packed, element):
+def convert_bytea_to_array(plpy: Any, packed: bytes, element: str) -> list[float] | None:
     try:
         return buffers.from_bytes(packed, element)
     except MopError as error:
         problem = error
     raise_error(plpy, f"convert_bytea_to_{element}_array: {problem.message}", problem.sqlstate)
+    return None

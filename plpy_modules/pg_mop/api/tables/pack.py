@@ -203,7 +203,7 @@ def is_raw(db: Database, source: str | None) -> bool:
 
 
 @contextmanager
-def packed_for(db: Database, session: Any, model: StoredModel, source: str) -> Iterator[str]:
+def packed_for(db: Database, session: Any, model: StoredModel, source: str | None) -> Iterator[str]:
     """A temporary packed table of raw rows, with the transform of a trained model. Raises MopError."""
     name = f"pg_temp.mop_packed_{secrets.token_hex(6)}"
     trained = ModelTransform(with_shapes(model), model.summary_table)
@@ -212,7 +212,7 @@ def packed_for(db: Database, session: Any, model: StoredModel, source: str) -> I
         columns = like_training(db, found, trained, _targets(db, found, targets))
         needed = [column for c in columns.columns for column in c.sources]
         with rows_with_values(db, found, _casts(db, found, columns), needed) as rows:
-            target = Target(source, name, name, f"{name}_summary", ServerPlacement(db, None, 1, 1))
+            target = Target(str(source), name, name, f"{name}_summary", ServerPlacement(db, None, 1, 1))
             write(db, session, rows, columns, target, None, str(model.summary_table))
     yield name
     db.execute(f"DROP TABLE {name}, {name}_summary")

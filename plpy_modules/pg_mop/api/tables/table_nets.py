@@ -23,7 +23,7 @@ ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 def mop_architecture(db: Database, arch_table: str | None, packed_table: str | None, layers: str | None) -> list[int]:
     """Append nets that fit `packed_table` to `arch_table`; returns their model_ids."""
     names = layer_names(layers)
-    transform = Training(db, packed_table or "").transform
+    transform = Training(db, packed_table).transform
     inputs = [_input(column) for column in transform.inputs]
     if not names:
         in_pieces = any(given.pieces for given in inputs) and _rows(transform.inputs) >= nets.ROWS_FOR_PIECES
