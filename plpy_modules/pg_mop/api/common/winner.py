@@ -41,6 +41,9 @@ class Winner:
         )
 
 
+JudgedBy = tuple[str, str, str]  # a metric, the dataset on which it is measured, and 'min' or 'max'
+
+
 def best_of(
     candidates: Iterable[tuple[int, float | None, float | None]], judged: Judged, dataset: str
 ) -> Winner | None:

@@ -52,8 +52,8 @@ def delete_custom_function(db: Database, object_table: str | None, id: int | str
     if id is None:
         raise MopError("the id or name of a custom function must not be NULL")
     table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
-    row = db.input_table(table, "object table")
-    _check_columns(db, row, object_table)
+    existing = db.input_table(table, "object table")
+    _check_columns(db, existing, object_table)
     column, kind = ("id", "integer") if isinstance(id, int) else ("name", "text")
     if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [id]):
         raise MopError(

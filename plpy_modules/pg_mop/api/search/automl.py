@@ -1,19 +1,26 @@
 """madlib_keras_automl and hyperband_schedule, as MADlib has them (docs/contract/automl.md), on the engine of mop_search."""
 
+from __future__ import annotations
+
 import collections
 import functools
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 from pg_mop import search
 from pg_mop.api.common.output import model_tables, write_models_summary
-from pg_mop.api.common.winner import winner
+from pg_mop.api.common.winner import Winner, winner
 from pg_mop.api.madlib import architectures
 from pg_mop.api.madlib.fit_multiple import write_models
 from pg_mop.api.search.search import Method, SearchCall, errors_of_search
+from pg_mop.api.search.search_models import Architectures
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.call import metrics
-from pg_mop.call.spec import Output
+from pg_mop.call.earlier import Earlier
+from pg_mop.call.spec import Output, RunResult
 from pg_mop.search import SearchError, hyperband
 from pg_mop.search.ranking import LOSS
 from pg_mop.search.space import Space
@@ -39,7 +46,7 @@ ARGUMENTS = (
     "use_caching",
 )
 # method -> (its parameters with their defaults, the procedure)
-METHODS = {
+METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "hyperband": ({"R": 6, "eta": 3, "skip_last": 0}, "madlib-hyperband"),
     "hyperopt": ({"num_configs": 20, "num_iterations": 5, "algorithm": "tpe"}, "madlib-hyperopt"),
 }
@@ -47,7 +54,7 @@ ALGORITHMS = {"tpe": "tpe", "rand": "random"}
 
 
 @sql_function
-def madlib_keras_automl(db, *values):
+def madlib_keras_automl(db: Database, *values: Any) -> None:
     """Search by hyperband or hyperopt (docs/contract/automl.md). Arguments as in SQL; returns nothing.
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
@@ -55,7 +62,7 @@ def madlib_keras_automl(db, *values):
     train(db, dict(zip(ARGUMENTS, values)))
 
 
-def train(db, arguments, earlier=None):
+def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = None) -> None:
     """Search with the arguments of madlib_keras_automl (a dict); `earlier`: the run that mop_resume goes on with, or
     mop_replay repeats (:class:`~pg_mop.call.earlier.Earlier`)."""
     a = arguments
@@ -71,7 +78,7 @@ def train(db, arguments, earlier=None):
             detail=f"Both would be made as {selection}.",
         )
 
-    def write(result):
+    def write(result: RunResult) -> None:
         write_models(result, model, info, None)
         write_rounds(result, method, info)
         result.winner = winner(db, info, LOSS)
@@ -99,7 +106,7 @@ def train(db, arguments, earlier=None):
 class MadlibMethod:
     """One of MADlib's two methods: hyperband or hyperopt, with its parameters (`values`)."""
 
-    def __init__(self, a):
+    def __init__(self, a: Mapping[str, Any]) -> None:
         """Raises MopError and SearchError."""
         self.frequency = a["metrics_compute_frequency"]
         method = (a["automl_method"] or "hyperband").strip().lower()
@@ -125,10 +132,10 @@ class MadlibMethod:
             check_hyperband(self.values["R"], self.values["eta"], self.values["skip_last"])
 
     @property
-    def hyperband(self):
+    def hyperband(self) -> bool:
         return self.name == "madlib-hyperband"
 
-    def method(self):
+    def method(self) -> Method:
         """The Method of the search."""
         values = self.values
         if self.hyperband:
@@ -149,7 +156,7 @@ class MadlibMethod:
             keep="last",
         )
 
-    def check_frequency(self):
+    def check_frequency(self) -> None:
         """Raises MopError."""
         if self.frequency is not None and not self.hyperband:
             most = self.values["num_iterations"]
@@ -158,7 +165,7 @@ class MadlibMethod:
                     f"metrics_compute_frequency must be from 1 to num_iterations ({most}) or NULL, not {self.frequency}"
                 )
 
-    def read_space(self, a, available):
+    def read_space(self, a: Mapping[str, Any], available: Architectures) -> Space:
         """The Space of MADlib's grids. `available`: Architectures. Raises MopError."""
         architectures.check_list(a["model_id_list"])
         available.check_ids(a["model_id_list"])
@@ -175,11 +182,11 @@ class MadlibMethod:
         return space
 
     # --- rounds and metrics -----------------------------------------------------------------------
-    def described(self):
+    def described(self) -> str:
         """The parameters in force, as text."""
         return ", ".join(f"{name}={value}" for name, value in self.values.items())
 
-    def rounds(self, procedure, key):
+    def rounds(self, procedure: Any, key: int) -> list[tuple[int, int, int]]:
         """Of a trial: [(first iteration, last iteration, first of MADlib's counter), ...] by round; a person's has
         one."""
         trial = procedure.trials[key]
@@ -191,7 +198,7 @@ class MadlibMethod:
         return self.brackets[s]
 
     @functools.cached_property
-    def brackets(self):
+    def brackets(self) -> dict[int, list[tuple[int, int, int]]]:
         """Of hyperband: {s: the rounds of its trials}, as of `rounds`."""
         rows = hyperband.schedule(self.values["R"], self.values["eta"], self.values["skip_last"], True)
         lengths = {(s, i): r for s, i, _, r in rows}
@@ -200,14 +207,14 @@ class MadlibMethod:
         begins = [0]
         for d in range(highest + 1):
             begins.append(begins[-1] + lengths.get((highest - d, 0), 0))
-        found = {}
+        rounds_of: dict[int, list[tuple[int, int, int]]] = {}
         for (s, i), r in lengths.items():
-            rounds = found.setdefault(s, [])
+            rounds = rounds_of.setdefault(s, [])
             done = rounds[-1][1] if rounds else 0
             rounds.append((done + 1, done + r, begins[highest - s + i] + 1))
-        return found
+        return rounds_of
 
-    def also_evaluated(self, procedure, key):
+    def also_evaluated(self, procedure: Any, key: int) -> list[int]:
         """By metrics_compute_frequency where that lies within a round, else at its end alone."""
         every = self.frequency
         return [
@@ -217,13 +224,13 @@ class MadlibMethod:
             if i == last or every is not None and every <= last - first + 1 and (i - first + 1) % every == 0
         ]
 
-    def last_frequency(self, procedure):
+    def last_frequency(self, procedure: Any) -> Any:
         """What counted in the last call of fit_multiple that MADlib would have made."""
         first, last, _ = self.rounds(procedure, max(k for k, t in procedure.trials.items() if not t.outside))[-1]
         every = self.frequency
         return every if every is not None and every <= last - first + 1 else last - first + 1
 
-    def lines(self, procedure, proposals):
+    def lines(self, procedure: Any, proposals: Any) -> Any:
         """INFO lines about new proposals: of hyperband each round that begins, of hyperopt how many are new."""
         if not self.hyperband:
             new = sum(p.configuration is not None for p in proposals)
@@ -238,19 +245,19 @@ class MadlibMethod:
         return lines
 
     @staticmethod
-    def best_line(mst_key, row, trials):
+    def best_line(mst_key: int, row: dict[str, Any], trials: int) -> str:
         """The INFO line about a new best trial; `row`: its metrics, of Catalog.metrics."""
         return f"best {row['dataset']} loss so far: mst_key={mst_key}: {metrics.described(row)}"
 
 
-def write_rounds(result, method, info):
+def write_rounds(result: RunResult, method: MadlibMethod, info: str) -> None:
     """Add MADlib's columns of automl to the info table (quoted)."""
     db, procedure, banded = result.db, result.procedure, method.hyperband
     db.execute(
         f"ALTER TABLE {info} ADD COLUMN metrics_iters integer[]"
         + (", ADD COLUMN s integer, ADD COLUMN i integer" if banded else "")
     )
-    evaluated = {}
+    evaluated: dict[int, list[int]] = {}
     for row in result.metrics:
         if row["dataset"] == "training":
             evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
@@ -267,7 +274,9 @@ def write_rounds(result, method, info):
         )
 
 
-def write_best(db, call, selection, summary, info, best, a):
+def write_best(
+    db: Database, call: SearchCall, selection: str, summary: str, info: str, best: Winner | None, a: Mapping[str, Any]
+) -> None:
     """Write the selection table: the best configuration alone. `best`: a Winner by the final loss, or None."""
     db.execute(
         f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, fit_params varchar)"
@@ -283,7 +292,7 @@ def write_best(db, call, selection, summary, info, best, a):
     db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"], [a["model_arch_table"], call.object_table])
 
 
-def check_hyperband(most, eta, skip_last):
+def check_hyperband(most: int | None, eta: int | None, skip_last: int | None) -> None:
     """Raises MopError where these make no schedule."""
     if most is None or eta is None or eta <= 1:
         raise MopError(f"eta must be greater than 1, not {eta}")
@@ -298,9 +307,12 @@ def check_hyperband(most, eta, skip_last):
 
 
 @sql_function
-def hyperband_schedule(db, schedule_table, r, eta, skip_last):
+def hyperband_schedule(
+    db: Database, schedule_table: str | None, r: int | None, eta: int | None, skip_last: int | None
+) -> None:
     """Write MADlib's schedule of hyperband (docs/contract/automl.md, section 3) to a new table."""
     check_hyperband(r, eta, skip_last)
+    assert r is not None and eta is not None and skip_last is not None
     table = db.output_table(schedule_table)
     db.execute(f"CREATE TABLE {table} (s integer, i integer, n_i integer, r_i integer, UNIQUE (s, i))")
     db.identify_by_all(table)

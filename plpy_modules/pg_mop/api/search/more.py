@@ -1,11 +1,17 @@
 """mop_more: a configuration that has been trained is trained on."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 from pg_mop.api.common.output import model_tables, note_code, tell_of_large, write_models_summary
-from pg_mop.api.common.winner import best_of, winner
+from pg_mop.api.common.winner import JudgedBy, Winner, best_of, winner
 from pg_mop.api.madlib.class_weights import ClassWeights
 from pg_mop.api.madlib.fit_multiple import info_of, weights_of, write_models
 from pg_mop.api.search.search import write_trials
 from pg_mop.backend import foreign_code, object_table, weights
+from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier
@@ -13,7 +19,7 @@ from pg_mop.backend.trusted import check_of_run, check_output, output_of_run
 from pg_mop.call.configurations import Configurations, is_super_net
 from pg_mop.call.earlier import Earlier, open_catalog, options_of, own_run
 from pg_mop.call.inputs import Inputs
-from pg_mop.call.spec import Output, RunSpec
+from pg_mop.call.spec import Output, RunResult, RunSpec
 from pg_mop.catalog import metric_of
 from pg_mop.run.coordinator import execute
 from pg_mop.search.ranking import LOSS
@@ -23,7 +29,7 @@ ARGUMENTS = ("run_id", "mst_key", "iterations")
 
 
 @sql_function
-def mop_more(db, *values):
+def mop_more(db: Database, *values: Any) -> None:
     """Train a configuration of a run on, and put the result in its rows of the run's output tables.
 
     Raises MopError where the run has no such configuration, or its output tables are gone.
@@ -31,7 +37,7 @@ def mop_more(db, *values):
     train(db, dict(zip(ARGUMENTS, values)))
 
 
-def train(db, arguments, earlier=None):
+def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = None) -> None:
     """Train with the arguments of mop_more (a dict); `earlier`: the run that mop_resume goes on with, or mop_replay repeats."""
     a = arguments
     if earlier is not None and earlier.followed is not None:
@@ -46,9 +52,9 @@ def train(db, arguments, earlier=None):
     judged_by = inputs.read_metric(path.metric)
     configurations = _one(db, inputs, path.configuration, path.object_table, judged_by, path.searched)
     model, info = path.tables
-    weights.existing(db, model)  # (raises MopError)
+    weights.existing(db, model)  # raises MopError
 
-    def write(result):
+    def write(result: RunResult) -> None:
         path.check_outputs()
         c = result.outcome()[0]
         most = inputs.options["weights_value_mb"]
@@ -58,7 +64,7 @@ def train(db, arguments, earlier=None):
             ["bytea", "integer", "integer"],
             [value, c["segment"], key],
         )
-        weights.prune(db, db.find_table(model))
+        weights.prune(db, path.model)
         columns = info_of(result, c, size)
         present = db.columns(path.info)
         if "metrics_iters" in present:  # of automl: its counter goes on
@@ -88,7 +94,7 @@ def train(db, arguments, earlier=None):
             FUNCTION,
             inputs,
             configurations,
-            Output(before.output, model, write),
+            Output(path.output, model, write),
             a,
             {
                 "model_arch_table": before.tables.get("model_arch_table"),
@@ -104,7 +110,7 @@ def train(db, arguments, earlier=None):
     )
 
 
-def check_packed(db, *names):
+def check_packed(db: Database, *names: str | None) -> None:
     """Raises MopError where the packed tables of a run, or their summaries, would run code of another role when they are read.
     `names`: the tables, or None."""
     for name in names:
@@ -113,7 +119,9 @@ def check_packed(db, *names):
             check_of_run(db, db.suffixed(name, "_summary"), "summary of the packed table of the run")
 
 
-def _one(db, inputs, c, functions_table, judged_by, searched):
+def _one(
+    db: Database, inputs: Inputs, c: Mapping[str, Any], functions_table: str | None, judged_by: Any, searched: bool
+) -> Configurations:
     """The Configurations of a call that trains one configuration on. `c`: its row in the catalog; `searched`: its run is a
     search. Raises MopError."""
     functions = None if functions_table is None else object_table.check(db, functions_table)
@@ -126,17 +134,19 @@ def _one(db, inputs, c, functions_table, judged_by, searched):
     return configurations
 
 
-def _repeat(db, a, earlier):
+def _repeat(db: Database, a: dict[str, Any], earlier: Earlier) -> None:
     """Replay a run of mop_more into tables of its own, with one row each; `a`: with `output_table` besides."""
-    tables, first = earlier.followed.tables, earlier.followed.configurations[0]
+    original = earlier.followed
+    assert original is not None
+    tables, first = original.tables, original.configurations[0]
     inputs = Inputs.read(
         db, a["source_table"], a["validation_table"], earlier.num_iterations, None, tables["use_gpus"], earlier
-    ).replace(metrics_iterations=sorted(earlier.followed.evaluated[first["mst_key"]]))
+    ).replace(metrics_iterations=sorted(original.evaluated[first["mst_key"]]))
     judged_by = inputs.read_metric(tables["metric"])
     suffixes = ("_info", "_summary", *(["_trials"] if tables["searched"] else []))
     model, info, summary, *trials = model_tables(db, a["output_table"], *suffixes)
 
-    def write(result):
+    def write(result: RunResult) -> None:
         write_models(result, model, info, None)
         for table in trials:
             write_trials(result, table, judged_by)
@@ -160,7 +170,7 @@ def _repeat(db, a, earlier):
     )
 
 
-def _update(db, table, key, columns):
+def _update(db: Database, table: str, key: int, columns: Mapping[str, tuple[str, Any]]) -> None:
     """Set columns ({name: (SQL type, value)}) of the row of mst_key `key` in a table (quoted)."""
     db.execute(
         f"UPDATE {table} SET "
@@ -171,7 +181,7 @@ def _update(db, table, key, columns):
     )
 
 
-def _check_update(db, table, column):
+def _check_update(db: Database, table: Table, column: str) -> None:
     """Raises MopError where the caller may not update a table, or where a publication forbids it: a table of an older
     version may have no key."""
     if not db.value("SELECT has_table_privilege($1::oid, 'UPDATE')", ["oid"], [table.oid]):
@@ -193,14 +203,16 @@ def _check_update(db, table, column):
 class TrainedPath:
     """The path of one configuration of a run that has ended, and the run's output tables.
 
-    `before`: the run; `done`: iterations that it has been trained for; `tables`: model and info table (quoted);
-    `trials`: of mop_search, its table of trials (quoted), else None; `summary`: the summary (quoted), None if it names no
-    best configuration; `automl`: the run is of madlib_keras_automl, which judges by the loss.
+    `before`: the run; `output`: the name of its model table, as its caller wrote it; `done`: iterations that it has been
+    trained for; `tables`: model and info table (quoted); `trials`: of mop_search, its table of trials (quoted), else None;
+    `summary`: the summary (quoted), None if it names no best configuration; `automl`: the run is of madlib_keras_automl, which
+    judges by the loss.
     """
 
-    trials = summary = None
+    trials: str | None = None
+    summary: str | None = None
 
-    def __init__(self, db, run_id, key):
+    def __init__(self, db: Database, run_id: int, key: int) -> None:
         """Raises MopError if the run has no such configuration, or its output tables are not its own any more."""
         self.db, self.run_id, self.key = db, run_id, key
         with open_catalog(db) as catalog:
@@ -243,9 +255,9 @@ class TrainedPath:
                 hint=f"SELECT mst_key, status FROM {db.extension}.mop_trials WHERE run_id = {run_id};",
                 sqlstate="0A000",
             )
-        before.output = run["model_output_table"]
+        self.output: str = run["model_output_table"]
         db.look_up_as(before.path)
-        self.outputs = []
+        self.outputs: list[tuple[Table, str]] = []
         self.model = self._table("")
         self.info = self._table("_info")
         self.tables = [str(self.model), str(self.info)]
@@ -255,7 +267,7 @@ class TrainedPath:
             [c["model_arch"], key],
         ):
             raise MopError(
-                f'the model of mst_key {key} in "{before.output}" is not that of run {run_id}',
+                f'the model of mst_key {key} in "{self.output}" is not that of run {run_id}',
                 detail="Its architecture is another: the table has been made anew.",
                 sqlstate="55000",
             )
@@ -273,7 +285,7 @@ class TrainedPath:
         self.automl = before.tables.get("automl", before.function == "madlib_keras_automl")
         self.object_table = before.tables.get("object_table")
 
-    def inputs(self, iterations, earlier):
+    def inputs(self, iterations: int, earlier: Earlier | None) -> Inputs:
         """The inputs of a call that trains the path for so many more iterations. Raises MopError."""
         db, before, until = self.db, self.before, self.done + iterations
         check_packed(db, self.run["source_table"], self.run["validation_table"])
@@ -289,7 +301,7 @@ class TrainedPath:
         if self.searched:
             self.trials = str(self._table("_trials"))
         summary = self._output("_summary", "summary of the run")
-        if "best_mst_key" in db.columns(summary):  # (an earlier version did not write it)
+        if "best_mst_key" in db.columns(summary):  # an earlier version did not write it
             self.summary_columns = db.columns(summary)
             _check_update(db, summary, "best_mst_key")
             if "object_digests" in self.summary_columns:
@@ -302,7 +314,7 @@ class TrainedPath:
             metrics_iterations=sorted(self.evaluated | more | {until}),
         )
 
-    def _table(self, suffix):
+    def _table(self, suffix: str) -> Table:
         """An output table with a row of the configuration, which the caller may update. Raises MopError."""
         table = self._output(suffix, "output table of the run")
         if not self.db.value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE mst_key = $1)", ["integer"], [self.key]):
@@ -310,25 +322,25 @@ class TrainedPath:
         _check_update(self.db, table, "mst_key")
         return table
 
-    def _output(self, suffix, what):
+    def _output(self, suffix: str, what: str) -> Table:
         """An output table. The caller names the run alone: what has taken a table's name since is checked before it is read.
         Raises MopError."""
-        text = self.db.suffixed(self.before.output, suffix) if suffix else self.before.output
+        text = self.db.suffixed(self.output, suffix) if suffix else self.output
         table = output_of_run(self.db, text, what, self._hint)
         self.outputs.append((table, what))
         return table
 
-    def check_outputs(self):
+    def check_outputs(self) -> None:
         """Check the output tables again, before they are written. Raises MopError."""
         for table, what in self.outputs:
             check_output(self.db, table, what, self._hint, lock=True)
 
     @property
-    def _hint(self):
+    def _hint(self) -> str:
         return f"SELECT {self.db.extension}.mop_replay({self.run_id}, 'another_table'); trains the models again."
 
 
-def update_trial(db, result, c, table, judged_by):
+def update_trial(db: Database, result: RunResult, c: Mapping[str, Any], table: str, judged_by: JudgedBy) -> None:
     """Bring a trial's row in the table of trials (quoted) up to date. `c`: its outcome; `judged_by`: (metric, dataset,
     goal)."""
     metric, dataset, goal = judged_by
@@ -350,7 +362,7 @@ def update_trial(db, result, c, table, judged_by):
     )
 
 
-def best_trial(db, table, info, judged_by):
+def best_trial(db: Database, table: str, info: str, judged_by: JudgedBy) -> Winner | None:
     """The Winner of the trials in a table of trials and an info table (both quoted). `judged_by`: (metric, dataset,
     goal)."""
     metric, dataset, goal = judged_by

@@ -1,36 +1,42 @@
 """mop_search: a procedure proposes configurations, extends and stops them by what comes of them."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import itertools
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 from mop_udf.params import params
 from pg_mop import search
 from pg_mop.api.common.output import insert, model_tables, write_models_summary
-from pg_mop.api.common.winner import best_of
+from pg_mop.api.common.winner import JudgedBy, Winner, best_of
 from pg_mop.api.madlib.class_weights import ClassWeights
 from pg_mop.api.madlib.fit_multiple import write_models
 from pg_mop.api.search import one_shot, zero_costs
 from pg_mop.api.search.folds import FoldsOfRun, check_folds, held_out, without_folds
-from pg_mop.api.search.search_models import object_table_of, open_models
+from pg_mop.api.search.search_models import Models, object_table_of, open_models
 from pg_mop.backend import object_table
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.call import metrics
 from pg_mop.call.configurations import Configurations, is_super_net
-from pg_mop.call.earlier import open_catalog, own_run
+from pg_mop.call.earlier import Earlier, open_catalog, own_run
 from pg_mop.call.inputs import Inputs
 from pg_mop.call.metrics import HELD_OUT
-from pg_mop.call.spec import Output, RunSpec, Search
+from pg_mop.call.spec import Output, RunResult, RunSpec, Search
 from pg_mop.catalog import metric_of
 from pg_mop.plan.folds import MOST_IN_SEARCH
 from pg_mop.run.coordinator import execute
 from pg_mop.run.messages import warn_of_failures
 from pg_mop.search import grids, zero_cost
+from pg_mop.search.base import Procedure
+from pg_mop.search.fixed_budget import FixedBudget
 from pg_mop.search.logged import LoggedTrials
 from pg_mop.search.one_shot import OneShot
 from pg_mop.search.space import Space
@@ -61,12 +67,12 @@ TABLES = ("model_arch_table", "object_table", "architectures")  # of the run's r
 
 
 @sql_function
-def mop_search(db, *values):
+def mop_search(db: Database, *values: Any) -> None:
     """Search a space of configurations (docs/search.md). Arguments as in SQL; returns nothing."""
     train(db, dict(zip(ARGUMENTS, values)))
 
 
-def train(db, arguments, earlier=None):
+def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = None) -> None:
     """Search with the arguments of mop_search (a dict); `earlier`: the run that mop_resume goes on with, or mop_replay
     repeats (:class:`~pg_mop.call.earlier.Earlier`)."""
     a = without_folds(arguments)
@@ -77,7 +83,7 @@ def train(db, arguments, earlier=None):
         db, a["model_output_table"], "_info", "_summary", "_trials", *one_shots
     )
 
-    def write(result):
+    def write(result: RunResult) -> None:
         write_models(result, model, info, None)
         result.winner = write_trials(result, trials, (call.metric, call.dataset, call.goal))
         for table in scored:
@@ -103,7 +109,7 @@ def train(db, arguments, earlier=None):
     call.execute(a, Output(a["model_output_table"], model, write), info)
 
 
-def write_trials(result, table, judged_by):
+def write_trials(result: RunResult, table: str, judged_by: JudgedBy) -> Winner | None:
     """Write the status of each trial, and its metric after each iteration that was evaluated; `judged_by`: (metric, dataset,
     goal).
 
@@ -116,7 +122,9 @@ def write_trials(result, table, judged_by):
         f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
         f"metric_best float8, metric_final float8, reason text)"
     )
-    values, losses, finals = {}, {}, []
+    values: dict[int, list[tuple[int, float | None]]] = {}
+    losses: dict[tuple[int, int], float | None] = {}
+    finals: list[tuple[int, float | None, float | None]] = []
     rows, outcome, folded = result.metrics, result.outcome(), FoldsOfRun.of(result)
     if folded is not None:
         rows, outcome, dataset = metrics.with_folds(rows, result.configurations), folded.own(outcome), HELD_OUT
@@ -132,8 +140,8 @@ def write_trials(result, table, judged_by):
             "ADD COLUMN parent integer, ADD COLUMN changed text"
         )
     for c in outcome:
-        key, found = c["mst_key"], values.get(c["mst_key"], [])
-        final = dict(found).get(c["iteration"])
+        key, history = c["mst_key"], values.get(c["mst_key"], [])
+        final = dict(history).get(c["iteration"])
         if c["error"] is None and final is not None and not is_super_net(c):
             finals.append((key, final, losses[key, c["iteration"]]))
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
@@ -152,9 +160,9 @@ def write_trials(result, table, judged_by):
                     "integer",
                     (c["version"] or 0) // result.segments if c["error"] else c["iteration"] or 0,
                 ),
-                "metric_iters": ("integer[]", [i for i, _ in found]),
-                "metric": ("float8[]", [v for _, v in found]),
-                "metric_best": ("float8", better((v for _, v in found), default=None)),
+                "metric_iters": ("integer[]", [i for i, _ in history]),
+                "metric": ("float8[]", [v for _, v in history]),
+                "metric_best": ("float8", better((v for _, v in history if v is not None), default=None)),
                 "metric_final": ("float8", final),
                 "reason": ("text", c["error"] or c["reason"]),
                 **(_traced(c["member"] or {}) if traced else {}),
@@ -163,7 +171,7 @@ def write_trials(result, table, judged_by):
     return best_of(finals, (metric, goal), dataset)
 
 
-def _traced(member):
+def _traced(member: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Columns about a trial's model and origin; `member`: as the catalog has it."""
     number = member.get("member")
     return {
@@ -175,7 +183,7 @@ def _traced(member):
     }
 
 
-def _nothing(*_):
+def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
@@ -189,16 +197,16 @@ class Method:
     """
 
     name: str
-    parameters: dict
-    also_evaluated: Callable = _nothing
-    lines: Callable = _nothing
-    best_line: Callable | None = None
+    parameters: dict[str, Any]
+    also_evaluated: Callable[..., Sequence[int]] = _nothing
+    lines: Callable[..., Iterable[str]] = _nothing
+    best_line: Callable[..., str] | None = None
     for_segments: bool = False
     keep: str = "best"
-    filtered: tuple | None = None  # (kind, members) of a zero-cost filter
+    filtered: tuple[str, int] | None = None  # kind and members of a zero-cost filter
 
     @classmethod
-    def read(cls, a):
+    def read(cls, a: Mapping[str, Any]) -> Method:
         """Of the arguments of mop_search. Raises SearchError."""
         name, parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
         if search.find(name).name in search.MADLIB:
@@ -213,18 +221,20 @@ class Method:
         chosen = zero_cost.read(name, parameters, a.get("model_space") is not None)
         return cls(name, parameters, filtered=chosen)
 
-    def create(self, space, seed, goal, segments=None, trials=None):
+    def create(
+        self, space: Space, seed: int, goal: str, segments: int | None = None, trials: int | None = None
+    ) -> Procedure:
         """The procedure, with so many trials unless None. Raises SearchError."""
         parameters = self.parameters if trials is None else {**self.parameters, "trials": trials}
         procedure = search.create(self.name, space, seed, goal, parameters)
-        if self.for_segments and segments:
+        if self.for_segments and segments and isinstance(procedure, FixedBudget):
             procedure.parallel = segments
         if self.filtered is not None:
             zero_cost.filter_by(procedure, *self.filtered)
         return procedure
 
 
-def read_space(a, available):
+def read_space(a: Mapping[str, Any], available: Models) -> Space:
     """The Space of mop_search's argument: one or several dictionaries of model_id, and keys of compile and fit
     parameters, each with a list of choices or a distribution. `available`: Architectures, or Members. Raises MopError."""
     own = ("model_id",) if available.models is None else ()
@@ -248,7 +258,15 @@ def read_space(a, available):
 class SearchCall:
     """A call that searches: its arguments, checked as far as possible before anything is trained."""
 
-    def __init__(self, db, function, arguments, method, read_space, earlier=None):
+    def __init__(
+        self,
+        db: Database,
+        function: str,
+        arguments: dict[str, Any],
+        method: Method,
+        read_space: Callable[[Mapping[str, Any], Any], Space],
+        earlier: Earlier | None = None,
+    ) -> None:
         """`method`: a Method; `read_space(arguments, models)`: the Space. Raises MopError, SearchError and
         GridError."""
         a = arguments
@@ -321,7 +339,7 @@ class SearchCall:
             self._check_population()
             self._check_space()
 
-    def _check_one_shot(self):
+    def _check_one_shot(self) -> None:
         """Raises MopError where a one-shot search has arguments that it cannot use."""
         for name, why in (
             ("folds", "a super-net is trained on all segments"),
@@ -335,7 +353,7 @@ class SearchCall:
                     hint=f"Leave out {name}.",
                 )
 
-    def _check_population(self):
+    def _check_population(self) -> None:
         """Raises MopError where copies of trials cannot share stages."""
         options = self.inputs.options
         if search.find(self.method.name).name == "population" and not (options["sharing"] and options["same_start"]):
@@ -345,7 +363,7 @@ class SearchCall:
                 hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
             )
 
-    def procedure(self, seed, segments=None, trials=None):
+    def procedure(self, seed: int, segments: int | None = None, trials: int | None = None) -> Any:
         """The procedure of a run with this seed; of a replay, what the log tells of its trials. `trials`: how many, if not as
         its parameters say."""
         if self.followed is not None:
@@ -354,7 +372,7 @@ class SearchCall:
         proposals = self.random_state if self.random_state is not None else (seed + self.continues) % 2**31
         return self.method.create(self.space, proposals, self.goal, segments, trials)
 
-    def _check_space(self):
+    def _check_space(self) -> None:
         """The first configurations that the procedure would draw must be usable. Raises MopError."""
         procedure = self.procedure(self.inputs.options["seed"])
         problems = []
@@ -381,7 +399,7 @@ class SearchCall:
                     hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""",
                 )
 
-    def _metrics_of_space(self):
+    def _metrics_of_space(self) -> Iterator[list[str]]:
         """The names of the metrics of every kind of configuration in the space. Raises MopError."""
         for branch in self.space.branches:
             keys = ("metrics", "weighted_metrics")
@@ -399,7 +417,7 @@ class SearchCall:
                 except params.ParameterError as error:
                     raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 
-    def _known(self, run_id):
+    def _known(self, run_id: int) -> list[Any]:
         """The trials of an earlier run and their metrics: [(configuration, {iteration: value})].
 
         If no seed is set, the seed of the earlier run is used, so that its states can be reused."""
@@ -408,21 +426,21 @@ class SearchCall:
             if self.inputs.options["seed"] is None:
                 self.inputs.options["seed"] = run["seed"]
             configurations = {c["mst_key"]: c for c in catalog.run_configurations(run_id) if c["fold"] is None}
-            found = {}
+            values: dict[int, dict[int, float]] = {}
             for row in catalog.metrics(run_id):
                 value = metric_of(row, self.metric)
                 if row["dataset"] == self.dataset and value is not None:
-                    found.setdefault(row["mst_key"], {})[row["iteration"]] = value
+                    values.setdefault(row["mst_key"], {})[row["iteration"]] = value
         for c in configurations.values():
             self.architectures.remember(c["model_id"], c["member"])
         return [
-            ((c["model_id"], c["compile_params"], c["fit_params"]), found[key])
+            ((c["model_id"], c["compile_params"], c["fit_params"]), values[key])
             for key, c in configurations.items()
-            if key in found
+            if key in values
         ]
 
-    def execute(self, arguments, output, info):
-        """Search and write the output, an :class:`~pg_mop.call.spec.Output`; `info`: the table of the trials' errors."""
+    def execute(self, arguments: dict[str, Any], output: Output, info: str) -> None:
+        """Search and write the output; `info`: the table of the trials' errors."""
         with errors_of_search():
             result = execute(
                 RunSpec(
@@ -444,7 +462,7 @@ class SearchCall:
         if result.winner is not None:
             result.winner.tell(self.db, info, "trials")
 
-    def spec(self):
+    def spec(self) -> Search:
         """The search as a part of the run spec."""
         return Search(
             self.procedure,
@@ -464,17 +482,17 @@ class SearchCall:
             self._score_members if self.is_one_shot else None,
         )
 
-    def _scores(self, procedure, seed):
+    def _scores(self, procedure: Procedure, seed: int) -> list[list[Any]]:
         return zero_costs.scores(self.db, procedure, self.inputs, seed)
 
-    def _score_members(self, procedure, c, state, segments):
+    def _score_members(self, procedure: Any, c: Any, state: Any, segments: Any) -> Any:
         judged_by = self.metric, self.dataset, self.goal
         outputs = self.configurations.outputs
         return one_shot.scores(
             self.db, self.inputs, self.object_table, judged_by, outputs, procedure, c, state, segments
         )
 
-    def _tell_filter(self, procedure):
+    def _tell_filter(self, procedure: Any) -> None:
         """Send a NOTICE where the filter of a procedure was dropped."""
         chosen = getattr(getattr(procedure, "sampler", None), "filter", None)
         if chosen is not None and chosen.dropped:
@@ -485,7 +503,7 @@ class SearchCall:
                 f"{zero_cost.LEAST_CORRELATION}.",
             )
 
-    def _differs(self, earlier, options):
+    def _differs(self, earlier: Earlier, options: Mapping[str, Any]) -> str | None:
         """Why the call is not that of an earlier run, or None."""
         if earlier.tables["architectures"] != self.tables["architectures"]:
             return "its architectures are others"
@@ -494,7 +512,7 @@ class SearchCall:
         )
         return None if same else "its settings are others"
 
-    def _best_line(self, mst_key, row, trials):
+    def _best_line(self, mst_key: int, row: Mapping[str, Any], trials: int) -> str:
         """The INFO line about the best of so many trials by now; `row`: its metrics, of Catalog.metrics."""
         return (
             f"best of {trials} trials so far: mst_key={mst_key} after {row['iteration']} iterations, "
@@ -502,14 +520,14 @@ class SearchCall:
         )
 
 
-def _all_failed(failed):
+def _all_failed(failed: Mapping[int, str]) -> str:
     if not failed:
         return "nothing is left to try: all that the space has is known from the run that this continues"
     return f"all {len(failed)} trials failed"
 
 
 @contextlib.contextmanager
-def errors_of_search():
+def errors_of_search() -> Iterator[None]:
     """What search procedures and spaces refuse, as errors of SQL."""
     try:
         yield

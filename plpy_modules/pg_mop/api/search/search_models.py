@@ -1,16 +1,22 @@
 """Where the models of a search come from: an architecture table, or a model space."""
 
+from __future__ import annotations
+
 import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pg_mop.api.madlib import architectures
 from pg_mop.api.search import spaces
 from pg_mop.backend import object_table, weights
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
+from pg_mop.call.earlier import Earlier
 from pg_mop.search.models import ModelChoices
 from pg_mop.spaces.model_space import digits
 
 
-def open_models(db, a, earlier=None):
+def open_models(db: Database, a: Mapping[str, Any], earlier: Earlier | None = None) -> Models:
     """The models of a call with the arguments `a`: Architectures or Members. `earlier`: a run that goes on. Raises MopError."""
     if a.get("model_space") is None:
         return Architectures(db, a["model_arch_table"], earlier)
@@ -23,7 +29,7 @@ def open_models(db, a, earlier=None):
     return Members(db, a["model_space"], earlier)
 
 
-def object_table_of(db, given, models):
+def object_table_of(db: Database, given: str | None, models: Models) -> str | None:
     """The object table of a call that names `given`, or None: that of the model space, which the call may leave out. `models`:
     from open_models. Raises MopError where the call names another one."""
     own = models.object_table
@@ -39,9 +45,9 @@ class Architectures:
     """The architecture table of a search, whose models are the choices for model_id."""
 
     models = None
-    object_table = None  # (an architecture table names none)
+    object_table = None  # an architecture table names none
 
-    def __init__(self, db, text, earlier=None):
+    def __init__(self, db: Database, text: str | None, earlier: Earlier | None = None) -> None:
         """`earlier`: a run that goes on, which had some of the architectures: they must be the same. Raises MopError."""
         self.text, self.table = text, architectures.open_table(db, text)
         self.rows = {
@@ -66,14 +72,14 @@ class Architectures:
         if not self.rows:
             raise MopError(f'model architecture table "{text}" is empty')
 
-    def digests(self):
+    def digests(self) -> dict[str, str]:
         """{model_id as text: digest of its architecture and weights}."""
         return {
             str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
             for key, row in self.rows.items()
         }
 
-    def check_ids(self, ids):
+    def check_ids(self, ids: Iterable[Any]) -> None:
         """Raises MopError if a model_id is not in the table."""
         unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.rows]
         if unknown:
@@ -81,7 +87,7 @@ class Architectures:
                 f'model_id {unknown[0]!r} is not in "{self.text}"', hint=f"SELECT model_id, name FROM {self.table};"
             )
 
-    def configuration(self, mst_key, proposed):
+    def configuration(self, mst_key: int, proposed: tuple[Any, str, str]) -> dict[str, Any]:
         """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = proposed
         row = self.rows.get(model_id)
@@ -98,11 +104,11 @@ class Architectures:
             c.update(problem=f'model_id {model_id} is not in "{self.text}"', model_arch="{}")
         return c
 
-    def remember(self, model_id, member):
-        """(The model_id tells the model.)"""
+    def remember(self, model_id: Any, member: Any) -> None:
+        """Nothing: the model_id names the model."""
 
-    def tell_misfits(self):
-        """(Each model is as the table has it.)"""
+    def tell_misfits(self) -> None:
+        """Nothing: each model is as the table has it."""
 
 
 class Members:
@@ -110,7 +116,7 @@ class Members:
 
     text = None  # there is no architecture table
 
-    def __init__(self, db, text, earlier=None):
+    def __init__(self, db: Database, text: str, earlier: Earlier | None = None) -> None:
         """`earlier`: a run that goes on: its space must be the same. Raises MopError."""
         self.db, self.name = db, text
         self.models = ModelChoices(spaces.read(db, text))
@@ -122,16 +128,16 @@ class Members:
                 hint=f"Begin another search with continue_from => {earlier.run_id}.",
             )
 
-    def digests(self):
+    def digests(self) -> dict[str, str]:
         """The digest of the space, in the place of those of architectures."""
         return {"space": self.models.space.digest}
 
-    def remember(self, model_id, member):
+    def remember(self, model_id: Any, member: Any) -> None:
         """Let results of a member of an earlier search count; `member`: as the catalog has it, or None."""
         if member and isinstance(member.get("choices"), dict):
             self.models.remember(model_id, member.get("base"), member["choices"])
 
-    def configuration(self, mst_key, proposed):
+    def configuration(self, mst_key: int, proposed: tuple[Any, str, str]) -> dict[str, Any]:
         """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = proposed
         if (net := self.models.net(model_id)) is not None:
@@ -165,7 +171,7 @@ class Members:
             )
         return c
 
-    def tell_misfits(self):
+    def tell_misfits(self) -> None:
         """Send a NOTICE if members were drawn that do not fit together."""
         misfits = self.models.misfits
         if self.models.ended:
@@ -178,3 +184,6 @@ class Members:
                 f'{sum(misfits.values())} members of "{self.name}" that were drawn do not fit together, and are no trials',
                 detail=f"For instance: {max(misfits, key=lambda reason: misfits[reason])}",
             )
+
+
+Models = Architectures | Members

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from mop_udf.aggregate import Session
 from pg_mop.api.common.explain import read_format
 from pg_mop.api.common.output import insert
 from pg_mop.api.common.session import with_trainer
 from pg_mop.api.madlib import architectures
 from pg_mop.api.search import space_layers
 from pg_mop.backend import object_table
+from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import as_integer, sql_function
 from pg_mop.spaces import Base, Member, ModelSpace, SpaceError, showing
@@ -34,7 +36,16 @@ MOST_CHARACTERS = 64 << 20  # of all base models
 
 
 @with_trainer
-def mop_space(db, session, space, arch_table, base, mutators, adapt, custom_table=None):
+def mop_space(
+    db: Database,
+    session: Session,
+    space: str | None,
+    arch_table: str | None,
+    base: list[Any] | None,
+    mutators: str | None,
+    adapt: str | None,
+    custom_table: str | None = None,
+) -> Decimal:
     """Make a table with a model space; returns the number of its members.
 
     The table has the base models themselves, so that later changes of the architecture table do not change the space.
@@ -112,13 +123,13 @@ def mop_space(db, session, space, arch_table, base, mutators, adapt, custom_tabl
 
 
 @sql_function
-def mop_space_size(db, space):
+def mop_space_size(db: Database, space: str | None) -> Decimal:
     """The exact number of members of a space. Raises MopError."""
     return Decimal(read(db, space).size)
 
 
 @sql_function
-def mop_space_sample(db, space, n, seed):
+def mop_space_sample(db: Database, space: str | None, n: Any, seed: Any) -> list[tuple[Any, ...]]:
     """Random members of a space that fit together, each once: rows of (member, model_id, choices, model_arch, parameters,
     primitives). Raises MopError."""
     count, seed = as_integer("n", n), as_integer("seed", seed)
@@ -153,7 +164,7 @@ def _row(one: Member) -> dict[str, Any]:
 
 
 @sql_function
-def mop_space_show(db, space, format):
+def mop_space_show(db: Database, space: str | None, format: str | None) -> str:
     """A space as text, or as JSON (`format` 'json'): its base models' layers with their choice points, and what of it fits.
     Raises MopError."""
     wanted = read_format(format)
@@ -163,7 +174,7 @@ def mop_space_show(db, space, format):
         return showing.text(models, looked) if wanted == "text" else json.dumps(showing.data(models, looked))
 
 
-def read(db, text: str | None) -> ModelSpace:
+def read(db: Database, text: str | None) -> ModelSpace:
     """The space in a table, checked again: its owner may have changed the table by hand. Raises MopError."""
     table = db.input_table(
         text,
