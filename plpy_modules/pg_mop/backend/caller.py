@@ -268,7 +268,7 @@ class CallerSession:
         self._set_local(_changed(before))
 
     def _set_local(self, settings: Mapping[str, str]) -> None:
-        """(Greenplum sends each setting to all segments: set only those that differ.)"""
+        """Set the pinned settings. Greenplum sends each one to all segments: set only those that differ."""
         if not settings:
             return
         plan = self.plpy.prepare(

@@ -30,11 +30,11 @@ def mop_explain(db: Database, command: str | None, output_format: str | None, me
     Raises MopError for a text that is not one call of a function that can be explained, and the call's own error where the
     call would fail.
     """
-    wanted = read_format(output_format)
+    format_name = read_format(output_format)
     call = call_text.parse(command, db.extension)
     statement = f"SELECT {db.extension}.{quote_identifier(_function(db, call))}({call.arguments})"
-    made = planned(db, statement, bool(measure))
-    return json.dumps(made) if wanted == "json" else plan_text.render(made)
+    plan = planned(db, statement, bool(measure))
+    return json.dumps(plan) if format_name == "json" else plan_text.render(plan)
 
 
 def read_format(text: str | None) -> str:
@@ -95,7 +95,7 @@ def planned(db: Any, statement: str, measure: bool = False) -> dict[str, Any]:
         problem = error
     if problem is not None:
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
-        # (PL/Python puts the class of the error before it, once more: on Greenplum the class that raise_error makes)
+        # PL/Python puts the class of the error before it, once more: on Greenplum the class that raise_error makes
         message = re.sub(r"^(?:(?:(?:plpy|spiexceptions)\.\w+|pg_mop): )+", "", str(problem))
         raise_error(db.plpy, message, sqlstate_of(problem), data[1], data[2])
     if begun.made is None:

@@ -621,7 +621,7 @@ def answer(db: Database, name: str, message: str | None) -> str:
 def mop_functions(db: Database) -> list[tuple[Any, ...]]:
     """(name, trains, description, usage) of every function for users, ordered by name."""
     schema = written(db.schema)
-    present = {
+    signatures = {
         row["proname"]
         for row in db.execute(
             "SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)",
@@ -632,7 +632,7 @@ def mop_functions(db: Database) -> list[tuple[Any, ...]]:
     return [
         (name, name in TRAINS, about, _usage(db, name, schema))
         for name, about in sorted({**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items())
-        if name in present
+        if name in signatures
     ]
 
 

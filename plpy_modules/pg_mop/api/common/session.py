@@ -64,13 +64,10 @@ class trainer_of:
         while True:
             try:
                 return self.session.start_trainer(self.options, limits)
-            except (
-                TrainerError,
-                TrainerLost,
-            ) as error:  # (a role with a number of trainers waits for its trainer here)
+            except (TrainerError, TrainerLost) as error:  # a role with a number of trainers waits for its trainer here
                 if not isinstance(error, DeviceFull) or patience.over():
                     raise self._as_mop_error(error) from None
-            plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # (a cancel ends it)
+            plpy.execute(f"SELECT pg_catalog.pg_sleep({LOOK_SECONDS})")  # a cancel ends it
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -49,12 +49,12 @@ def best_of(
 ) -> Winner | None:
     """The Winner of configurations, each (mst_key, value of the metric, loss); None if none of them has a value."""
     metric, direction = judged
-    found = sorted(candidates, key=lambda c: order(direction, c[1], c[2], c[0]))
-    if not found or order(direction, found[0][1], None, 0)[0]:
+    ranking = sorted(candidates, key=lambda c: order(direction, c[1], c[2], c[0]))
+    if not ranking or order(direction, ranking[0][1], None, 0)[0]:
         return None
-    key, value, loss = found[0]
+    key, value, loss = ranking[0]
     assert value is not None
-    return Winner(key, dataset, metric, value, loss, len(found))
+    return Winner(key, dataset, metric, value, loss, len(ranking))
 
 
 def winner(db: Database, info: str, judged: Judged | None = None, models: str | None = None) -> Winner | None:

@@ -82,10 +82,10 @@ class ClassWeights:
                 f'class_weight names the label {text!r}, but the classes of "{self.packed.text}" have numbers alone'
             )
         if text not in self._labels:
-            shown = [label for label in self._labels if label is not None]
+            labels = [label for label in self._labels if label is not None]
             raise ParameterError(
                 f'class_weight names the label {text!r}, which is none of "{self.packed.text}": '
-                f"{', '.join(shown[:SHOWN])}{', ...' if len(shown) > SHOWN else ''}"
+                f"{', '.join(labels[:SHOWN])}{', ...' if len(labels) > SHOWN else ''}"
             )
         return self._labels.index(text)
 

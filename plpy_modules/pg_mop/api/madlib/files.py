@@ -37,7 +37,7 @@ def mop_export_parts(
     """The same file in parts: an iterator of (number from 0 on, bytes)."""
     data = memoryview(_exported(db, session, model_table, mst_key))
     starts = range(0, len(data), PART_BYTES)
-    # (not a function that yields: PostgreSQL would call it after this call has given its trainer back)
+    # not a function that yields: PostgreSQL would call it after this call has given its trainer back
     return ((part, bytes(data[first : first + PART_BYTES])) for part, first in enumerate(starts))
 
 

@@ -18,9 +18,9 @@ MOST_UNITS = 200_000  # attempts that are read one by one
 def mop_explain_run(db: Database, run_id: int | None, output_format: str | None) -> str:
     """Predicted against actual of a run that goes on or has ended, as text or JSON. Raises MopError where the caller may not
     see such a run, or where its log is gone."""
-    wanted = read_format(output_format)
-    found = gather(db, run_id)
-    return json.dumps(found) if wanted == "json" else run_account.render(found)
+    format_name = read_format(output_format)
+    account = gather(db, run_id)
+    return json.dumps(account) if format_name == "json" else run_account.render(account)
 
 
 def gather(db: Any, run_id: int | None) -> dict[str, Any]:

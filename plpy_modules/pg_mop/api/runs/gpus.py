@@ -21,8 +21,8 @@ def gpu_configuration(db: Database, output_table: str | None, source: str | None
     output = db.output_table(output_table)
     db.execute(f"CREATE TABLE {output} (hostname text, gpu_descr text)")
     db.identify_by_all(output)
-    found = greenplum.gpus(db, source) if db.has_segments else {"localhost": descriptions(source)}
-    for host, lines in found.items():
+    lines_of_hosts = greenplum.gpus(db, source) if db.has_segments else {"localhost": descriptions(source)}
+    for host, lines in lines_of_hosts.items():
         db.execute(f"INSERT INTO {output} SELECT $1, unnest($2)", ["text", "text[]"], [host, lines])
 
 

@@ -74,9 +74,9 @@ def mop_replay(db: Database, run_id: int | None, output_table: str | None) -> No
         if run["function"] in SEARCHES:
             earlier.check_search(catalog.output_is_written(run_id))
         earlier.check_complete()
-        made = db.output_table(output_table)
+        new_table = db.output_table(output_table)
         if earlier.path not in (None, db.callers_path):  # create the new tables in the caller's schema
-            output_table = made
+            output_table = new_table
         arguments = _arguments(db, run, earlier, output_table)
         unfinished = _unfinished(db, catalog, run, earlier, arguments)
     if unfinished is not None:
@@ -129,10 +129,10 @@ def _unfinished(
     if not options["resume"]:
         return None
     _, outputs = TRAINS[run["function"]]
-    found = catalog.unfinished(run["function"], arguments[next(iter(outputs))], arguments, replay_of=run["run_id"])
-    if found is None:
+    replay = catalog.unfinished(run["function"], arguments[next(iter(outputs))], arguments, replay_of=run["run_id"])
+    if replay is None:
         return None
-    unfinished = Earlier(catalog, found)
+    unfinished = Earlier(catalog, replay)
     unfinished.followed = earlier
     return unfinished if unfinished.sharing == options_of(earlier, options)["sharing"] else None
 

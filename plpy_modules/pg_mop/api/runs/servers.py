@@ -131,7 +131,7 @@ def mop_connect_servers(db: Database, servers: str | None) -> list[dict[str, Any
         )
     # On a node of Citus, create the objects on that node only.
     links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus else None)
-    done: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     known: dict[str, Any] = {}
     mappings = {
         name: {
@@ -163,7 +163,7 @@ def mop_connect_servers(db: Database, servers: str | None) -> list[dict[str, Any
                 link.run(f"CREATE EXTENSION postgres_fdw SCHEMA {link.schema}")
             for other in names:
                 if other != name:
-                    done += _connect(db, link, other, mappings[name], mappings[other])
+                    rows += _connect(db, link, other, mappings[name], mappings[other])
         for name in names:
             links[name].run("COMMIT")
         db.note_act("connect servers", {"servers": names})
@@ -171,7 +171,7 @@ def mop_connect_servers(db: Database, servers: str | None) -> list[dict[str, Any
         raise MopError(
             f"server {quote_identifier(name)}: {str(error).strip()}", sqlstate=getattr(error, "pgcode", None) or "08006"
         ) from None
-    return done
+    return rows
 
 
 def _connect(

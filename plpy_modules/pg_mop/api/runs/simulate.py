@@ -189,8 +189,8 @@ def _of_run(db: Database, run_id: int) -> Work:
     if run is None:
         raise unseen_run(db, run_id)
     units = db.execute(UNITS.format(schema=schema), ["bigint"], [run_id])
-    trained = [u for u in units if u["kind"] == "train"]
-    if not trained:
+    training_units = [u for u in units if u["kind"] == "train"]
+    if not training_units:
         raise MopError(
             f"run {run_id} has no finished training unit",
             hint=f"SELECT run_id, status FROM {schema}.mop_runs WHERE run_id = {run_id};",
@@ -204,12 +204,12 @@ def _of_run(db: Database, run_id: int) -> Work:
         )
     stages = db.execute(STAGES.format(schema=schema), ["bigint"], [run_id])
     evaluated = {u["stage"] for u in units if u["kind"] == "evaluate"}
-    known = {s["stage"] for s in stages}
+    stage_numbers = {s["stage"] for s in stages}
     segments = sorted({u["segment"] for u in units if u["dataset"] == "training"})
     steps = [
         Step(
             s["stage"],
-            s["parent"] if s["parent"] in known else None,
+            s["parent"] if s["parent"] in stage_numbers else None,
             s["iteration"],
             s["mst_key"],
             s["stage"] in evaluated,
@@ -221,7 +221,7 @@ def _of_run(db: Database, run_id: int) -> Work:
         segments,
         sorted({u["segment"] for u in units if u["dataset"] == "validation"}),
         {(u["kind"], u["stage"], u["dataset"], u["segment"]): u["seconds"] for u in units},
-        _held_out(stages, trained, segments) if run["status"] == "finished" else {},
+        _held_out(stages, training_units, segments) if run["status"] == "finished" else {},
         {(u["kind"], u["stage"], u["dataset"], u["segment"]): u["threads"] for u in units if u["threads"] is not None},
     )
 
@@ -235,4 +235,4 @@ def _held_out(
     for unit in trained:
         if (key := key_of.get(unit["stage"])) is not None:
             visited.setdefault(key, set()).add(unit["segment"])
-    return {key: set(segments) - found for key, found in visited.items() if len(found) < len(segments)}
+    return {key: set(segments) - keys for key, keys in visited.items() if len(keys) < len(segments)}

@@ -79,7 +79,7 @@ def _end(db: Database) -> int:
 
 def _roles(db: Database, all_of: str | None = None) -> set[int] | None:
     """OIDs of the roles that the caller may act as; None, all roles, for a superuser or a member of role `all_of`."""
-    # (Greenplum 6 has no role pg_read_all_stats)
+    # Greenplum 6 has no role pg_read_all_stats
     if db.is_superuser() or (
         all_of is not None
         and db.value(

@@ -113,13 +113,13 @@ class MadlibMethod:
         if method not in METHODS:
             raise MopError(f"automl_method must be 'hyperband' or 'hyperopt', not {a['automl_method']!r}")
         defaults, self.name = METHODS[method]
-        given = search.read_parameters(a["automl_params"])
+        parameters = search.read_parameters(a["automl_params"])
         if method == "hyperopt":
-            given = {name.lower(): value for name, value in given.items()}
-        for name in given:
+            parameters = {name.lower(): value for name, value in parameters.items()}
+        for name in parameters:
             if name not in defaults:
                 raise MopError(f"{name!r} is not accepted in automl_params of {method} ({', '.join(defaults)})")
-        self.values = {**defaults, **given}
+        self.values = {**defaults, **parameters}
         for name, value in self.values.items():
             if name == "algorithm":
                 if str(value).lower() not in ALGORITHMS:
@@ -210,8 +210,8 @@ class MadlibMethod:
         rounds_of: dict[int, list[tuple[int, int, int]]] = {}
         for (s, i), r in lengths.items():
             rounds = rounds_of.setdefault(s, [])
-            done = rounds[-1][1] if rounds else 0
-            rounds.append((done + 1, done + r, begins[highest - s + i] + 1))
+            iterations = rounds[-1][1] if rounds else 0
+            rounds.append((iterations + 1, iterations + r, begins[highest - s + i] + 1))
         return rounds_of
 
     def also_evaluated(self, procedure: Any, key: int) -> list[int]:
@@ -263,14 +263,14 @@ def write_rounds(result: RunResult, method: MadlibMethod, info: str) -> None:
             evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
     for key, trial in procedure.trials.items():
         rounds = method.rounds(procedure, key)
-        counted = [
+        iterations_of_madlib = [
             begin + i - first for i in evaluated.get(key, ()) for first, last, begin in rounds if first <= i <= last
         ]
         s, i = procedure.place(key) if banded and not trial.outside else (None, None)
         db.execute(
             f"UPDATE {info} SET metrics_iters = $1" + (", s = $3, i = $4" if banded else "") + " WHERE mst_key = $2",
             ["integer[]", "integer"] + ["integer"] * 2 * banded,
-            [counted, key] + [s, i] * banded,
+            [iterations_of_madlib, key] + [s, i] * banded,
         )
 
 

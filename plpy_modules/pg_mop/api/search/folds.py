@@ -71,10 +71,12 @@ def packs_into(inputs: Any, segments: int) -> str:
     if "__transform__" in summary or not summary.get("source_table"):
         of = quote_literal(summary.get("source_table") or "source")
         return f"{begin} and call mop_pack({of}, {quote_literal(output)}, ...) with the arguments of the first call."
-    given = [summary["source_table"], output, ",".join(source.outputs), ",".join(source.inputs)]
+    arguments = [summary["source_table"], output, ",".join(source.outputs), ",".join(source.inputs)]
     constant = summary.get("normalizing_const")
     constant = f", normalizing_const => {constant:g}" if constant not in (None, 1) else ""
-    return f"{begin} SELECT {db.extension}.training_preprocessor_dl({', '.join(map(quote_literal, given))}{constant});"
+    return (
+        f"{begin} SELECT {db.extension}.training_preprocessor_dl({', '.join(map(quote_literal, arguments))}{constant});"
+    )
 
 
 class FoldsOfRun:
@@ -102,8 +104,8 @@ class FoldsOfRun:
     def add_columns(self, info: str) -> None:
         """Add the columns of folds to an info table (quoted)."""
         columns = self._columns("loss", None) | self._columns("metrics", None)
-        added = (f"ADD COLUMN {name} {kind}" for name, (kind, _) in columns.items())
-        self.result.db.execute(f"ALTER TABLE {info} {', '.join(added)}")
+        definitions = (f"ADD COLUMN {name} {kind}" for name, (kind, _) in columns.items())
+        self.result.db.execute(f"ALTER TABLE {info} {', '.join(definitions)}")
 
     def columns(self, mst_key: int, iteration: int | None) -> Columns:
         """The columns of folds of a configuration whose model is that of `iteration` (None: it has no model)."""

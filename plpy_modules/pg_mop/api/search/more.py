@@ -66,15 +66,15 @@ def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = Non
         )
         weights.prune(db, path.model)
         columns = info_of(result, c, size)
-        present = db.columns(path.info)
-        if "metrics_iters" in present:  # of automl: its counter goes on
-            counted = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
+        types = db.columns(path.info)
+        if "metrics_iters" in types:  # of automl: its counter goes on
+            counts = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
             columns["metrics_iters"] = (
                 "integer[]",
-                counted
-                + [(counted or [path.done])[-1] + i - path.done for i in inputs.metrics_iterations if i > path.done],
+                counts
+                + [(counts or [path.done])[-1] + i - path.done for i in inputs.metrics_iterations if i > path.done],
             )
-        _update(db, info, key, {name: value for name, value in columns.items() if name in present})
+        _update(db, info, key, {name: value for name, value in columns.items() if name in types})
         best = None
         if path.trials is not None:
             update_trial(db, result, c, path.trials, judged_by)

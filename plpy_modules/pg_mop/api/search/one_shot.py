@@ -45,9 +45,11 @@ def scores(
     db.info(
         f"{len(ids)} members of base model {net.model_id} are scored with the weights of super-net mst_key={c['mst_key']}"
     )
-    packed = inputs.validation if dataset == "validation" else inputs.source
+    packed_table = inputs.validation if dataset == "validation" else inputs.source
     columns = [
-        sql for name in packed.columns for sql in (quote_identifier(name), f"{quote_identifier(name + '_shape')}::text")
+        sql
+        for name in packed_table.columns
+        for sql in (quote_identifier(name), f"{quote_identifier(name + '_shape')}::text")
     ]
     objects = object_table.read(db, functions, c["compile"], c["functions"])
     unit = {
@@ -55,8 +57,8 @@ def scores(
         "seed": 0,
         "same_start": True,
         "segment": 0,
-        "dtypes": packed.dtypes(),
-        "inputs": len(packed.inputs),
+        "dtypes": packed_table.dtypes(),
+        "inputs": len(packed_table.inputs),
         "outputs": outputs,
         "rows": 0,
         "dataset": None,
@@ -74,7 +76,7 @@ def scores(
     }
     session = aggregate.session(db.plpy)
     options = options_of_trainer(inputs.options, settings.cores(), None)
-    found: list[list[Any]] = []
+    rows: list[list[Any]] = []
     try:
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
@@ -82,21 +84,21 @@ def scores(
             with trainer_of(session, options):
                 models = [{**model, "path": net.path(member.chosen)} for member in members]
                 session.begin(unit, models, [(0, state)], [objects] * len(models))
-                for number, values in enumerate(inputs.engine.buffers(packed, segments, columns)):
+                for number, values in enumerate(inputs.engine.buffers(packed_table, segments, columns)):
                     session.rows(1, number, values[::2], values[1::2])
                 reports = session.end()["models"]
-            found += [
+            rows += [
                 [model_id, _value(report, metric), _told(procedure, model_id)]
                 for model_id, report in zip(some, reports)
             ]
     finally:
         session.give_back()
-    return found
+    return rows
 
 
 def _told(procedure: OneShot, model_id: int) -> dict[str, Any]:
-    told = procedure.models.describe(model_id) or {}
-    return {name: told[name] for name in ("member", "base", "choices")}
+    description = procedure.models.describe(model_id) or {}
+    return {name: description[name] for name in ("member", "base", "choices")}
 
 
 def _value(report: dict[str, Any], metric: str) -> float | None:
@@ -112,18 +114,18 @@ def write_scores(result: Any, table: str, metric: str, goal: str) -> None:
         "one_shot_score float8, mst_key integer)"
     )
     log = result.catalog.search_log(result.run_id)
-    found = [row for kind, *values in log if kind == "members" for row in values[1] if row[1] is not None]
-    found.sort(key=lambda row: row[1] if goal == "min" else -row[1])
+    members = [row for kind, *values in log if kind == "members" for row in values[1] if row[1] is not None]
+    members.sort(key=lambda row: row[1] if goal == "min" else -row[1])
     retrained = {c["model_id"]: c["mst_key"] for c in result.outcome() if not is_super_net(c)}
-    for rank, (model_id, value, told) in enumerate(found, 1):
+    for rank, (model_id, value, description) in enumerate(members, 1):
         insert(
             db,
             table,
             {
                 "rank": ("integer", rank),
-                "base_model": ("integer", told["base"]),
-                "member": ("numeric", Decimal(told["member"])),
-                "choices": ("jsonb", json.dumps(told["choices"])),
+                "base_model": ("integer", description["base"]),
+                "member": ("numeric", Decimal(description["member"])),
+                "choices": ("jsonb", json.dumps(description["choices"])),
                 "metric": ("text", metric),
                 "one_shot_score": ("float8", value),
                 "mst_key": ("integer", retrained.get(model_id)),

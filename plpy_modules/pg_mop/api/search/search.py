@@ -218,8 +218,8 @@ class Method:
             )
         if a.get("max_trials") is not None and "trials" in search.find(name).PARAMETERS:
             parameters.setdefault("trials", a["max_trials"])
-        chosen = zero_cost.read(name, parameters, a.get("model_space") is not None)
-        return cls(name, parameters, filtered=chosen)
+        filter_of_search = zero_cost.read(name, parameters, a.get("model_space") is not None)
+        return cls(name, parameters, filtered=filter_of_search)
 
     def create(
         self, space: Space, seed: int, goal: str, segments: int | None = None, trials: int | None = None
@@ -237,8 +237,8 @@ class Method:
 def read_space(a: Mapping[str, Any], available: Models) -> Space:
     """The Space of mop_search's argument: one or several dictionaries of model_id, and keys of compile and fit
     parameters, each with a list of choices or a distribution. `available`: Architectures, or Members. Raises MopError."""
-    own = ("model_id",) if available.models is None else ()
-    several = grids.parse_several(a["space"], "space", (*own, *grids.COMPILE_KEYS, *grids.FIT_KEYS))
+    keys_of_models = ("model_id",) if available.models is None else ()
+    several = grids.parse_several(a["space"], "space", (*keys_of_models, *grids.COMPILE_KEYS, *grids.FIT_KEYS))
     for number, grid in enumerate(several, 1):
         if available.models is None:
             grid.setdefault("model_id", list(available.rows))
@@ -302,12 +302,12 @@ class SearchCall:
             self.tables = {name: self.followed.tables.get(name) for name in TABLES}
             self.object_table = (
                 self.object_table or self.tables["object_table"]
-            )  # (that of a model space is in the log alone)
+            )  # that of a model space is in the log alone
         else:
             self.architectures = open_models(db, a, earlier)
             self.object_table = object_table_of(db, a["object_table"], self.architectures)
             self.space = read_space(a, self.architectures)
-            most = method.create(self.space, 0, "min").most  # (checks it, too: made again once the seed is known)
+            most = method.create(self.space, 0, "min").most  # checks it, too: made again once the seed is known
             make = self.architectures.configuration
             values = self.architectures.text, self.object_table, self.architectures.digests()
             self.tables = dict(zip(TABLES, values))
@@ -345,8 +345,8 @@ class SearchCall:
             ("folds", "a super-net is trained on all segments"),
             ("continue_from", "scores by shared weights are not results of trials"),
         ):
-            given = self.folds if name == "folds" else self.continues or None
-            if self.is_one_shot and given is not None:
+            value = self.folds if name == "folds" else self.continues or None
+            if self.is_one_shot and value is not None:
                 raise MopError(
                     f"one-shot and {name} cannot be combined",
                     detail=why[0].upper() + why[1:] + ".",
@@ -405,12 +405,12 @@ class SearchCall:
             keys = ("metrics", "weighted_metrics")
             choices = [next((d.choices for d in branch.common if d.key == key), [None]) for key in keys]
             for choice in itertools.product(*choices):
-                given = {key: value for key, value in zip(keys, choice) if value is not None}
+                compile_values = {key: value for key, value in zip(keys, choice) if value is not None}
                 try:
                     yield list(
                         params.reported_metrics(
                             params.parse_compile_params(
-                                grids.compile_text({"optimizer": "SGD"}, {"loss": "mse", **given})
+                                grids.compile_text({"optimizer": "SGD"}, {"loss": "mse", **compile_values})
                             )
                         )
                     )
@@ -494,12 +494,12 @@ class SearchCall:
 
     def _tell_filter(self, procedure: Any) -> None:
         """Send a NOTICE where the filter of a procedure was dropped."""
-        chosen = getattr(getattr(procedure, "sampler", None), "filter", None)
-        if chosen is not None and chosen.dropped:
+        dropped_filter = getattr(getattr(procedure, "sampler", None), "filter", None)
+        if dropped_filter is not None and dropped_filter.dropped:
             self.db.notice(
-                f"the filter {chosen.kind} was dropped after {zero_cost.PROBES} trials: its scores do not tell which members "
-                "train well",
-                detail=f"The rank correlation of scores and results was {chosen.correlation:.2f}, less than "
+                f"the filter {dropped_filter.kind} was dropped after {zero_cost.PROBES} trials: its scores do not tell which "
+                "members train well",
+                detail=f"The rank correlation of scores and results was {dropped_filter.correlation:.2f}, less than "
                 f"{zero_cost.LEAST_CORRELATION}.",
             )
 

@@ -32,13 +32,15 @@ def open_models(db: Database, a: Mapping[str, Any], earlier: Earlier | None = No
 def object_table_of(db: Database, given: str | None, models: Models) -> str | None:
     """The object table of a call that names `given`, or None: that of the model space, which the call may leave out. `models`:
     from open_models. Raises MopError where the call names another one."""
-    own = models.object_table
-    if None not in (given, own) and object_table.table_name(db, given) != object_table.table_name(db, own):
+    space_table = models.object_table
+    if None not in (given, space_table) and object_table.table_name(db, given) != object_table.table_name(
+        db, space_table
+    ):
         raise MopError(
-            f'object_table is "{given}", but the model space has its custom layers from {own}',
+            f'object_table is "{given}", but the model space has its custom layers from {space_table}',
             hint="Leave object_table out: the losses and metrics are found in the table of the space, too.",
         )
-    return own if given is None else given
+    return space_table if given is None else given
 
 
 class Architectures:
@@ -154,17 +156,17 @@ class Members:
                     "shared_by": {"base": net.model_id, "members": digits(self.models.space.size_of(net.model_id))},
                 },
             }
-        found = self.models.member(model_id)
+        member = self.models.member(model_id)
         c = {
             "mst_key": mst_key,
-            "model_id": model_id if found is None else found[0],
+            "model_id": model_id if member is None else member[0],
             "compile_params": compile_params,
             "fit_params": fit_params,
-            "model_arch": found and found[1].architecture,
+            "model_arch": member and member[1].architecture,
             "weights_md5": None,
-            "member": found and self.models.describe(found[0]),
+            "member": member and self.models.describe(member[0]),
         }
-        if found is None:
+        if member is None:
             c.update(
                 problem=f'model_id {model_id} is no member of "{self.name}" that this search has proposed',
                 model_arch="{}",

@@ -37,8 +37,8 @@ class Asking:
             self._trainer = self.stack.enter_context(trainer_of(self.session, trainer_options(self.db, False)))
             self._trainer.has_run_code = True
         layer = {"class_name": class_name, "config": dict(config), "module": None, "registered_name": None}
-        asked = {"op": "layer_shape", "layer": layer, "shapes": shapes, "listed": listed, "objects": [class_name]}
-        self._trainer.send(asked, self._pickle(class_name))
+        request = {"op": "layer_shape", "layer": layer, "shapes": shapes, "listed": listed, "objects": [class_name]}
+        self._trainer.send(request, self._pickle(class_name))
         answer = self._trainer.receive()[0]
         return answer["refused"] if "refused" in answer else answer["shape"]
 
@@ -50,22 +50,20 @@ class Asking:
     def written(self, models: ModelSpace) -> dict[str, Any] | None:
         """What the space's table keeps: the digests of the classes that the space has, and what they have told; None without
         any."""
-        used = used_by(models)
-        if not used:
+        names = used_by(models)
+        if not names:
             return None
-        return {"digests": {name: _digest(self._pickle(name)) for name in used}, "told": self.layers.told}
+        return {"digests": {name: _digest(self._pickle(name)) for name in names}, "told": self.layers.told}
 
 
 def used_by(models: ModelSpace) -> list[str]:
     """The custom classes that the base models and the mutators of a space name."""
-    found = {
-        name for planned in models.bases for name in custom_classes([planned.checked, planned.plan.checked_values])
-    }
+    names = {name for base in models.bases for name in custom_classes([base.checked, base.plan.checked_values])}
     for mutator in models.mutators:
-        found.update(name for option in mutator.options for name in custom_classes(option))
+        names.update(name for option in mutator.options for name in custom_classes(option))
         for match in (mutator.match, mutator.to):
-            found.update(name for name in (match.classes if match is not None else ()) if name in models.custom)
-    return sorted(found)
+            names.update(name for name in (match.classes if match is not None else ()) if name in models.custom)
+    return sorted(names)
 
 
 def read(db: Any, space: str, table: str | None, written: str | None) -> CustomLayers:
@@ -81,7 +79,7 @@ def read(db: Any, space: str, table: str | None, written: str | None) -> CustomL
         told = checked(given["told"])
         json.dumps(
             told, ensure_ascii=False
-        ).encode()  # (half of a character, as JSON may have it, is no text of PostgreSQL)
+        ).encode()  # half of a character, as JSON may have it, is no text of PostgreSQL
         if not object_table.are_names(digests):
             raise ValueError("the name of a custom layer is no text of PostgreSQL")
     except (KeyError, TypeError, ValueError, RecursionError) as error:

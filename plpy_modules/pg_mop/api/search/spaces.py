@@ -59,11 +59,11 @@ def mop_space(
             raise MopError("base must be an array of one dimension, without NULLs", hint="For instance: ARRAY[1, 2]")
         base = [as_integer("base", one) for one in base]
     db.check_readable(table, [c for c in ("model_id", "model_arch", "name") if c in db.columns(table)])
-    named = "name::text" if "name" in db.columns(table) else "NULL::text"
+    name_sql = "name::text" if "name" in db.columns(table) else "NULL::text"
     rows = {
         row["model_id"]: row
         for row in db.execute(
-            f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, {named} AS name FROM {table} "
+            f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, {name_sql} AS name FROM {table} "
             "WHERE $1 IS NULL OR model_id = ANY ($1) ORDER BY model_id",
             ["integer[]"],
             [base],
@@ -81,7 +81,7 @@ def mop_space(
     if sum(len(one.architecture) for one in bases) > MOST_CHARACTERS:
         raise MopError(f"the base models have more than {MOST_CHARACTERS} characters")
     functions = None if custom_table is None else object_table.check(db, custom_table)
-    made = db.output_table(space)
+    new_table = db.output_table(space)
     with contextlib.ExitStack() as stack, errors_of_spaces():
         asking = None if functions is None else space_layers.Asking(db, session, functions, stack)
         layers = NONE if asking is None else asking.layers
@@ -97,8 +97,8 @@ def mop_space(
             hint=f"SELECT {db.extension}.mop_space_show(...); lists the reasons.",
         )
     columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-    db.execute(f"CREATE TABLE {made} ({columns})")
-    written = (
+    db.execute(f"CREATE TABLE {new_table} ({columns})")
+    values = (
         "["
         + ", ".join(
             f'{{"model_id": {one.model_id}, "name": {json.dumps(one.name)}, "model_arch": {one.architecture}}}'
@@ -108,9 +108,9 @@ def mop_space(
     )
     insert(
         db,
-        made,
+        new_table,
         {
-            "base": ("json", written),
+            "base": ("json", values),
             "mutators": ("json", mutators),
             "adapt": ("text", models.adapt),
             "members": ("numeric", Decimal(models.size)),
@@ -118,7 +118,7 @@ def mop_space(
             "custom_layers": ("json", custom and json.dumps(custom)),
         },
     )
-    db.identify_by_all(made)
+    db.identify_by_all(new_table)
     return Decimal(models.size)
 
 
@@ -139,16 +139,16 @@ def mop_space_sample(db: Database, space: str | None, n: Any, seed: Any) -> list
         raise MopError("seed must not be NULL")
     models = read(db, space)
     with errors_of_spaces():
-        found = models.sample(count, seed, _row)
-    if found.refused or found.fitting < count:
-        refused = sum(found.refused.values())
-        reason = max(found.refused, key=lambda text: found.refused[text]) if found.refused else None
+        members = models.sample(count, seed, _row)
+    if members.refused or members.fitting < count:
+        refused = sum(members.refused.values())
+        reason = max(members.refused, key=lambda text: members.refused[text]) if members.refused else None
         db.notice(
-            f"{refused} of {found.tried} members drawn do not fit together"
-            + (f"; there are {found.fitting} others" if found.fitting < count else ""),
+            f"{refused} of {members.tried} members drawn do not fit together"
+            + (f"; there are {members.fitting} others" if members.fitting < count else ""),
             detail=reason and f"For instance: {reason}",
         )
-    return found.members
+    return members.members
 
 
 def _row(one: Member) -> dict[str, Any]:
@@ -167,11 +167,11 @@ def _row(one: Member) -> dict[str, Any]:
 def mop_space_show(db: Database, space: str | None, format: str | None) -> str:
     """A space as text, or as JSON (`format` 'json'): its base models' layers with their choice points, and what of it fits.
     Raises MopError."""
-    wanted = read_format(format)
+    format_name = read_format(format)
     models = read(db, space)
     with errors_of_spaces():
         looked = models.check_some()
-        return showing.text(models, looked) if wanted == "text" else json.dumps(showing.data(models, looked))
+        return showing.text(models, looked) if format_name == "text" else json.dumps(showing.data(models, looked))
 
 
 def read(db: Database, text: str | None) -> ModelSpace:
@@ -181,14 +181,14 @@ def read(db: Database, text: str | None) -> ModelSpace:
         "model space",
         hint=f"To make one: SELECT {db.extension}.mop_space('name', 'architectures', ARRAY[1], '[...]');",
     )
-    missing = [name for name in ("base", "mutators", "adapt") if name not in db.columns(table)]
-    if missing:
+    absent_columns = [name for name in ("base", "mutators", "adapt") if name not in db.columns(table)]
+    if absent_columns:
         raise MopError(
-            f'"{text}" is no model space: it has no column {missing[0]}',
+            f'"{text}" is no model space: it has no column {absent_columns[0]}',
             hint=f"SELECT {db.extension}.mop_space(...) makes one.",
         )
     custom = [name for name in ("object_table", "custom_layers") if name in db.columns(table)]
-    if len(custom) < 2:  # (a table that was made by hand may lack them)
+    if len(custom) < 2:  # a table that was made by hand may lack them
         custom = []
     db.check_readable(table, ["base", "mutators", "adapt", *custom])
     db.check_built_in(table, ["base", "mutators", "adapt", *custom])
@@ -209,21 +209,21 @@ def _bases(text: str) -> list[Base]:
     if len(text) > 2 * MOST_CHARACTERS:
         raise SpaceError(f"the base models have more than {2 * MOST_CHARACTERS} characters")
     try:
-        given = json.loads(text)
+        entries = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpaceError(f"the base models are not JSON: {str(error)[:200]}") from None
-    if not isinstance(given, list) or not all(
+    if not isinstance(entries, list) or not all(
         isinstance(one, dict)
         and isinstance(one.get("model_id"), int)
         and not isinstance(one["model_id"], bool)
         and abs(one["model_id"]) < 2**31
         and isinstance(one.get("model_arch"), dict)
         and isinstance(one.get("name"), (str, type(None)))
-        for one in given
+        for one in entries
     ):
         raise SpaceError("the base models must be a list of objects with model_id, name and model_arch")
     try:
-        return [Base(one["model_id"], json.dumps(one["model_arch"]), one.get("name")) for one in given]
+        return [Base(one["model_id"], json.dumps(one["model_arch"]), one.get("name")) for one in entries]
     except (ValueError, RecursionError) as error:
         raise SpaceError(f"the base models cannot be read: {str(error)[:200]}") from None
 

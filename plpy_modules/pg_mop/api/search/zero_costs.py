@@ -18,38 +18,38 @@ MOST_ROWS = 64  # of the minibatch, from the first buffer of the packed table
 def scores(db: Any, procedure: Procedure, inputs: Any, seed: int) -> list[list[Any]]:
     """[[model_id, score or None], ...] of the members that a procedure's filter has drawn. `seed`: of the run. Raises
     MopError."""
-    chosen: Filter = procedure.sampler.filter  # type: ignore[attr-defined]
+    filter_of_search: Filter = procedure.sampler.filter  # type: ignore[attr-defined]
     models = procedure.space.models
     assert models is not None
     if models.space.custom:
         raise MopError(
-            f"the filter {chosen.kind} does not look at custom layers, as {next(iter(models.space.custom.names))}",
+            f"the filter {filter_of_search.kind} does not look at custom layers, as {next(iter(models.space.custom.names))}",
             hint="Search without a filter.",
             sqlstate="0A000",
         )
-    ids = chosen.pool()
-    db.info(f"the filter {chosen.kind} looks at {len(ids)} untrained members")
-    batch = [] if chosen.kind in WITHOUT_ROWS else _minibatch(inputs)
+    ids = filter_of_search.pool()
+    db.info(f"the filter {filter_of_search.kind} looks at {len(ids)} untrained members")
+    batch = [] if filter_of_search.kind in WITHOUT_ROWS else _minibatch(inputs)
     session = aggregate.session(db.plpy)
-    own, found = session.trainer is None, list[list[Any]]()
+    begins_trainer, rows = session.trainer is None, list[list[Any]]()
     options = options_of_trainer(inputs.options, settings.cores(), None)
     try:
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
-            asked = {
+            request = {
                 "op": "zero_cost",
-                "kind": chosen.kind,
+                "kind": filter_of_search.kind,
                 "seed": seed,
                 "models": [[model_id, models.by_id[model_id].architecture] for model_id in some],
                 "shapes": [list(array.shape) for array in batch],
             }
             with trainer_of(session, options) as trainer:
-                trainer.send(asked, *batch)
-                found += [list(pair) for pair in zip(some, trainer.receive()[0]["scores"])]
+                trainer.send(request, *batch)
+                rows += [list(pair) for pair in zip(some, trainer.receive()[0]["scores"])]
     finally:
-        if own:
+        if begins_trainer:
             session.give_back()
-    return found
+    return rows
 
 
 def _minibatch(inputs: Any) -> list[Any]:

@@ -36,18 +36,18 @@ def mop_predict_row(
     with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
         named.lent_to(db, trainer)
         unseen: dict[str, list[str]] = {}
-        made = answers(named, named.outputs_of(trainer, named.encode(rows, unseen)))
-    # (a query asks for each row: the session is told once for each column)
+        row_answers = answers(named, named.outputs_of(trainer, named.encode(rows, unseen)))
+    # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
-    return made
+    return row_answers
 
 
 def _no_row(db: Database, model: str | None, text: str | None) -> MopError:
     """The error for a value that is not a row. `text`: the value, where it may be the name of a table."""
     try:
         table = db.find_table(text) if text and text.strip() else None
-    except MopError:  # (it is no name)
+    except MopError:  # it is no name
         table = None
     name, schema = str(table or "your_table"), db.extension
     call = f"{schema}.mop_predict({quote_literal(model)}, "
@@ -75,13 +75,13 @@ def mop_predict_table(
     reader = RowReader(db, source, named)
     names = reader.kept(split_names(keep))
     pairs = [f"{quote_literal(name)}, {quote_identifier(name)}" for name in names]
-    # (a function has at most 100 arguments)
+    # a function has at most 100 arguments
     objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
     extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     rows: list[Any] = []
     with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*named.json_columns, *names]):
-        for chunk, made in _answered(db, named, trainer, reader, extra):
-            rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
+        for chunk, chunk_answers in _answered(db, named, trainer, reader, extra):
+            rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, chunk_answers)]
     return rows
 
 
@@ -98,13 +98,13 @@ def mop_predict_into(
     """Write the answers into a new table: the kept columns, prediction, probability, probabilities. Returns the rows."""
     named = NamedModel.find(db, model, version)
     reader = RowReader(db, source, named)
-    kept = reader.kept(split_names(keep))
+    kept_columns = reader.kept(split_names(keep))
     table = db.output_table(output)
-    for name in kept:
+    for name in kept_columns:
         if name in ("prediction", "probability", "probabilities"):
             raise MopError(f'keep: column "{name}" has the name of a column of answers', hint="Rename it in a view.")
-    names = [quote_identifier(name) for name in kept]
-    types = [reader.exact_types[name] for name in kept]
+    names = [quote_identifier(name) for name in kept_columns]
+    types = [reader.exact_types[name] for name in kept_columns]
     answer_types = [named.prediction_type, "double precision", "jsonb"]
     columns = [*zip(names, types), *zip(("prediction", "probability", "probabilities"), answer_types)]
     db.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {sql_type}' for name, sql_type in columns)})")
@@ -119,8 +119,8 @@ def mop_predict_into(
     count = 0
     with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, named.json_columns):
         for chunk, rows_written in _answered(db, named, trainer, reader, extra):
-            given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
-            db.plpy.execute(insert, [*given, *map(list, zip(*rows_written))])
+            kept_values = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
+            db.plpy.execute(insert, [*kept_values, *map(list, zip(*rows_written))])
             count += len(chunk)
     return count
 

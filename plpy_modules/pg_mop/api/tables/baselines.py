@@ -58,7 +58,7 @@ def contenders(
     if not len(y) or not len(y_test):
         raise MopError("a baseline needs rows with a known target, to train on and to measure")
     if model.regression:
-        found = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
+        models = [Contender("mean", scores.regression(y_test, np.full(len(y_test), y.mean())))]
     else:
         classes = len(model.labels(model.widths[0]))
         unknown = int((y_test < 0).any())
@@ -66,7 +66,7 @@ def contenders(
             y_test, classes = np.where(y_test < 0, classes, y_test), classes + 1
         shares = np.bincount(y, minlength=classes) / len(y)
         majority = np.tile(shares, (len(y_test), 1))
-        found = [Contender("majority", scores.classification(y_test, majority, unknown))]
+        models = [Contender("majority", scores.classification(y_test, majority, unknown))]
     with trainer_of(session, trainer_options(db, False)) as trainer:
         trainer.send(
             {
@@ -82,12 +82,12 @@ def contenders(
     for name, columns, payload in zip(header["names"], header["classes"], payloads):
         predicted = np.frombuffer(payload, "<f8").reshape(len(x_test), -1)
         if model.regression:
-            found.append(Contender(name, scores.regression(y_test, predicted[:, 0])))
+            models.append(Contender(name, scores.regression(y_test, predicted[:, 0])))
         else:
             probabilities = np.zeros((len(x_test), classes))
             probabilities[:, columns] = predicted
-            found.append(Contender(name, scores.classification(y_test, probabilities, unknown)))
-    return found
+            models.append(Contender(name, scores.classification(y_test, probabilities, unknown)))
+    return models
 
 
 def _read(db: Database, model: NamedModel, source: str | None) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +97,13 @@ def _read(db: Database, model: NamedModel, source: str | None) -> tuple[np.ndarr
     """
     reader = RowReader(db, source, model)
     features, truth = [], []
-    kept = [i for i, column in enumerate(model.inputs) if not isinstance(column, (Words, Image))]
-    width = sum(math.prod(model.inputs[i].shape) for i in kept)
+    input_numbers = [i for i, column in enumerate(model.inputs) if not isinstance(column, (Words, Image))]
+    width = sum(math.prod(model.inputs[i].shape) for i in input_numbers)
     most = min(MOST_ROWS, max(100, MOST_BYTES // (4 * max(1, width))))
-    for known, targets in reports.rows_with_target(reader, model):
-        arrays = model.encode(known)
-        parts = [arrays[i].reshape(len(known), -1) for i in kept]
-        features.append(np.concatenate([*parts, np.zeros((len(known), int(not parts)))], 1).astype("<f4"))
+    for chunk, targets in reports.rows_with_target(reader, model):
+        arrays = model.encode(chunk)
+        parts = [arrays[i].reshape(len(chunk), -1) for i in input_numbers]
+        features.append(np.concatenate([*parts, np.zeros((len(chunk), int(not parts)))], 1).astype("<f4"))
         truth += targets
         if len(truth) >= most:
             break

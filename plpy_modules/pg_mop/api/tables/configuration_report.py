@@ -148,7 +148,7 @@ def _is_changed(db: Database, packed: PackedTable, before: dict[int, str]) -> bo
     """True where the rows have been written since the run; None where that is not known: rows of other servers and segments."""
     if db.has_segments or packed.foreign:
         return None
-    return not same_rows(before, {own.key: own.fingerprint for own in find(db, [packed]).segments(packed)})
+    return not same_rows(before, {segment.key: segment.fingerprint for segment in find(db, [packed]).segments(packed)})
 
 
 def _outputs(model: StoredModel) -> str:
@@ -158,15 +158,15 @@ def _outputs(model: StoredModel) -> str:
 def _lock(db: Database, run_id: int, name: str, suffixes: tuple[str, ...], what: str, hint: str) -> None:
     """Lock the tables of the run, so that they stay what they are. Raises MopError where one is no trusted table."""
     for suffix in suffixes:
-        own = db.suffixed(name, suffix) if suffix else name
+        full_name = db.suffixed(name, suffix) if suffix else name
         optional = suffix in ("_info", "_parts")
-        if optional and db.find_table(own) is None:
+        if optional and db.find_table(full_name) is None:
             continue
-        if locked(db, own, PARTITIONED) is None:
-            if db.find_table(own) is None:
-                raise MopError(f'there is no table "{own}": the {what} of run {run_id} are gone', hint=hint)
+        if locked(db, full_name, PARTITIONED) is None:
+            if db.find_table(full_name) is None:
+                raise MopError(f'there is no table "{full_name}": the {what} of run {run_id} are gone', hint=hint)
             raise MopError(
-                f'"{own}" is no table of your role, or has row security: the {what} of run {run_id} are not read from it',
+                f'"{full_name}" is no table of your role, or has row security: the {what} of run {run_id} are not read from it',
                 detail="Reading a view, a foreign table, or a table with row security executes functions of its owner.",
                 hint=hint,
             )
@@ -194,8 +194,8 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
         for i, c in enumerate(columns)
     )
     parts: list[list[np.ndarray]] = []
-    left = MOST_ROWS
-    at = "gp_segment_id" if db.has_segments else "0"  # (each segment of Greenplum counts ctid from the start)
+    rows_left = MOST_ROWS
+    at = "gp_segment_id" if db.has_segments else "0"  # each segment of Greenplum counts ctid from the start
     for buffer in db.execute(
         f"SELECT tableoid::bigint AS part, ctid::text AS at, {at} AS place, buffer_id, {shapes} FROM {packed.table} "
         f"ORDER BY buffer_id LIMIT {MOST_ROWS}"
@@ -213,9 +213,9 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
         row_bytes = [math.prod(shape[1:]) * dtypes[c].itemsize for c, shape in zip(columns, own_shapes)]
         inputs = sum(4 * math.prod(shape[1:]) for shape in own_shapes[: len(packed.inputs)])
         if not parts:
-            left = min(left, max(1, MOST_BYTES // max(1, inputs)))
-        count = min(left, own_shapes[0][0])
-        # (of a large buffer, only what is used)
+            rows_left = min(rows_left, max(1, MOST_BYTES // max(1, inputs)))
+        count = min(rows_left, own_shapes[0][0])
+        # of a large buffer, only what is used
         values = ", ".join(
             f"substring({quote_identifier(c)} FROM 1 FOR {count * size}) AS v{i}"
             for i, (c, size) in enumerate(zip(columns, row_bytes))
@@ -225,7 +225,7 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
             ["text", "oid", "integer"],
             [buffer["at"], buffer["part"], buffer["place"]],
         )
-        if row is None:  # (it was written in between)
+        if row is None:  # a row was written in between
             raise MopError(f'"{packed.text}" is being written', hint="Call it again afterwards.", sqlstate="55006")
         parts.append(
             [
@@ -233,10 +233,10 @@ def _rows(db: Database, packed: PackedTable, again: str) -> tuple[list[np.ndarra
                 for i, (c, shape) in enumerate(zip(columns, own_shapes))
             ]
         )
-        left -= count
-        if left <= 0:
+        rows_left -= count
+        if rows_left <= 0:
             break
-    *arrays, targets = (np.concatenate(own) for own in zip(*parts))
+    *arrays, targets = (np.concatenate(chunks_of_input) for chunks_of_input in zip(*parts))
     if packed.regression:
         if math.prod(targets.shape[1:]) != 1:
             raise MopError(
@@ -265,16 +265,17 @@ class Net:
 
     def outputs(self, inputs: list[np.ndarray]) -> np.ndarray:
         """[rows, units]: probabilities of classes, or numbers."""
-        made = []
+        chunks = []
         step = max(1, (16 << 20) // max(1, sum(4 * math.prod(a.shape[1:]) for a in inputs)))
         for first in range(0, len(inputs[0]), step):
-            own = [np.ascontiguousarray(a[first : first + step], "<f4") for a in inputs]
+            batch = [np.ascontiguousarray(a[first : first + step], "<f4") for a in inputs]
             self.trainer.send(
-                {"op": "predict", "shapes": [list(a.shape) for a in own]}, *(a.reshape(-1).view(np.uint8) for a in own)
+                {"op": "predict", "shapes": [list(a.shape) for a in batch]},
+                *(a.reshape(-1).view(np.uint8) for a in batch),
             )
             _, payloads = self.trainer.receive()
-            made.append(np.frombuffer(payloads[0], "<f4").reshape(len(own[0]), -1).astype("f8"))
-        labels, decoded = self.output.decode(np.concatenate(made))
+            chunks.append(np.frombuffer(payloads[0], "<f4").reshape(len(batch[0]), -1).astype("f8"))
+        labels, decoded = self.output.decode(np.concatenate(chunks))
         self.labels = ["NULL" if label is None else str(label) for label in labels]
         return decoded
 
@@ -295,10 +296,10 @@ def _importance(
     for i, name, places in _elements(packed, inputs):
         losses = []
         for _ in range(REPEATS):
-            changed, order = list(inputs), random.permutation(len(truth))
-            changed[i] = inputs[i].copy()
-            changed[i][..., places] = inputs[i][order][..., places]
-            losses.append(base - net.main(changed, truth))
+            permuted_inputs, order = list(inputs), random.permutation(len(truth))
+            permuted_inputs[i] = inputs[i].copy()
+            permuted_inputs[i][..., places] = inputs[i][order][..., places]
+            losses.append(base - net.main(permuted_inputs, truth))
         yield name, float(np.mean(losses)), float(np.std(losses))
 
 

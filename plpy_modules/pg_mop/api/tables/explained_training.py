@@ -47,20 +47,20 @@ class StepsHere:
         db.check_cancel()
         try:
             with db.caller_path():
-                found = db.plpy.execute(sql)
-            return [tuple(row.values()) for row in found] if found.nrows() and len(found) else []
+                result = db.plpy.execute(sql)
+            return [tuple(row.values()) for row in result] if result.nrows() and len(result) else []
         except db.plpy.SPIError as error:
             if is_cancel(error):
                 raise
             problem = error
         data = (*(getattr(problem, "spidata", None) or ()), None, None, None)
         message = re.sub(r"^(?:(?:plpy|spiexceptions)\.\w+: )+", "", str(problem))
-        if "plpy" in str(problem):  # (as run.steps: the name of the step's function is left out)
+        if "plpy" in str(problem):  # as run.steps: the name of the step's function is left out
             message = re.sub(r"^\w+: ", "", message, count=1)
         raise MopError(message, data[1], data[2], sqlstate=sqlstate_of(problem))
 
     def finish(self, sql: str) -> None:
-        """(The explanation takes everything back.)"""
+        """Nothing: the explanation takes everything back."""
 
 
 def refuse_query(db: Database, source: str | None) -> None:
@@ -93,7 +93,7 @@ def explain(training: Training, prefix: str, names: dict[str, str], version: int
         factor, sampled = 1.0, None
         if parts["train"] > SAMPLED:
             packed = {**names, "train": _sample(db, names["train"], parts["train"])}
-            if "valid" in parts:  # (a rare class or category may be missing in the sample: these rows have what it has)
+            if "valid" in parts:  # a rare class or category may be missing in the sample: these rows have what it has
                 packed["valid"] = packed["train"]
             sampled = db.value(f"SELECT count(*) FROM {packed['train']}")
             factor = sum(parts[part] for part in ("train", "valid") if part in parts) / (
@@ -127,12 +127,12 @@ def after(train: int, test: int, width: int, classes: int, baselines: bool) -> f
     >>> after(1000, 200, 10, 2, False) < after(1000, 200, 10, 2, True) < after(100_000, 200, 10, 2, True)
     True
     """
-    measured = PER_ROW * test
+    seconds_of_measures = PER_ROW * test
     if not baselines:
-        return measured
+        return seconds_of_measures
     rows = min(train, MOST_ROWS)
     trees = classes if classes > 2 else 1
-    return measured + START + trees * (TREES + PER_CELL * rows * width) + PER_ROW * (rows + test)
+    return seconds_of_measures + START + trees * (TREES + PER_CELL * rows * width) + PER_ROW * (rows + test)
 
 
 def _sample(db: Database, view: str, rows: int) -> str:
@@ -149,9 +149,11 @@ def _sample(db: Database, view: str, rows: int) -> str:
 
 def _width(db: Database, training: Training, names: dict[str, str]) -> int:
     """The elements of a packed row."""
-    packed = db.input_table(names["packed"], "table of a step", rows=False)
-    shapes = [name for name in db.columns(packed) if name.endswith("_shape") and name != f"{training.target}_shape"]
-    row = db.one(f"SELECT {', '.join(map(quote_identifier, shapes))} FROM {packed} LIMIT 1") if shapes else None
+    packed_table = db.input_table(names["packed"], "table of a step", rows=False)
+    shapes = [
+        name for name in db.columns(packed_table) if name.endswith("_shape") and name != f"{training.target}_shape"
+    ]
+    row = db.one(f"SELECT {', '.join(map(quote_identifier, shapes))} FROM {packed_table} LIMIT 1") if shapes else None
     return sum(math.prod(shape[1:]) for shape in row.values()) if row else 1
 
 
@@ -174,7 +176,7 @@ def _plan(
     search = plan["search"]
     low, high = search["range"]
     prepare = seconds["split"] + seconds["pack"] + seconds["nets"]
-    # (what was measured on a sample and what is guessed may take half or twice as long)
+    # what was measured on a sample and what is guessed may take half or twice as long
     rough = seconds["measure"] + (seconds["pack"] if sampled is not None else 0.0)
     sure = prepare + seconds["measure"] - rough
     limit = search["time_limit"]

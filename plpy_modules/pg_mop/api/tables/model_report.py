@@ -42,7 +42,7 @@ def mop_model_report(
             hint=f"SELECT {db.extension}.mop_model_report('model', 'table', '{FORMATS[0]}');",
         )
     named = NamedModel.find(db, model, version)
-    stored = _versions(db, model, named.version)
+    versions = _versions(db, model, named.version)
     data = {
         "model": model,
         "version": named.version,
@@ -51,8 +51,8 @@ def mop_model_report(
         "source": source,
         "pg_mop": __version__,
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
-        "versions": [row["version"] for row in stored],
-        "stored": model_data.stored_sections(stored, named.version),
+        "versions": [row["version"] for row in versions],
+        "stored": model_data.stored_sections(versions, named.version),
         "measured": [] if source is None else _measured(db, session, named, source),
         "test_part": _test_part(db, named),
     }
@@ -103,16 +103,20 @@ def _versions(db: Database, model: str | None, version: int) -> list[dict[str, A
 
 def _test_part(db: Database, model: NamedModel) -> str | None:
     """The name of the test part of the version, if the caller may read it."""
-    query, own = stored_part(db, model.table, model.version, "test")
-    return db.suffixed(step_prefix(db, model.name, model.version), "_test") if query is not None and own else None
+    query, is_callers_own = stored_part(db, model.table, model.version, "test")
+    return (
+        db.suffixed(step_prefix(db, model.name, model.version), "_test")
+        if query is not None and is_callers_own
+        else None
+    )
 
 
 def _measured(db: Database, session: Any, model: NamedModel, source: str) -> list[model_data.Section]:
-    measured = reports.measure(db, session, model, source)
+    measurement = reports.measure(db, session, model, source)
     return model_data.measured_sections(
-        measured.truth,
-        measured.outputs,
-        measured.labels,
+        measurement.truth,
+        measurement.outputs,
+        measurement.labels,
         reports.importance(db, session, model, source),
         reports.drift(db, model, source),
         _called(source),

@@ -86,8 +86,8 @@ def add_version(db: Database, name: str | None, version: Version, use: bool = Tr
 
     `use`: it is the version in use from the commit on. Readers see the old one until then.
     """
-    existing = db.find_table(name) if name and name.strip() else None
-    if existing is None:
+    present_table = db.find_table(name) if name and name.strip() else None
+    if present_table is None:
         table = db.output_table(name)
         db.execute(
             f"CREATE TABLE {table} ({', '.join(f'{column} {sql_type}' for column, sql_type in COLUMNS.items())}); "
@@ -122,12 +122,14 @@ def add_version(db: Database, name: str | None, version: Version, use: bool = Tr
     types = {"version": "integer", "in_use": "boolean"}
     kinds = [types.get(column, "text") for column in values]
     entries = ", ".join(f"${i}::{COLUMNS[column].split()[0]}" for i, column in enumerate(values, 1))
-    selected, given = version.source.sql, list(values.values())
+    selected, parameters = version.source.sql, list(values.values())
     if version.source.reference is not None:
         selected = f"${len(values) + 1}"
-        given.append(weights.copy(db, version.source, table))
+        parameters.append(weights.copy(db, version.source, table))
         kinds.append("bytea")
-    db.execute(f"INSERT INTO {table} ({', '.join(values)}, model_weights) SELECT {entries}, ({selected})", kinds, given)
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(values)}, model_weights) SELECT {entries}, ({selected})", kinds, parameters
+    )
     return number
 
 
@@ -180,7 +182,7 @@ def mop_share(db: Database, name: str | None, role: str | None) -> None:
     ):
         try:
             functions = db.find_table(f"{db.extension}.{row['name']}") if row["name"] else None
-        except MopError:  # (details may have been changed by hand: no name of a table)
+        except MopError:  # details may have been changed by hand: no name of a table
             functions = None
         if functions is not None and not db.value(
             "SELECT has_table_privilege($1, $2, 'SELECT')", ["text", "oid"], [role, functions.oid]
@@ -205,7 +207,7 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
         "attname = 'model_weights') AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
         f"AND {IS_MODEL} AND {IS_SAFE} ORDER BY 1"
     )
-    found: list[Any] = []
+    rows_of_models: list[Any] = []
     for table in tables:
         with db.caller_path():
             visible = db.value("SELECT pg_catalog.pg_table_is_visible($1) AS v", ["pg_catalog.oid"], [table["oid"]])
@@ -215,7 +217,7 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
             f"FROM {table['t']} ORDER BY version"
         ):
             size = weights.size_of(row)
-            found.append(
+            rows_of_models.append(
                 (
                     table["bare"] if visible else table["t"],
                     *(row[name] for name in ("version", "in_use", "target", "kind", "metrics", "created")),
@@ -224,7 +226,7 @@ def mop_list_models(db: Database) -> list[tuple[Any, ...]]:
                     row["description"],
                 )
             )
-    return found
+    return rows_of_models
 
 
 def with_shapes(model: StoredModel) -> Transform:
@@ -242,5 +244,5 @@ def _info(db: Database, model_table: str, mst_key: int | None) -> dict[str, Any]
         return {}
     info = db.input_table(db.suffixed(model_table, "_info"), "info table of the model table")
     row = db.one(f"SELECT * FROM {info} WHERE mst_key = {int(mst_key)}") or {}
-    wanted = ("training_metrics_final", "training_loss_final", "validation_metrics_final", "validation_loss_final")
-    return {name: row[name] for name in wanted if row.get(name) is not None}
+    columns = ("training_metrics_final", "training_loss_final", "validation_metrics_final", "validation_loss_final")
+    return {name: row[name] for name in columns if row.get(name) is not None}

@@ -78,9 +78,9 @@ def mop_pack(
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer_size must be positive or NULL, not {buffer_size}")
     options = Options.read(kind, transform, max_categories, on_null)
-    fitted = None if fitted_on is None else db.find_table(fitted_on)
+    fitted_table = None if fitted_on is None else db.find_table(fitted_on)
     model = None
-    if fitted is not None and is_named(db, fitted):
+    if fitted_table is not None and is_named(db, fitted_table):
         named = NamedModel.find(db, fitted_on)
         model = ModelTransform(named.transform, named.table)
     if weight is not None and fitted_on is not None and model is None:
@@ -91,37 +91,39 @@ def mop_pack(
         )
     db.check_engine("mop_pack")
     config = settings.load(db)
-    packed, summary_table = db.output_table(output, "_summary")
-    read = [key.partition("->")[0].strip() for key in options.transform if "->" in key]
-    with steady_scans(db), without_nul(db, read):
+    packed_table, summary_table = db.output_table(output, "_summary")
+    json_columns = [key.partition("->")[0].strip() for key in options.transform if "->" in key]
+    with steady_scans(db), without_nul(db, json_columns):
         training = model or (None if fitted_on is None else Training(db, fitted_on))
         if training is not None and target is None:
             target = ", ".join(quote_identifier(column.name) for column in training.transform.outputs)
-        with rows_of(db, source, known=_single(target)) as found:
+        with rows_of(db, source, known=_single(target)) as source_rows:
             if training is not None:
-                columns = like_training(db, found, training, _targets(db, found, target), weight)
-                casts = _casts(db, found, columns)
+                columns = like_training(db, source_rows, training, _targets(db, source_rows, target), weight)
+                casts = _casts(db, source_rows, columns)
             else:
-                columns, casts = fit(db, found, target, id, exclude, options, weight), {}
+                columns, casts = fit(db, source_rows, target, id, exclude, options, weight), {}
             seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-            grouped = columns_named(db, found, "grouped_by", split_names(grouped_by))
+            grouped = columns_named(db, source_rows, "grouped_by", split_names(grouped_by))
             if len(grouped) > 1:
                 raise MopError(
                     "grouped_by must be one column", hint="Join them in a view: SELECT *, (a, b)::text AS both."
                 )
-            db.check_readable(found, grouped)
+            db.check_readable(source_rows, grouped)
             needed = [*(name for c in columns.columns for name in c.sources), *grouped]
-            learnt = nullcontext(found) if training is None or model else rows_of_classes(db, found, columns)
+            learnt = (
+                nullcontext(source_rows) if training is None or model else rows_of_classes(db, source_rows, columns)
+            )
             if training is None or model:
-                count_classes(db, found, columns)
-            with learnt as found, rows_with_values(db, found, casts, needed) as rows:
+                count_classes(db, source_rows, columns)
+            with learnt as source_rows, rows_with_values(db, source_rows, casts, needed) as rows:
                 placement = placement_of(db, rows, config)
                 groups = None
                 if grouped:
                     if placement.distributed:
                         raise MopError("grouped_by is not supported for rows that Citus distributes", sqlstate="0A000")
                     groups = Groups.of(db, rows, grouped[0], len(placement.keys))
-                into = Target(str(source), str(output), packed, summary_table, placement, buffer_size, groups)
+                into = Target(str(source), str(output), packed_table, summary_table, placement, buffer_size, groups)
                 shuffled = seed if training is None or model else None
                 write(db, session, rows, columns, into, shuffled, None if training is None else str(training.packed))
 
@@ -131,21 +133,21 @@ def rows_of_classes(db: Database, rows: Table, columns: Transform) -> Iterator[T
     """The rows whose targets are classes of the training rows; a WARNING tells of others. Of none, all rows."""
     strange: list[tuple[OneHot, list[str]]] = []
     for column in columns.outputs:
-        if isinstance(column, OneHot) and (found := column.strangers(db, rows)):
-            strange.append((column, [label for label, _ in found]))
-            total = sum(number for _, number in found)
-            shown = ", ".join(label for label, _ in found[:SHOWN])
+        if isinstance(column, OneHot) and (labels_and_counts := column.strangers(db, rows)):
+            strange.append((column, [label for label, _ in labels_and_counts]))
+            total = sum(number for _, number in labels_and_counts)
+            names = ", ".join(label for label, _ in labels_and_counts[:SHOWN])
             db.warning(
                 f'{total} row{"s are" if total > 1 else " is"} left out: training rows have no such class of "{column.name}"',
-                detail=f"{'They have' if total > 1 else 'It has'} {shown}{', ...' if len(found) > SHOWN else ''}.",
+                detail=f"{'They have' if total > 1 else 'It has'} {names}{', ...' if len(labels_and_counts) > SHOWN else ''}.",
                 hint="Rare classes need rows in the training part: mop_split(method => 'stratified'), or folds.",
             )
     condition = " AND ".join(f"NOT {column.is_one_sql(db, labels)}" for column, labels in strange)
     if not strange or db.one(f"SELECT 1 AS x FROM {rows} t WHERE {condition} LIMIT 1") is None:
         yield rows
         return
-    with rows_where(db, rows, condition) as left:
-        yield left
+    with rows_where(db, rows, condition) as usable_rows:
+        yield usable_rows
 
 
 def count_classes(db: Database, rows: Table, columns: Transform) -> None:
@@ -198,20 +200,20 @@ def is_raw(db: Database, source: str | None) -> bool:
         return False
     if is_query(source):
         return True
-    found = db.find_table(source)
-    return found is not None and "buffer_id" not in db.columns(found)
+    table = db.find_table(source)
+    return table is not None and "buffer_id" not in db.columns(table)
 
 
 @contextmanager
 def packed_for(db: Database, session: Any, model: StoredModel, source: str | None) -> Iterator[str]:
     """A temporary packed table of raw rows, with the transform of a trained model. Raises MopError."""
     name = f"pg_temp.mop_packed_{secrets.token_hex(6)}"
-    trained = ModelTransform(with_shapes(model), model.summary_table)
-    targets = ", ".join(quote_identifier(column.name) for column in trained.transform.outputs)
-    with steady_scans(db), rows_of(db, source, "test table", known=_single(targets)) as found:
-        columns = like_training(db, found, trained, _targets(db, found, targets))
+    model_transform = ModelTransform(with_shapes(model), model.summary_table)
+    targets = ", ".join(quote_identifier(column.name) for column in model_transform.transform.outputs)
+    with steady_scans(db), rows_of(db, source, "test table", known=_single(targets)) as source_rows:
+        columns = like_training(db, source_rows, model_transform, _targets(db, source_rows, targets))
         needed = [column for c in columns.columns for column in c.sources]
-        with rows_with_values(db, found, _casts(db, found, columns), needed) as rows:
+        with rows_with_values(db, source_rows, _casts(db, source_rows, columns), needed) as rows:
             target = Target(str(source), name, name, f"{name}_summary", ServerPlacement(db, None, 1, 1))
             write(db, session, rows, columns, target, None, str(model.summary_table))
     yield name
@@ -326,15 +328,15 @@ def fit_weight(db: Database, rows: Table, name: str) -> Weight:
     """The column of sample weights. Raises MopError for weights that are NULL, negative or all 0."""
     column = Weight.fit(SourceColumn(db, rows, name, column_kind(db, rows, name)), Request())
     quoted = quote_identifier(name)
-    found = db.one(f"SELECT count(*) - count({quoted}) AS nulls, max({quoted}) AS most FROM {rows}")
-    assert found is not None
-    if found["nulls"]:
+    row = db.one(f"SELECT count(*) - count({quoted}) AS nulls, max({quoted}) AS most FROM {rows}")
+    assert row is not None
+    if row["nulls"]:
         raise MopError(
-            f'column "{name}" of sample weights is NULL in {found["nulls"]} rows',
+            f'column "{name}" of sample weights is NULL in {row["nulls"]} rows',
             hint=f"SELECT ..., coalesce({quoted}, 1) AS {quoted} FROM ...",
             sqlstate="22004",
         )
-    if not found["most"]:
+    if not row["most"]:
         raise MopError(f'column "{name}" of sample weights is 0 in all rows', hint="Leave weight out.")
     return column
 
@@ -343,8 +345,8 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
     """The column type of a target: classes or numbers. Raises MopError for a target that cannot be learnt."""
     sql_kind = column_kind(db, rows, name)
     source, quoted = SourceColumn(db, rows, name, sql_kind), quote_identifier(name)
-    known = db.value(f"SELECT count({quoted}) FROM {rows}")
-    if not known:
+    count = db.value(f"SELECT count({quoted}) FROM {rows}")
+    if not count:
         raise MopError(f'target "{name}" is NULL in all rows', sqlstate="22004")
     if sql_kind.numeric_array:
         return _fit_vectors(db, source, kind)
@@ -355,25 +357,25 @@ def fit_target(db: Database, rows: Table, name: str, kind: str | None) -> Column
     )
     if values == 1:
         raise MopError(
-            f'target "{name}" has the same value in all {known} rows',
+            f'target "{name}" has the same value in all {count} rows',
             hint="There is nothing to learn: choose another target.",
         )
-    chosen = kind
-    if chosen is None:
+    kind_of_target = kind
+    if kind_of_target is None:
         whole = sql_kind.shown in ("smallint", "integer", "bigint")
-        chosen = "regression" if is_number and not (whole and values <= FEW_VALUES) else "classification"
+        kind_of_target = "regression" if is_number and not (whole and values <= FEW_VALUES) else "classification"
         if is_number and values > 2:
-            other = "classification" if chosen == "regression" else "regression"
+            other = "classification" if kind_of_target == "regression" else "regression"
             db.notice(
                 f'target "{name}" ({sql_kind.shown}, {values} values) is taken as '
-                + ("numbers: regression" if chosen == "regression" else "classes: classification"),
+                + ("numbers: regression" if kind_of_target == "regression" else "classes: classification"),
                 hint=f"For {other}: kind => '{other}'.",
             )
-    if chosen == "regression":
+    if kind_of_target == "regression":
         return TargetNumber.fit(source, Request())
-    if values == known >= FEW_ROWS:
+    if values == count >= FEW_ROWS:
         raise MopError(
-            f'target "{name}" has another value in each of {known} rows',
+            f'target "{name}" has another value in each of {count} rows',
             hint="It is an identifier, not a class. "
             + ("To predict numbers: kind => 'regression'." if is_number else "Choose another target."),
         )
@@ -395,14 +397,14 @@ def _fit_vectors(db: Database, source: SourceColumn, kind: str | None) -> Column
         )
     others = 0 if kind == "regression" else SoftLabels.others(source)
     if kind == "regression" or kind is None and others:
-        chosen: Column = Identity.fit(source, Request(dependent_dtype="float32"))
+        column: Column = Identity.fit(source, Request(dependent_dtype="float32"))
         what = "numbers: regression"
     else:
-        chosen = SoftLabels.of(source, others)
+        column = SoftLabels.of(source, others)
         what = "probabilities of classes: classification"
     if kind is None:
-        db.notice(f'target "{source.name}" (vectors of {chosen.shape[0]}) is taken as {what}')
-    return chosen
+        db.notice(f'target "{source.name}" (vectors of {column.shape[0]}) is taken as {what}')
+    return column
 
 
 class ModelTransform:
@@ -431,9 +433,9 @@ def like_training(
             detail="Those of training are " + ", ".join(c.name for c in training.transform.outputs) + ".",
         )
     outputs = []
-    for name, trained in zip(targets, training.transform.outputs):
+    for name, trained_column in zip(targets, training.transform.outputs):
         source = SourceColumn(db, rows, name, column_kind(db, rows, name))
-        outputs.append(training.output_like(source, trained))
+        outputs.append(training.output_like(source, trained_column))
     weighted = training.transform.weight
     names = split_names(weight)
     if weighted is not None and not names:
@@ -446,13 +448,13 @@ def like_training(
 
 def _casts(db: Database, rows: Table, columns: Transform) -> dict[str, str]:
     """{column: SQL for its value as one of the type of training} of the columns that have other types now."""
-    existing = plain_types(db, rows)
+    types = plain_types(db, rows)
     casts = {}
     for column in columns.inputs:
         for feature in getattr(column, "features", ()):
             if not feature.parameters.get("path"):
                 name = quote_identifier(feature.column)
-                value = as_trained(name, existing[feature.column], feature.sql_type, feature.zone)
+                value = as_trained(name, types[feature.column], feature.sql_type, feature.zone)
                 if value != name:
                     casts[feature.column] = value
     return casts
@@ -460,26 +462,26 @@ def _casts(db: Database, rows: Table, columns: Transform) -> dict[str, str]:
 
 def check_columns(db: Database, rows: Table, inputs: Any) -> None:
     """Raises MopError where rows lack columns of the inputs, or have them with types that do not suit."""
-    existing = plain_types(db, rows)
+    types = plain_types(db, rows)
     for column in inputs:
-        missing = [name for name in column.sources if name not in existing]
-        if missing:
+        absent_columns = [name for name in column.sources if name not in types]
+        if absent_columns:
             raise MopError(
-                f'column "{missing[0]}" of the training rows does not exist in {rows}',
-                hint="Add it in a view: SELECT *, NULL::... AS " + quote_identifier(missing[0]) + " FROM ...",
+                f'column "{absent_columns[0]}" of the training rows does not exist in {rows}',
+                hint="Add it in a view: SELECT *, NULL::... AS " + quote_identifier(absent_columns[0]) + " FROM ...",
                 sqlstate="42703",
             )
-        wanted = {
+        trained_types = {
             feature.column: feature.sql_type
             for feature in getattr(column, "features", ())
             if not feature.parameters.get("path")
         }
         if column.sql_type and not column.parameters.get("path"):
-            wanted[column.sources[0]] = column.sql_type
-        for name, sql_type in wanted.items():
-            if family(existing[name]) != family(sql_type):
+            trained_types[column.sources[0]] = column.sql_type
+        for name, sql_type in trained_types.items():
+            if family(types[name]) != family(sql_type):
                 raise MopError(
-                    f'column "{name}" has type {existing[name]}, but training had {sql_type}',
+                    f'column "{name}" has type {types[name]}, but training had {sql_type}',
                     hint=f"Cast it in a view: {quote_identifier(name)}::{sql_type}.",
                     sqlstate="42804",
                 )
@@ -492,11 +494,11 @@ def _targets(db: Database, rows: Table, target: str | None) -> list[str]:
         raise MopError(
             "no target is named", hint="target => 'column', the column to predict; several with commas between."
         )
-    found = columns_named(db, rows, "target", names)
-    for name in found:
-        if found.count(name) > 1:
+    columns = columns_named(db, rows, "target", names)
+    for name in columns:
+        if columns.count(name) > 1:
             raise MopError(f'target "{name}" is named twice')
-    return found
+    return columns
 
 
 def _single(target: str | None) -> str | None:

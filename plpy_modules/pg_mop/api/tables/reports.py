@@ -57,8 +57,8 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     outputs = []
     with trainer_of(session, trainer_options(db, False)) as trainer:
         model.lent_to(db, trainer)
-        for known, targets in rows_with_target(reader, model):
-            outputs.append(model.outputs_of(trainer, model.encode(known)))
+        for chunk, targets in rows_with_target(reader, model):
+            outputs.append(model.outputs_of(trainer, model.encode(chunk)))
             truth += targets
     if not truth:
         raise MopError(
@@ -69,26 +69,28 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     if model.regression:
         return Measured(np.array(truth, "f8"), together, [])
     labels = model.labels(together.shape[1])
-    trained = set(labels)
-    unknown = Counter(value for value in truth if value not in trained)
+    labels_of_training = set(labels)
+    unknown = Counter(value for value in truth if value not in labels_of_training)
     if unknown:
         db.warning(
             f"{unknown.total()} rows have a class that training rows did not have: they count as errors",
             detail=f"For instance {', '.join(sorted(unknown)[:5])}.",
         )
-    named = [*labels, *(name for name, _ in unknown.most_common(MOST_UNKNOWN))]
+    all_labels = [*labels, *(name for name, _ in unknown.most_common(MOST_UNKNOWN))]
     if len(unknown) > MOST_UNKNOWN:
-        named.append("(other classes)")
-    together = np.pad(together, ((0, 0), (0, len(named) - len(labels))))
-    codes = class_numbers(named, truth)
-    return Measured(np.where(codes < 0, len(named) - 1, codes), together, named, len(named) - len(labels))
+        all_labels.append("(other classes)")
+    together = np.pad(together, ((0, 0), (0, len(all_labels) - len(labels))))
+    codes = class_numbers(all_labels, truth)
+    return Measured(
+        np.where(codes < 0, len(all_labels) - 1, codes), together, all_labels, len(all_labels) - len(labels)
+    )
 
 
 def rows_with_target(reader: RowReader, model: NamedModel) -> Iterator[tuple[list[Any], list[Any]]]:
     """(rows, their targets) of each chunk, without the rows whose target is NULL or no finite number. Raises MopError."""
     for rows in reader.chunks([_target_sql(reader, model)]):
-        if known := [row for row in rows if _is_known(row["e0"])]:
-            yield known, [row["e0"] for row in known]
+        if usable_rows := [row for row in rows if _is_known(row["e0"])]:
+            yield usable_rows, [row["e0"] for row in usable_rows]
 
 
 def _is_known(target: Any) -> bool:
@@ -121,9 +123,9 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
 
 def _label_sql(name: str, actual: str, output: OneHot) -> str:
     """SQL: the class of a row. `name`: the column, quoted; `actual`: its type."""
-    trained = str(output.sql_type)
-    trained = "citext" if trained.rpartition(".")[2] == "citext" else trained
-    return class_sql(name, actual, trained, output.classes)
+    trained_type = str(output.sql_type)
+    trained_type = "citext" if trained_type.rpartition(".")[2] == "citext" else trained_type
+    return class_sql(name, actual, trained_type, output.classes)
 
 
 def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
@@ -163,13 +165,13 @@ def mop_evaluate(
 
 
 def _classes(db: Database, session: Any, model: Any, source: Any, version: Any) -> Measured:
-    found = NamedModel.find(db, model, version)
-    if found.regression:
+    named = NamedModel.find(db, model, version)
+    if named.regression:
         raise MopError(
             f'model "{model}" predicts numbers: it has no classes',
             hint=f"SELECT * FROM {db.extension}.mop_regression_report({quote_literal(model)}, ...);",
         )
-    return measure(db, session, found, source)
+    return measure(db, session, named, source)
 
 
 @with_trainer
@@ -196,10 +198,10 @@ def mop_class_report(
 
 def _positive(m: Measured, label: str | None) -> tuple[np.ndarray, np.ndarray]:
     """(whether each row is of the class, its probability); by default of the second class. Raises MopError."""
-    chosen = m.labels[min(1, len(m.labels) - 1)] if label is None else label
-    if chosen not in m.labels:
-        raise MopError(f'there is no class "{chosen}"', hint="The classes are " + ", ".join(m.labels) + ".")
-    k = m.labels.index(chosen)
+    label_of_interest = m.labels[min(1, len(m.labels) - 1)] if label is None else label
+    if label_of_interest not in m.labels:
+        raise MopError(f'there is no class "{label_of_interest}"', hint="The classes are " + ", ".join(m.labels) + ".")
+    k = m.labels.index(label_of_interest)
     return m.truth == k, m.outputs[:, k]
 
 
@@ -256,28 +258,28 @@ def importance(
     random = np.random.default_rng(abs(seed or 0))
     with trainer_of(session, trainer_options(db, False)) as trainer:
         found.lent_to(db, trainer)
-        for known, targets in rows_with_target(reader, found):
-            left = most - len(truth)
-            chunks.append(found.encode(known[:left]))
-            truth += targets[:left]
+        for chunk, targets in rows_with_target(reader, found):
+            rows_left = most - len(truth)
+            chunks.append(found.encode(chunk[:rows_left]))
+            truth += targets[:rows_left]
             if len(truth) >= most:
                 break
         if not truth:
             raise MopError(f'no row has a value of target "{found.target}"')
-        arrays = [np.concatenate(own) for own in zip(*chunks)]
+        arrays = [np.concatenate(repeats) for repeats in zip(*chunks)]
         real = np.array(truth, "f8") if found.regression else np.array(truth, object)
         base = _main_measure(found, real, found.outputs_of(trainer, arrays))
         losses = []
         for name, places in _elements(found.inputs):
-            own = []
+            repeats = []
             for _ in range(REPEATS):
                 order = random.permutation(len(truth))
-                changed = list(arrays)
+                permuted_arrays = list(arrays)
                 for i, columns in places:
-                    changed[i] = changed[i].copy()
-                    changed[i][..., columns] = changed[i][order][..., columns]
-                own.append(base - _main_measure(found, real, found.outputs_of(trainer, changed)))
-            losses.append((name, float(np.mean(own)), float(np.std(own))))
+                    permuted_arrays[i] = permuted_arrays[i].copy()
+                    permuted_arrays[i][..., columns] = permuted_arrays[i][order][..., columns]
+                repeats.append(base - _main_measure(found, real, found.outputs_of(trainer, permuted_arrays)))
+            losses.append((name, float(np.mean(repeats)), float(np.std(repeats))))
     return sorted(losses, key=lambda loss: -loss[1])
 
 
@@ -291,26 +293,26 @@ def _main_measure(model: NamedModel, truth: np.ndarray, outputs: np.ndarray) -> 
 
 def _elements(inputs: Sequence[Column]) -> list[tuple[str, list[tuple[int, Any]]]]:
     """(column of the source, [(input, its elements)]) of each."""
-    found: dict[str, list[tuple[int, Any]]] = {}
+    elements: dict[str, list[tuple[int, Any]]] = {}
     for i, column in enumerate(inputs):
         if isinstance(column, Features):
             start = 0
             for feature in column.features:
                 end = start + len(feature.elements)
-                found.setdefault(feature.name, []).append((i, slice(start, end)))
+                elements.setdefault(feature.name, []).append((i, slice(start, end)))
                 start = end
         else:
-            found.setdefault(column.name, []).append((i, slice(None)))
-    return list(found.items())
+            elements.setdefault(column.name, []).append((i, slice(None)))
+    return list(elements.items())
 
 
 @sql_function
 def mop_feature_info(db: Database, model: str | None, version: int | None) -> list[tuple[Any, ...]]:
     """What became of each column: of a named model, or of a packed table."""
-    packed = PackedInputs.find(db, model)
-    found: RowInputs = NamedModel.find(db, model, version) if packed is None else packed
+    packed_inputs = PackedInputs.find(db, model)
+    found: RowInputs = NamedModel.find(db, model, version) if packed_inputs is None else packed_inputs
     with found.reading():
-        return _columns(found.inputs if packed is None else packed.all_inputs)
+        return _columns(found.inputs if packed_inputs is None else packed_inputs.all_inputs)
 
 
 def _columns(inputs: Sequence[Column]) -> list[Any]:
@@ -319,14 +321,16 @@ def _columns(inputs: Sequence[Column]) -> list[Any]:
         if isinstance(column, Features):
             rows += [_described(feature) for feature in column.features]
         else:
-            known = column.parameters
+            parameters = column.parameters
             if isinstance(column, Words):
                 what = f"{column.tokens} words"
             else:
-                what = f"{column.type_name if isinstance(column, (Image, Series)) else 'array'} of {known['shape']}"
-            nulls = known.get("nulls")
-            share = nulls / known["rows"] if nulls is not None and known.get("rows") else None
-            rows.append((column.name, known.get("sql_type"), what, None, share, None, None, None, None, None))
+                what = (
+                    f"{column.type_name if isinstance(column, (Image, Series)) else 'array'} of {parameters['shape']}"
+                )
+            nulls = parameters.get("nulls")
+            share = nulls / parameters["rows"] if nulls is not None and parameters.get("rows") else None
+            rows.append((column.name, parameters.get("sql_type"), what, None, share, None, None, None, None, None))
     return rows
 
 
@@ -354,17 +358,17 @@ def mop_drift(
 ) -> list[tuple[str, float, float, float, str]]:
     """How far the rows' columns are from those of training: [(column, stability index, NULL shares, verdict)]. `model`: a named
     model, or a packed table."""
-    packed = PackedInputs.find(db, model)
-    if packed is None:
+    packed_inputs = PackedInputs.find(db, model)
+    if packed_inputs is None:
         return drift(db, NamedModel.find(db, model, version), source)
-    if not packed.inputs:
+    if not packed_inputs.inputs:
         raise MopError(
             f'"{model}" has no columns that rows can be compared with',
             detail="A table of mop_pack keeps how the values of numbers, categories and dates are distributed.",
             hint=f"SELECT * FROM {db.extension}.mop_feature_info({quote_literal(model)}); shows its columns.",
             sqlstate="55000",
         )
-    return drift(db, packed, source)
+    return drift(db, packed_inputs, source)
 
 
 def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
@@ -390,15 +394,15 @@ def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str
         for column, values in found.values(rows):
             if not isinstance(column, Features):
                 continue
-            for name, own in column.wires(values).items():
+            for name, column_values in column.wires(values).items():
                 feature = features[name]
                 if isinstance(feature, Category):
-                    counts = np.bincount(feature.numbers(own), minlength=len(feature.classes))
+                    counts = np.bincount(feature.numbers(column_values), minlength=len(feature.classes))
                     codes[name] = codes.get(name, 0) + counts
-                    nulls[name] = nulls.get(name, 0) + sum(value is None for value in own)
+                    nulls[name] = nulls.get(name, 0) + sum(value is None for value in column_values)
                 else:
-                    numbers.setdefault(name, []).append(np.array(own))
-                    nulls[name] = nulls.get(name, 0) + int(np.isnan(own).sum())
+                    numbers.setdefault(name, []).append(np.array(column_values))
+                    nulls[name] = nulls.get(name, 0) + int(np.isnan(column_values).sum())
     if not count:
         raise MopError("there are no rows")
     reader.tell_missing()
@@ -445,6 +449,6 @@ def _drift_of_target(output: Column, targets: list[Any]) -> float:
     if isinstance(output, TargetNumber):
         return scores.stability(output.parameters["shares"], shares(output.parameters["edges"], targets))
     then, now = output.parameters["counts"], Counter(targets)
-    known = [now.pop(label, 0) for label in output.classes or []]
-    numbers = [*known, sum(now.values())]
+    counts = [now.pop(label, 0) for label in output.classes or []]
+    numbers = [*counts, sum(now.values())]
     return scores.stability([n / max(1, sum(then)) for n in [*then, 0]], [n / len(targets) for n in numbers])

@@ -57,18 +57,18 @@ def check(db: Database, steps: Steps, source: str) -> None:
     if not looks:
         return
     for _ in range(TRIES):
-        own = _seen(db, looks)
-        if own == [tuple(steps.run(sql)[0]) for sql in looks]:
+        rows_here = _seen(db, looks)
+        if rows_here == [tuple(steps.run(sql)[0]) for sql in looks]:
             return
-        if own == _seen(db, looks):
+        if rows_here == _seen(db, looks):
             break
     else:
         if not tables:  # a function may return other rows at each call, and may read no table with policies
             return
-    known = [f"{table['policies']} of {table['name']}" for table in tables]
+    reasons = [f"{table['policies']} of {table['name']}" for table in tables]
     raise MopError(
         "row security shows other rows to the sessions that train than to this one",
-        detail=f"The policies: {'; '.join(known) or 'those of tables that a function reads'}. Sessions that train have your "
+        detail=f"The policies: {'; '.join(reasons) or 'those of tables that a function reads'}. Sessions that train have your "
         "role, your search_path and the settings of your application such as app.tenant. They see what is committed.",
         hint="COMMIT; where this transaction has changed the rows. Else train on a copy of the rows that you see: "
         "CREATE TABLE my_rows AS SELECT * FROM ...;",

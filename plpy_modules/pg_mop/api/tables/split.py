@@ -194,11 +194,11 @@ def _later(valid: float, test: float) -> list[str]:
 def _parts(value: str, cast: str, cuts: dict[str, str], usable: str = "") -> dict[str, str]:
     """The condition of each part; `cuts`: {part: the least of its values}, in the order of the values."""
     bounds = [f"{quote_literal(cut)}{cast}" for cut in cuts.values()]
-    found = {TRAIN: f"{value} < {bounds[0]}{usable}"}
+    conditions = {TRAIN: f"{value} < {bounds[0]}{usable}"}
     for i, part in enumerate(cuts):
         below = f" AND {value} < {bounds[i + 1]}" if i + 1 < len(bounds) else ""
-        found[part] = f"{value} >= {bounds[i]}{below}{usable}"
-    return found
+        conditions[part] = f"{value} >= {bounds[i]}{below}{usable}"
+    return conditions
 
 
 def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test: float, what: str) -> dict[str, str]:
@@ -207,7 +207,7 @@ def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test
     Each part has at least one value. Raises MopError where there are fewer values than parts. `what` names what has the values.
     """
     later = _later(valid, test)
-    found = db.one(
+    row = db.one(
         f"WITH g AS (SELECT {value} AS v, count(*) AS n FROM {rows} t WHERE {usable} GROUP BY 1), "
         "c AS (SELECT v, row_number() OVER (ORDER BY v) AS place, sum(n) OVER (ORDER BY v DESC) AS rows, "
         "sum(n) OVER () AS of, count(*) OVER () AS known FROM g), "
@@ -217,15 +217,14 @@ def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test
         f"ORDER BY abs(rows - coalesce((SELECT rows FROM test), 0) - {valid!r} * of), v DESC LIMIT 1) "
         "SELECT (SELECT v::text FROM valid) AS valid, (SELECT v::text FROM test) AS test, (SELECT count(*) FROM g) AS known"
     )
-    assert found is not None
-    if found["known"] <= len(later):
+    assert row is not None
+    if row["known"] <= len(later):
         raise MopError(
-            f"{what} has {found['known']} different value{'s' * (found['known'] != 1)}, "
-            f"too few for {len(later) + 1} parts",
+            f"{what} has {row['known']} different value{'s' * (row['known'] != 1)}, too few for {len(later) + 1} parts",
             detail="Rows with the same value are in the same part.",
-            hint="Call with valid => 0." if found["known"] == 2 else None,
+            hint="Call with valid => 0." if row["known"] == 2 else None,
         )
-    return {part: found[part] for part in later}
+    return {part: row[part] for part in later}
 
 
 def _with_time(db: Database, rows: Table, sql_type: str, column: str, name: str) -> str:

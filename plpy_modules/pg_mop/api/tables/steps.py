@@ -35,14 +35,14 @@ class Steps:
         self.db = db
         aggregate.session(db.plpy).give_back()  # a step may need the trainer of the calling session
         self.session = sessions.open_session(targets.local(db), None, name, db.check_interrupts)
-        given = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
-        given["TimeZone"] = db.setting("TimeZone") or "UTC"  # (of the casts in the caller's views and queries)
-        given.update({f"pg_mop.{setting}": text for setting, text in settings.given(db).items()})
+        parameters = {"search_path": db.callers_path or "", "client_min_messages": "notice"}
+        parameters["TimeZone"] = db.setting("TimeZone") or "UTC"  # of the casts in the caller's views and queries
+        parameters.update({f"pg_mop.{setting}": text for setting, text in settings.given(db).items()})
         self.run(
             "SELECT "
             + ", ".join(
                 f"pg_catalog.set_config({quote_literal(setting)}, {quote_literal(text)}, false)"
-                for setting, text in given.items()
+                for setting, text in parameters.items()
             )
         )
 
@@ -89,10 +89,10 @@ class Steps:
     def _tell(self, quiet: bool) -> None:
         notices = self.session.connection.notices
         while notices:
-            found = NOTICE.match(notices.pop(0).strip())
-            if found is None or quiet:
+            match = NOTICE.match(notices.pop(0).strip())
+            if match is None or quiet:
                 continue
-            level, text = found[1], found[2].split("\nCONTEXT:")[0]
+            level, text = match[1], match[2].split("\nCONTEXT:")[0]
             message, _, hint = text.partition("\nHINT:")
             message, _, detail = message.partition("\nDETAIL:")
             tell = self.db.warning if level == "WARNING" else self.db.notice

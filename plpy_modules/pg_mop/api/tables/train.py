@@ -103,8 +103,8 @@ def mop_retrain(
     if time_limit is not None:
         arguments = dataclasses.replace(arguments, time_limit=time_limit)
     version = 1 + db.value(f"SELECT max(version) FROM {table}")
-    present = NamedModel.find(db, name).version if warm or automatic else None
-    return Training(db, arguments, present if warm else None).run(session, version, not automatic)
+    version_in_use = NamedModel.find(db, name).version if warm or automatic else None
+    return Training(db, arguments, version_in_use if warm else None).run(session, version, not automatic)
 
 
 class Training:
@@ -346,9 +346,10 @@ class Training:
         self.parts = {part: rows for part, rows, _ in parts}
         self.queries = {part: query for part, _, query in parts}
         if self.query is not None:
-            stored = f"FROM {self._found(n['rows'])} t"
+            from_sql = f"FROM {self._found(n['rows'])} t"
             self.queries = {
-                part: query.replace(stored, f"FROM {in_brackets(self.query)} t") for part, query in self.queries.items()
+                part: query.replace(from_sql, f"FROM {in_brackets(self.query)} t")
+                for part, query in self.queries.items()
             }
         if "test" not in self.parts:
             raise MopError("the split has no test part", hint="test => 0.2")
@@ -561,8 +562,8 @@ class Training:
         """Whether the new version is in use: if `use`, or if it is better than the present one on the test part."""
         if use or number == 1:
             return True
-        present = NamedModel.find(self.db, self.name)
-        before = reports.measure(self.db, session, present, n["test"]).measures(present.regression)
+        model_in_use = NamedModel.find(self.db, self.name)
+        before = reports.measure(self.db, session, model_in_use, n["test"]).measures(model_in_use.regression)
         main = main_metric(model.regression)
         if not metrics[main] > before[main]:
             return False
