@@ -174,3 +174,33 @@ def test_nan_goes_through():
     net = forward.compiled(architecture.check(json.loads(model.to_json())), state.weights_to_bytes(model.get_weights()))
     (given,) = net([np.array([[1, np.nan, 2], [0, 1, 2]], "f4")])
     assert np.isnan(given[0]).all() and np.isfinite(given[1]).all()
+
+
+def doubled(times):
+    """The JSON of a net that joins an array to itself, again and again."""
+    net = nets._Net()
+    last = net.add("InputLayer", [], name="entry", batch_shape=[None, 4])
+    for _ in range(times):
+        last = net.add("Concatenate", [last, last])
+    config = {"name": "net", "layers": net.layers, "input_layers": [["entry", 0, 0]], "output_layers": [[last, 0, 0]]}
+    return {"class_name": "Functional", "config": config, "keras_version": "3.0.0"}
+
+
+def test_a_net_of_few_weights_and_large_arrays_is_refused():
+    """(A role may share a net that would fill the memory of another role's backend.)"""
+    entry = keras.Input((4,))
+    wide = layers.Reshape((1, 1032))(layers.Dense(1032)(entry))
+    high = layers.Reshape((1032, 1))(layers.Dense(1032)(entry))
+    models = [
+        keras.Sequential([keras.Input((2048, 1)), layers.Dense(2048)]),
+        keras.Model(entry, layers.Add()([wide, high])),
+    ]
+    cases = [(json.loads(model.to_json()), state.weights_to_bytes(model.get_weights())) for model in models]
+    for text, data in [*cases, (doubled(40), b"")]:
+        with pytest.raises(forward.Unsupported, match="elements a row"):
+            forward.compiled(architecture.check(text), data)
+
+
+def test_many_rows_are_computed_in_blocks(monkeypatch):
+    monkeypatch.setattr(forward, "BLOCK_ELEMENTS", 40)
+    compare(keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(2)]), rows(6, count=23))

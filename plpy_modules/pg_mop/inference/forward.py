@@ -22,6 +22,9 @@ from pg_mop.inference.activations import ACTIVATIONS, Function, elu, leaky_relu,
 
 Config = Mapping[str, Any]
 Operation = Callable[..., "np.ndarray"]  # arrays [rows, ...] -> an array [rows, ...]
+Shape = tuple[int, ...]
+MOST_ELEMENTS = 1 << 20  # of a row of an array: another role may have written the net
+BLOCK_ELEMENTS = 1 << 22  # of the largest array, of as many rows as are computed together
 
 
 class Unsupported(ValueError):
@@ -43,7 +46,7 @@ class Weights:
         return self.flat[self.taken - size : self.taken].reshape(shape)
 
 
-LAYERS: dict[str, Callable[[Config, Weights, list[tuple[int, ...]]], Operation]] = {}
+LAYERS: dict[str, Callable[[Config, Weights, list[Shape]], Operation]] = {}
 
 
 def layer(*names: str) -> Callable[[Any], Any]:
@@ -61,16 +64,25 @@ def layer(*names: str) -> Callable[[Any], Any]:
 class Net:
     """A net: `steps` of (operation, the numbers of the arrays that it takes); each appends an array to those of the inputs."""
 
-    inputs: int
     steps: list[tuple[Operation, tuple[int, ...]]]
     outputs: list[int]
+    shapes: list[Shape]  # of a row of each output
+    widest: int  # elements of a row of the largest array
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs [rows, ...] of inputs [rows, ...] in the model's order, as float32."""
-        values = [np.asarray(array, "<f4") for array in arrays]
+        rows = max(1, BLOCK_ELEMENTS // self.widest)
         with np.errstate(all="ignore"):  # (NaN and infinity go through, as in Keras)
-            for operation, places in self.steps:
-                values.append(operation(*(values[place] for place in places)))
+            if len(arrays[0]) <= rows:
+                return self._compute(arrays)
+            starts = range(0, len(arrays[0]), rows)
+            blocks = [self._compute([array[start : start + rows] for array in arrays]) for start in starts]
+        return [np.concatenate(parts) for parts in zip(*blocks)]
+
+    def _compute(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        values = [np.asarray(array, "<f4") for array in arrays]
+        for operation, places in self.steps:
+            values.append(operation(*(values[place] for place in places)))
         return [values[place] for place in self.outputs]
 
 
@@ -78,7 +90,7 @@ def compiled(architecture: Config, weights: bytes) -> Net:
     """The net of a checked architecture (mop_udf.architecture) with float32 weights. Raises Unsupported."""
     names, nodes, ends = _graph(architecture)
     own = Weights(weights)
-    shapes = [_input_shape(nodes[name][0]) for name in names]
+    shapes = [_bounded(_input_shape(nodes[name][0])) for name in names]
     place = {name: number for number, name in enumerate(names)}
     steps: list[tuple[Operation, tuple[int, ...]]] = []
     for name in _in_keras_order(names, nodes, ends):
@@ -99,7 +111,8 @@ def compiled(architecture: Config, weights: bytes) -> Net:
         steps.append((operation, tuple(given)))
     if own.taken != len(own.flat):
         raise Unsupported("other weights than the architecture needs")
-    return Net(len(names), steps, [place[end] for end in ends])
+    outputs = [place[end] for end in ends]
+    return Net(steps, outputs, [shapes[number] for number in outputs], max(map(math.prod, shapes)))
 
 
 # --- the graph ----------------------------------------------------------------------------------------------------------
@@ -192,6 +205,13 @@ def _input_shape(node: Config) -> tuple[int, ...]:
     return tuple(shape[1:])
 
 
+def _bounded(*shapes: Shape) -> Shape:
+    """The first of the shapes. Raises Unsupported where a row of all of them together would be large."""
+    if sum(map(math.prod, shapes)) > MOST_ELEMENTS:
+        raise Unsupported(f"arrays of more than {MOST_ELEMENTS} elements a row")
+    return shapes[0]
+
+
 def _dtype(config: Config) -> str:
     dtype = config.get("dtype") or "float32"
     if isinstance(dtype, Mapping):
@@ -215,7 +235,8 @@ def _last_axis(config: Config, shape: tuple[int, ...], default: int = -1) -> Non
 
 
 @layer("Dense")
-def _dense(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _dense(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
+    _bounded((*shapes[0][:-1], config["units"]))
     kernel = weights.take(shapes[0][-1], config["units"])
     if config.get("lora_rank") or config.get("quantization_config"):
         raise Unsupported("a Dense layer in two parts")
@@ -227,16 +248,17 @@ def _dense(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> O
 
 
 @layer("Embedding")
-def _embedding(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _embedding(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     if config.get("mask_zero") or config.get("lora_rank") or config.get("quantization_config"):
         raise Unsupported("an Embedding with a mask, or in two parts")
+    _bounded((*shapes[0], config["output_dim"]))
     table = weights.take(config["input_dim"], config["output_dim"])
     # (codes are packed, and so within the table; Keras' own result for others depends on the framework)
     return lambda x: table[np.clip(np.nan_to_num(x).astype(np.int64), 0, len(table) - 1)]
 
 
 @layer("Normalization")
-def _normalization(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _normalization(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     _last_axis(config, shapes[0])
     if config.get("invert"):
         raise Unsupported("a Normalization that inverts")
@@ -252,7 +274,7 @@ def _normalization(config: Config, weights: Weights, shapes: list[tuple[int, ...
 
 
 @layer("BatchNormalization")
-def _batch_normalization(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _batch_normalization(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     _last_axis(config, shapes[0])
     width = shapes[0][-1]
     scale = weights.take(width) if config.get("scale", True) else np.float32(1)
@@ -263,7 +285,7 @@ def _batch_normalization(config: Config, weights: Weights, shapes: list[tuple[in
 
 
 @layer("LayerNormalization")
-def _layer_normalization(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _layer_normalization(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     _last_axis(config, shapes[0])
     if config.get("rms_scaling"):
         raise Unsupported("a LayerNormalization by root mean squares")
@@ -280,22 +302,26 @@ def _layer_normalization(config: Config, weights: Weights, shapes: list[tuple[in
 
 
 @layer("Rescaling")
-def _rescaling(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
-    scale, offset = (np.asarray(config.get(key, value), "<f4") for key, value in (("scale", 1.0), ("offset", 0.0)))
+def _rescaling(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
+    scale, offset = config.get("scale", 1.0), config.get("offset", 0.0)
+    if not isinstance(scale, (int, float)) or not isinstance(offset, (int, float)):
+        raise Unsupported("a Rescaling by lists")
+    scale, offset = np.float32(scale), np.float32(offset)
     return lambda x: x * scale + offset
 
 
 @layer("UnitNormalization")
-def _unit_normalization(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _unit_normalization(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     _last_axis(config, shapes[0])
     return lambda x: x / np.sqrt(np.maximum((x * x).sum(axis=-1, keepdims=True), np.float32(1e-12)))
 
 
 @layer("Concatenate")
-def _concatenate(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _concatenate(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     axis = config.get("axis", -1)
     if axis == 0 or len(shapes) < 2:
         raise Unsupported(f"a Concatenate of axis {axis}")
+    _bounded(*shapes)
     return lambda *x: np.concatenate(x, axis=axis)
 
 
@@ -309,9 +335,10 @@ MERGES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _merge(name: str, config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _merge(name: str, config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     if len({len(shape) for shape in shapes}) > 1 or len(shapes) < 2:
         raise Unsupported(f"{name} of shapes {shapes}")
+    _bounded(np.broadcast_shapes(*shapes))
     merge, divisor = MERGES[name], len(shapes) if name == "Average" else None
 
     def merged(*x: np.ndarray) -> np.ndarray:
@@ -326,7 +353,7 @@ for _name in MERGES:
 
 
 @layer("Flatten")
-def _flatten(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _flatten(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     if config.get("data_format") == "channels_first":
         raise Unsupported("a Flatten of channels first")
     size = math.prod(shapes[0])
@@ -334,7 +361,7 @@ def _flatten(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) ->
 
 
 @layer("Reshape")
-def _reshape(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _reshape(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     target = tuple(config["target_shape"])
     if target.count(-1):
         known = math.prod(size for size in target if size != -1)
@@ -343,7 +370,7 @@ def _reshape(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) ->
 
 
 @layer("Cropping1D")
-def _cropping(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _cropping(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     cropping = config.get("cropping", (1, 1))
     start, end = (cropping, cropping) if isinstance(cropping, int) else cropping
     return lambda x: x[:, start : x.shape[1] - end]
@@ -358,17 +385,17 @@ def _cropping(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -
     "Identity",
     "SpatialDropout1D",
 )
-def _nothing(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _nothing(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     return lambda x: x
 
 
 @layer("Activation")
-def _activate(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _activate(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     return _activation(config)
 
 
 @layer("ReLU")
-def _relu(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _relu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     most, slope, threshold = (config.get(key) for key in ("max_value", "negative_slope", "threshold"))
     slope, threshold = np.float32(slope or 0), np.float32(threshold or 0)
 
@@ -380,25 +407,25 @@ def _relu(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Op
 
 
 @layer("LeakyReLU")
-def _leaky_relu(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _leaky_relu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     slope = np.float32(config.get("negative_slope", 0.3))
     return lambda x: leaky_relu(x, slope)
 
 
 @layer("PReLU")
-def _prelu(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _prelu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     shared = config.get("shared_axes") or ()
     slope = weights.take(*(1 if axis + 1 in shared else size for axis, size in enumerate(shapes[0])))
     return lambda x: np.where(x >= 0, x, slope * x)
 
 
 @layer("ELU")
-def _elu(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _elu(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     alpha = np.float32(config.get("alpha", 1.0))
     return lambda x: elu(x, alpha)
 
 
 @layer("Softmax")
-def _softmax(config: Config, weights: Weights, shapes: list[tuple[int, ...]]) -> Operation:
+def _softmax(config: Config, weights: Weights, shapes: list[Shape]) -> Operation:
     _last_axis(config, shapes[0])
     return softmax

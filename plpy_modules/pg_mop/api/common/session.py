@@ -1,5 +1,6 @@
 """SQL functions that use the trainer of the calling session."""
 
+import contextlib
 import functools
 
 from mop_udf import aggregate
@@ -84,6 +85,19 @@ class trainer_of:
             "they have ended.",
             sqlstate=DEVICE_FULL,
         )
+
+
+@contextlib.contextmanager
+def computer_of(db, session, model, check_names=True):
+    """Context manager: what computes a named model: its own net where that is possible in this process, else the session's
+    trainer, which holds the model. `check_names`: as of settings.load."""
+    net = model.net(db)
+    if net is not None:
+        yield net
+        return
+    with trainer_of(session, trainer_options(db, False, check_names)) as trainer:
+        model.lent_to(db, trainer)
+        yield trainer
 
 
 def trainer_options(db, use_gpus, check_names=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
@@ -29,10 +29,9 @@ def mop_predict_row(db, session, model, row, version):
         if problem is None:
             raise
         raise problem from None
-    with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
-        found.lent_to(db, trainer)
-        unseen: dict[str, list[str]] = {}
-        made = answers(found, found.outputs_of(trainer, found.encode(rows, unseen)))
+    unseen: dict[str, list[str]] = {}
+    with computer_of(db, session, found, check_names=False) as computer:
+        made = answers(found, found.outputs_of(computer, found.encode(rows, unseen)))
     # (a query asks for each row: the session is told once for each column)
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in found.told}, {})
     found.told.update(unseen)
@@ -73,8 +72,8 @@ def mop_predict_table(db, session, model, source, keep, version):
     objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
     extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     rows: list[Any] = []
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*found.json_columns, *names]):
-        for chunk, made in _answered(db, found, trainer, reader, extra):
+    with computer_of(db, session, found) as computer, without_nul(db, [*found.json_columns, *names]):
+        for chunk, made in _answered(found, computer, reader, extra):
             rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, made)]
     return rows
 
@@ -103,8 +102,8 @@ def mop_predict_into(db, session, model, source, output, keep, version):
     )
     extra = [f"{name}::text" for name in names]
     count = 0
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, found.json_columns):
-        for chunk, made in _answered(db, found, trainer, reader, extra):
+    with computer_of(db, session, found) as computer, without_nul(db, found.json_columns):
+        for chunk, made in _answered(found, computer, reader, extra):
             given = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
             db.plpy.execute(insert, [*given, *map(list, zip(*made))])
             count += len(chunk)
@@ -112,12 +111,11 @@ def mop_predict_into(db, session, model, source, output, keep, version):
 
 
 def _answered(
-    db: Any, model: NamedModel, trainer: Any, reader: RowReader, extra: list[str]
+    model: NamedModel, computer: Any, reader: RowReader, extra: list[str]
 ) -> Iterator[tuple[list[Any], list[Answer]]]:
     """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
-    model.lent_to(db, trainer)
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):
-        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows, unseen)))
+        yield rows, answers(model, model.outputs_of(computer, model.encode(rows, unseen)))
     reader.tell_missing()
     reader.tell_unseen(unseen)

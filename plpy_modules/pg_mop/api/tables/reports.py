@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -54,10 +54,9 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     reader = RowReader(db, source, model)
     truth: list[Any] = []
     outputs = []
-    with trainer_of(session, trainer_options(db, False)) as trainer:
-        model.lent_to(db, trainer)
+    with computer_of(db, session, model) as computer:
         for known, targets in rows_with_target(reader, model):
-            outputs.append(model.outputs_of(trainer, model.encode(known)))
+            outputs.append(model.outputs_of(computer, model.encode(known)))
             truth += targets
     if not truth:
         raise MopError(
@@ -239,8 +238,7 @@ def importance(
     row_bytes = 4 * sum(math.prod(column.shape) for column in found.inputs)
     most = min(MOST_ROWS, max(100, MOST_BYTES // row_bytes))
     random = np.random.default_rng(abs(seed or 0))
-    with trainer_of(session, trainer_options(db, False)) as trainer:
-        found.lent_to(db, trainer)
+    with computer_of(db, session, found) as computer:
         for known, targets in rows_with_target(reader, found):
             left = most - len(truth)
             chunks.append(found.encode(known[:left]))
@@ -251,7 +249,7 @@ def importance(
             raise MopError(f'no row has a value of target "{found.target}"')
         arrays = [np.concatenate(own) for own in zip(*chunks)]
         real = np.array(truth, "f8") if found.regression else np.array(truth, object)
-        base = _main_measure(found, real, found.outputs_of(trainer, arrays))
+        base = _main_measure(found, real, found.outputs_of(computer, arrays))
         losses = []
         for name, places in _elements(found.inputs):
             own = []
@@ -261,7 +259,7 @@ def importance(
                 for i, columns in places:
                     changed[i] = changed[i].copy()
                     changed[i][..., columns] = changed[i][order][..., columns]
-                own.append(base - _main_measure(found, real, found.outputs_of(trainer, changed)))
+                own.append(base - _main_measure(found, real, found.outputs_of(computer, changed)))
             losses.append((name, float(np.mean(own)), float(np.std(own))))
     return sorted(losses, key=lambda loss: -loss[1])
 
