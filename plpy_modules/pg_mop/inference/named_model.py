@@ -27,6 +27,7 @@ from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type, null_sql
 from pg_mop.columns.features_column import Features
 from pg_mop.columns.one_hot import free_name
+from pg_mop.inference import forward
 from pg_mop.inference.custom_code import CustomCode
 from pg_mop.inference.model import Model
 from pg_mop.inference.model_parts import part_query
@@ -70,6 +71,7 @@ IS_SAFE = (
 MOST_ELEMENTS = 1 << 26  # of a row of an input
 NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # the character U+0000 in JSON
 KEPT = 8  # models that a session keeps
+MOST_NET_BYTES = 16 << 20  # of the weights of a net that a session computes itself, and keeps
 # of a row: a class with its probability and those of all classes (JSON), or a number
 Answer = tuple[str | None, float | None, str | None]
 _kept: dict[tuple[int, int | None], NamedModel] = {}
@@ -82,6 +84,8 @@ class NamedModel(RowInputs, Model):
     key: tuple[str, str]
     code: CustomCode | None  # that its architecture needs
     told: set[str]  # columns of whose unseen values the session has been told
+    _net: forward.Net | None = None  # once it has answered in this process
+    _is_foreign = False  # True once it is known that a trainer must compute the net
 
     @classmethod
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
@@ -175,6 +179,26 @@ class NamedModel(RowInputs, Model):
                     hint=f"Predict with the model table: SELECT {db.extension}.madlib_keras_predict(...);",
                 )
 
+    def net(self, db: Database) -> forward.Net | None:
+        """The net for this process; None where a trainer must compute it: it has other layers, code, or many weights, or its
+        columns need a trainer."""
+        if self._net is None and not self._is_foreign:
+            try:
+                if self.code is not None or self.source.reference is not None:
+                    raise forward.Unsupported("custom code, or weights in parts")
+                if any(column.needs_trainer for column in self.inputs):
+                    raise forward.Unsupported("columns that a trainer decodes")
+                if db.value(f"SELECT octet_length(w) FROM ({self.source.sql}) AS model(w)") > MOST_NET_BYTES:
+                    raise forward.Unsupported("many weights")
+                net = forward.compiled(self.architecture, self.source.read(db))
+                if [len(shape) for shape in net.shapes] != [1]:
+                    raise forward.Unsupported("an output of several steps")
+                self._net, self.outputs, self.steps = net, [net.shapes[0][0]], [[]]
+            except (LookupError, TypeError, ValueError, ArithmeticError):
+                # (also where the values of the JSON, which another role may have written, make no net: Keras says why)
+                self._is_foreign = True
+        return self._net
+
     # --- rows ---
 
     @functools.cached_property
@@ -242,14 +266,19 @@ class NamedModel(RowInputs, Model):
                     arrays.append(column.encode_for_prediction(values))
         return arrays
 
-    def outputs_of(self, trainer: Trainer, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers."""
-        trainer.send(
-            {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
-            *(np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays),
-        )
-        _, payloads = trainer.receive()
-        numbers = np.frombuffer(payloads[0], "<f4").reshape(len(arrays[0]), -1).astype("f8")
+    def outputs_of(self, computer: Trainer | forward.Net, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The net's outputs [rows, units] in the target's terms: probabilities of classes, or numbers. `computer`: the model's
+        own `net`, or a trainer that holds the model."""
+        if isinstance(computer, forward.Net):
+            (numbers,) = computer(arrays)
+        else:
+            computer.send(
+                {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+                *(np.ascontiguousarray(a, "<f4").reshape(-1).view(np.uint8) for a in arrays),
+            )
+            _, payloads = computer.receive()
+            numbers = np.frombuffer(payloads[0], "<f4").reshape(len(arrays[0]), -1)
+        numbers = numbers.astype("f8")
         with _reading(self.what):
             _, decoded = self.output.decode(numbers)
         return decoded

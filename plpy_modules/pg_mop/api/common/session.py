@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mop_udf import aggregate
 from mop_udf.aggregate import DEVICE_FULL, Session
@@ -18,6 +19,10 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.limits import Limits
 from pg_mop.backend.quoting import quote_identifier
+
+if TYPE_CHECKING:
+    from pg_mop.inference import forward
+    from pg_mop.inference.named_model import NamedModel
 
 # Milliseconds that a session keeps an idle trainer. Calls give theirs back at their end; the functions that a query may
 # call for each row keep it for the next row.
@@ -89,6 +94,21 @@ class trainer_of:
             "they have ended.",
             sqlstate=DEVICE_FULL,
         )
+
+
+@contextlib.contextmanager
+def computer_of(
+    db: Database, session: Session, model: NamedModel, check_names: bool = True
+) -> Iterator[Trainer | forward.Net]:
+    """Context manager: what computes a named model: its own net where that is possible in this process, else the session's
+    trainer, which holds the model. `check_names`: as of settings.load."""
+    net = model.net(db)
+    if net is not None:
+        yield net
+        return
+    with trainer_of(session, trainer_options(db, False, check_names)) as trainer:
+        model.lent_to(db, trainer)
+        yield trainer
 
 
 def trainer_options(db: Database, use_gpus: bool | None, check_names: bool = True) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from mop_udf.aggregate import Session
-from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
@@ -33,10 +33,9 @@ def mop_predict_row(
         if problem is None:
             raise
         raise problem from None
-    with trainer_of(session, trainer_options(db, False, check_names=False)) as trainer:
-        named.lent_to(db, trainer)
-        unseen: dict[str, list[str]] = {}
-        row_answers = answers(named, named.outputs_of(trainer, named.encode(rows, unseen)))
+    unseen: dict[str, list[str]] = {}
+    with computer_of(db, session, named, check_names=False) as computer:
+        row_answers = answers(named, named.outputs_of(computer, named.encode(rows, unseen)))
     # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
@@ -79,8 +78,8 @@ def mop_predict_table(
     objects = [f"pg_catalog.jsonb_build_object({', '.join(pairs[i : i + 50])})" for i in range(0, len(pairs), 50)]
     extra = [f"({' OPERATOR(pg_catalog.||) '.join(objects)})::text"] if objects else []
     rows: list[Any] = []
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, [*named.json_columns, *names]):
-        for chunk, chunk_answers in _answered(db, named, trainer, reader, extra):
+    with computer_of(db, session, named) as computer, without_nul(db, [*named.json_columns, *names]):
+        for chunk, chunk_answers in _answered(named, computer, reader, extra):
             rows += [(row["e0"] if extra else None, *answer) for row, answer in zip(chunk, chunk_answers)]
     return rows
 
@@ -117,8 +116,8 @@ def mop_predict_into(
     )
     extra = [f"{name}::text" for name in names]
     count = 0
-    with trainer_of(session, trainer_options(db, False)) as trainer, without_nul(db, named.json_columns):
-        for chunk, rows_written in _answered(db, named, trainer, reader, extra):
+    with computer_of(db, session, named) as computer, without_nul(db, named.json_columns):
+        for chunk, rows_written in _answered(named, computer, reader, extra):
             kept_values = [[row[f"e{i}"] for row in chunk] for i in range(len(extra))]
             db.plpy.execute(insert, [*kept_values, *map(list, zip(*rows_written))])
             count += len(chunk)
@@ -126,12 +125,11 @@ def mop_predict_into(
 
 
 def _answered(
-    db: Any, model: NamedModel, trainer: Any, reader: RowReader, extra: list[str]
+    model: NamedModel, computer: Any, reader: RowReader, extra: list[str]
 ) -> Iterator[tuple[list[Any], list[Answer]]]:
     """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
-    model.lent_to(db, trainer)
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):
-        yield rows, answers(model, model.outputs_of(trainer, model.encode(rows, unseen)))
+        yield rows, answers(model, model.outputs_of(computer, model.encode(rows, unseen)))
     reader.tell_missing()
     reader.tell_unseen(unseen)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mop_udf.aggregate import Session
-from pg_mop.api.common.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
@@ -55,10 +55,9 @@ def measure(db: Database, session: Any, model: NamedModel, source: str | None) -
     reader = RowReader(db, source, model)
     truth: list[Any] = []
     outputs = []
-    with trainer_of(session, trainer_options(db, False)) as trainer:
-        model.lent_to(db, trainer)
+    with computer_of(db, session, model) as computer:
         for chunk, targets in rows_with_target(reader, model):
-            outputs.append(model.outputs_of(trainer, model.encode(chunk)))
+            outputs.append(model.outputs_of(computer, model.encode(chunk)))
             truth += targets
     if not truth:
         raise MopError(
@@ -256,8 +255,7 @@ def importance(
     row_bytes = 4 * sum(math.prod(column.shape) for column in found.inputs)
     most = min(MOST_ROWS, max(100, MOST_BYTES // row_bytes))
     random = np.random.default_rng(abs(seed or 0))
-    with trainer_of(session, trainer_options(db, False)) as trainer:
-        found.lent_to(db, trainer)
+    with computer_of(db, session, found) as computer:
         for chunk, targets in rows_with_target(reader, found):
             rows_left = most - len(truth)
             chunks.append(found.encode(chunk[:rows_left]))
@@ -268,7 +266,7 @@ def importance(
             raise MopError(f'no row has a value of target "{found.target}"')
         arrays = [np.concatenate(repeats) for repeats in zip(*chunks)]
         real = np.array(truth, "f8") if found.regression else np.array(truth, object)
-        base = _main_measure(found, real, found.outputs_of(trainer, arrays))
+        base = _main_measure(found, real, found.outputs_of(computer, arrays))
         losses = []
         for name, places in _elements(found.inputs):
             repeats = []
@@ -278,7 +276,7 @@ def importance(
                 for i, columns in places:
                     permuted_arrays[i] = permuted_arrays[i].copy()
                     permuted_arrays[i][..., columns] = permuted_arrays[i][order][..., columns]
-                repeats.append(base - _main_measure(found, real, found.outputs_of(trainer, permuted_arrays)))
+                repeats.append(base - _main_measure(found, real, found.outputs_of(computer, permuted_arrays)))
             losses.append((name, float(np.mean(repeats)), float(np.std(repeats))))
     return sorted(losses, key=lambda loss: -loss[1])
 
