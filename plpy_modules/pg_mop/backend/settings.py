@@ -10,16 +10,6 @@ import mop_udf
 from pg_mop.backend import custom_settings
 from pg_mop.backend.errors import MopError
 
-SCHEDULERS = (
-    "randomized",
-    "longest-first",
-    "vector-rearrangement",
-    "milp",
-    "monte-carlo",
-    "breadth-first",
-    "most-children-first",
-    "round-robin",
-)
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
@@ -193,6 +183,25 @@ def _choice(*names):
     return parse
 
 
+class _Scheduler:
+    """The name of a scheduler. They are imported only where one is named: there are many modules."""
+
+    DEFAULT = "randomized"
+
+    def __call__(self, text):
+        return text if text == self.DEFAULT else self._choice()(text)
+
+    @property
+    def wanted(self):
+        return self._choice().wanted
+
+    @staticmethod
+    def _choice():
+        from pg_mop.schedule import SCHEDULERS
+
+        return _choice(*SCHEDULERS)
+
+
 def _switch(text):
     if text.lower() in ("on", "true", "yes", "1"):
         return True
@@ -252,7 +261,7 @@ KNOWN = {
     "servers": (_names, None),
     "replicas": (_integer(1, 16), "1"),
     "trainers": (_name, None),
-    "scheduler": (_choice(*SCHEDULERS), "randomized"),
+    "scheduler": (_Scheduler(), _Scheduler.DEFAULT),
     "chain_seconds": (_seconds(0, 60), "0.5"),
     "cache_mb": (_integer(0, 1 << 30), "1024"),
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
