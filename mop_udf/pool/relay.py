@@ -85,7 +85,7 @@ class Host:
                     file.flush()
                     life, ours = os.pipe()  # the end of this process closes `ours`
                     program = (
-                        "import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
+                        "import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf.training import trainer; "
                         "trainer.live(*map(int, sys.argv[1:9]))"
                     )
                     # variables of the node that locate its programs and its GPUs

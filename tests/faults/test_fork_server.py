@@ -148,7 +148,7 @@ def test_packing_and_loading_an_architecture_have_it_import_keras(own, db, alone
 def test_who_expects_it_keeps_it(own, db, alone):
     client = db.another()
     expect = (
-        "DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import fork_server_client\n"
+        "DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf.pool import fork_server_client\n"
         "fork_server_client.expect(mop_udf.home, 'tensorflow', 2000)\n$$"
     )
     for once in tries(5):  # (the machine may stand still for longer than the idle time)

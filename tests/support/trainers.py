@@ -18,7 +18,7 @@ def all_trainers():
                 command = file.read().replace("\0", " ")
         except OSError:  # the process has ended
             continue
-        if re.search(f"(?:{homes})/.*mop_udf\\.trainer ", command):
+        if re.search(f"(?:{homes})/.*mop_udf\\.training\\.trainer ", command):
             found.append(int(pid))
     return found
 

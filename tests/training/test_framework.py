@@ -62,7 +62,7 @@ def test_every_framework_has_the_names_that_the_kernels_use():
 def test_a_trainer_imports_its_framework_and_no_other(backend):
     """Keras would import TensorFlow to set seeds and to write JSON."""
     program = (
-        "import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+        "import sys; from mop_udf.training import trainer; trainer.import_frameworks(); trainer.import_own(); "
         "import keras; from mop_udf.kernels.framework import framework; framework.seed(3); "
         "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); keras.models.model_from_json(model.to_json()); "
         "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))"
@@ -80,7 +80,7 @@ def test_a_trainer_imports_its_framework_and_no_other(backend):
 @pytest.mark.parametrize("backend", OTHERS)
 def test_a_fork_server_has_no_threads_to_lose(backend):
     program = (
-        "import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+        "import os; from mop_udf.training import trainer; trainer.import_frameworks(); trainer.import_own(); "
         "print(len(os.listdir('/proc/self/task')))"
     )
     found = subprocess.run(

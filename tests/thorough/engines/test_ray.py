@@ -75,7 +75,7 @@ def hosts():
     pairs = [line.split(None, 1) for line in found]
     return (
         [int(pid) for pid, text in pairs if text.startswith("ray::Host")],
-        [int(pid) for pid, text in pairs if "from mop_udf import trainer" in text],
+        [int(pid) for pid, text in pairs if "from mop_udf.training import trainer" in text],
     )
 
 
