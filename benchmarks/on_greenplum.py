@@ -1,6 +1,6 @@
 """A workload on Greenplum and on PostgreSQL with the same number of segments: `on_greenplum.py [--runs 3] [WORKLOAD]`.
 
-PG_MOP_GREENPLUM is the DSN of Greenplum's coordinator, with the extension installed (docs/servers.md). The program makes
+PG_MOP_GREENPLUM is the DSN of Greenplum's coordinator, with the extension installed (docs/greenplum.md). The program makes
 the PostgreSQL server (tests/support/cluster.py). Runs on the two servers alternate. Each begins without idle trainers; then a
 second session leases the trainers of the first. Prints the seconds of packing and of training: the medians and all runs.
 """

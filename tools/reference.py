@@ -68,18 +68,16 @@ SETTINGS = {
     "servers": (
         "this server",
         "Servers over which the preprocessors distribute the segments, for example `w1, w2, "
-        "local` ([servers](servers.md)).",
+        "local` ([postgres_fdw](postgres_fdw.md)).",
     ),
     "replicas": (
         None,
         "With `2`, segments on other servers and the states trained there have copies, so that a run "
-        "continues when one server is away ([servers](servers.md)). `3`: each segment has two copies, so that two servers may "
+        "continues when one server is away ([postgres_fdw](postgres_fdw.md#copies)). `3`: each segment has two copies, so that "
+        "two servers may "
         "be away, and so on.",
     ),
-    "trainers": (
-        "beside the rows",
-        "Foreign server that names the Ray cluster of the trainers ([servers](servers.md)).",
-    ),
+    "trainers": ("beside the rows", "Foreign server that names the Ray cluster of the trainers ([Ray](ray.md))."),
     "server_timeout": (None, "Time that a run waits for a server that is away."),
     "scheduler": (
         None,
@@ -149,7 +147,7 @@ SETTINGS = {
     "keras_backend": (
         None,
         "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "
-        "install WITH=jax`, `WITH=torch`; [Keras on JAX](administration.md#keras-on-jax)).",
+        "install WITH=jax`, `WITH=torch`; [frameworks](frameworks.md)).",
     ),
     "session_idle_timeout": (
         None,
@@ -191,7 +189,7 @@ SETTINGS = {
         "How a trainer computes a pass over a segment. `loop`: one compiled loop over the batches. `xla`: "
         "the same loop, compiled by XLA. `plain`: one Keras step per batch, bit for bit equal to "
         "`train_on_batch`. `vmap`: short units of one net as one computation, only with Keras on JAX "
-        "([Keras on JAX](administration.md#keras-on-jax)). `auto`: the fastest kernel by measurement, starting "
+        "([frameworks](frameworks.md)). `auto`: the fastest kernel by measurement, starting "
         "with the best kernel of earlier runs, else with `loop`.",
     ),
     "share_prefixes": (
@@ -297,7 +295,7 @@ GROUPS = {
 HEAD = """\
 # Reference
 
-<!-- Written by tools/reference.py (make reference): do not edit. -->
+<!-- make reference writes this page -->
 
 The views, settings and functions of the extension, whose schema is `madlib` in these documents. A database answers the
 same questions with its own version:
@@ -320,7 +318,7 @@ SELECT madlib.mop_search('example');    -- a script that runs as it stands
 ## Functions
 
 """
-OF_PAGE = "<!-- Written by tools/reference.py (make reference): do not edit. -->"
+OF_PAGE = "<!-- make reference writes this page -->"
 OF_VIEWS = """
 Query the views from any session, also while a run goes on. A role sees its own runs, and the runs of the roles that it
 may act as. [BI tools](bi.md) lists the columns that stay in later versions.
@@ -346,17 +344,17 @@ def pages():
     lines = ["| function | purpose |", "|---|---|"]
     for title, names in groups.items():
         lines.append(f"| **[{title}](reference/{slug(title)}.md)** | |")
-        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {about[n]} |' for n in names]
+        lines += [f'| <a id="{n}"></a>[`{n}`](reference/{slug(title)}.md#{n}) | {_brief(about[n])} |' for n in names]
     found = {
         "reference.md": HEAD + "\n".join(lines),
         "reference/views.md": "\n".join(["# Views", "", OF_PAGE, OF_VIEWS, *_views()]),
         "reference/settings.md": "\n".join(["# Settings", "", OF_PAGE, OF_SETTINGS, *_settings()]),
     }
     for title, names in groups.items():
-        own = [f"# {title}", "", OF_PAGE, "", "| function | purpose |", "|---|---|"]
-        own += [f"| [`{name}`](#{name}) | {about[name]} |" for name in names]
+        own = [f"# {title}", "", OF_PAGE]
         for name in names:
             own += _function(name, about[name], forms[name])
+        own += _arguments(argument for name in names for _, arguments in forms[name] for argument in arguments)
         found[f"reference/{slug(title)}.md"] = "\n".join(own)
     return {path: (text if "/" not in path else _from_below(text)).rstrip() + "\n" for path, text in found.items()}
 
@@ -364,6 +362,11 @@ def pages():
 def slug(title):
     """The name of the page of a family."""
     return re.sub(r"\W+", "-", title.lower())
+
+
+def _brief(about):
+    """The first sentence."""
+    return re.split(r"(?<=\w\w)\. |[:;] ", about)[0].rstrip(".") + "."
 
 
 def _from_below(text):
@@ -403,13 +406,39 @@ def _settings():
 def _function(name, about, forms):
     """The lines of a function's section."""
     lines = ["", f"## {name}", "", about, "", "```text"]
-    lines += [_call(verb, name, arguments) for verb, arguments in forms] + ["```"]
-    own = sorted({argument.split()[0] for _, arguments in forms for argument in arguments} & helps.ARGUMENTS.keys())
-    lines += [""] * bool(own)
-    lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
+    lines += [_call(verb, name, arguments) for verb, arguments in _joined(forms)] + ["```"]
     if name in helps.FUNCTIONS:
         lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
     return lines
+
+
+def _arguments(arguments):
+    """What the arguments of a page's functions mean, each once."""
+    own = sorted({argument.split()[0] for argument in arguments} & helps.ARGUMENTS.keys())
+    return (
+        ["", "## Arguments", "", *(f"- `{name}`: {helps.ARGUMENTS[name].replace('<', '&lt;')}" for name in own)]
+        if own
+        else []
+    )
+
+
+def _joined(forms):
+    """The forms; those that differ only in an argument's type are one."""
+    joined = {}
+    for verb, arguments in forms:
+        joined.setdefault((verb, *(argument.split()[0] for argument in arguments)), []).append(arguments)
+    for (verb, *_), alike in joined.items():
+        yield verb, [_of_types(same) for same in zip(*alike)]
+
+
+def _of_types(same):
+    """One argument of several forms, with all of its types."""
+    types = dict.fromkeys(argument.split(" DEFAULT ")[0].split(" ", 1)[1] for argument in same if " " in argument)
+    name, default = (
+        same[0].split()[0],
+        next((f" DEFAULT {d}" for _, d in (a.split(" DEFAULT ") for a in same if " DEFAULT " in a)), ""),
+    )
+    return f"{name} {' | '.join(types)}{default}" if types else same[0]
 
 
 def signatures(sql):

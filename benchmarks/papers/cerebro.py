@@ -129,14 +129,15 @@ def figure_8b():
         text.append([configurations, *(f"{epoch / epochs[0]:.2f}" for epoch in epochs)])
     return f"""## Cerebro, Figure 8 (B): two servers are lost and come back
 
-Source: section 6.2. 8 places with copies; two of them are lost in the middle of iteration 2, and are back in the middle of
-iteration 4. Duration of each iteration, iteration 1 = 1. The paper's text has no figures; it says that the workload goes on.
+Source: section 6.2. 8 places; two of them are lost in the middle of iteration 2, and are back in the middle of
+iteration 4. Meanwhile each of their segments is dealt to another place: copies on servers are not simulated. Duration of each
+iteration, iteration 1 = 1. The paper's text has no figures; it says that the workload goes on.
 
 {table(["configurations", "1", "2", "3", "4", "5"], text)}
-Difference. The units that run at the time of the loss are not lost here; in a real run each is trained again. A place that
-stands in for another one does two segments, so an iteration takes up to twice as long. Iterations overlap, since pg_mop has no
-barrier between them: an iteration's duration is from the end of the one before to its own. Here a segment has one copy,
-in the paper three. With real servers: tests/engines.
+Differences. The units that run at the time of the loss are not lost here; in a real run each is trained again. A place
+that stands in for another one does two segments, so an iteration takes up to twice as long. Iterations overlap: an
+iteration's duration is from the end of the one before to its own. In the paper a segment has three copies, and any
+place with one stands in. With real servers: tests/thorough/faults/test_copies.py.
 """
 
 
@@ -201,8 +202,9 @@ def table_2():
 Source: section 3.2. k = 20 iterations, S = 20 configurations, p = 10 places, models of m = 1 GB, data of D = 1 TB, 100,000
 batches.
 
-{table(["approach", "paper", "here"], rows)}
-Differences. The paper's formula counts a hop for every unit. A state that stays where it is for the next iteration needs
+{table(["approach", "paper", "formula, or simulated hops"], rows)}
+All rows but one are the paper's formulas, computed here; the second row counts the hops of a simulated run. The paper's
+formula counts a hop for every unit. A state that stays where it is for the next iteration needs
 none, so the simulated run has {hops} hops for {k * p * s} units. Through the coordinator each hop is two transfers. Bytes on
 real connections were not counted.
 """
@@ -219,15 +221,16 @@ def half():
     return f"""## Cerebro, Figure 17: fewer configurations than places
 
 Source: sections 5.7 and 6.2, appendix D. 8 places; time of an iteration, a pass of one configuration on one place = 1.
-Data-parallel training takes configurations / places, multiplied by the cost of communication. The paper switches to
+"MOP" and "dealt" are simulated. The columns of data-parallel training on all places are a formula: configurations /
+places, multiplied by the cost of communication. The paper switches to
 data-parallel training below p / 2 configurations; its Horovod took twice as long as Cerebro with batches of 32 (section 6.2,
 Figure 9).
 
 {table(["configurations", "MOP", "data-parallel, free", "x 2", "x 4", "dealt, free", "x 2", "x 4"], rows)}
 With the paper's factor of 2 the two meet at 4 configurations, which is p / 2; with other factors they meet elsewhere. So the
-rule is that of batches of about 32. Data-parallel training on all places is a formula here. "Dealt" is simulated: pg_mop's
-`schedule/dealing.py` gives each configuration as many places as pay by the cost model, which knows the factor, where any place
-may train on any rows (as with `pg_mop.tail = 'data-parallel'` on one server). It needs no rule such as p / 2.
+rule is that of batches of about 32. In "dealt" `schedule/dealing.py` gives each configuration as many places as
+pay by the cost model, which knows the factor, where any place may train on any rows (as with `pg_mop.tail =
+'data-parallel'` on one server).
 """
 
 

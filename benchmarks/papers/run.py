@@ -23,7 +23,8 @@ NOT_RUN = """## Not run
   is not published.
 - Cerebro, Table 2 in bytes on real connections.
 - Cerebro on Ray, MNIST (Ray Tune 262 s, MOP 323 s): training for real, on its own hardware.
-- Fluid's GPUs: pg_mop divides no GPU among trials.
+- Fluid's GPUs, and its division of a GPU's processors among trials. pg_mop divides a GPU's memory among trainers
+  ([device memory](how_it_works.md#packing)), which is not simulated.
 """
 
 

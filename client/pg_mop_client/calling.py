@@ -134,8 +134,8 @@ class Calls:
     def watched(self, statement: str, values: Mapping[str, Any], progress: bool = True) -> int | None:
         """Execute a training call. Returns the number of its run, or None if no run was found.
 
-        Ctrl-C cancels the call: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
-        raised. Raises the errors of the call.
+        Ctrl-C cancels the call: the server ends it, the run can be resumed, and KeyboardInterrupt is raised. Raises the
+        errors of the call.
         """
         connection = self.connection()
         call = this_call(connection)

@@ -27,13 +27,13 @@ matplotlib.use("Agg")
 
 @pytest.fixture(scope="module")
 def example(db, tmp_path_factory):
-    """What the README's example leaves: its variables."""
-    (text,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    """What the first example of docs/client.md leaves: its variables."""
+    text = re.search(r"^```python\n(.*?)^```", (ROOT / "docs" / "client.md").read_text(), re.M | re.S)[1]
     assert len(text.splitlines()) <= 12
     text = re.sub(r'"postgresql://[^"]*"', repr(db.uri()), text)
     text = text.replace('"run.html"', repr(str(tmp_path_factory.mktemp("report") / "run.html")))
     made = {}
-    exec(compile(text, "README.md", "exec"), made)
+    exec(compile(text, "client.md", "exec"), made)
     yield made
     made["s"].close()
 

@@ -1,4 +1,4 @@
-"""Lines of MADlib's own tests (docs/contract/tests_outline.md) that no other module has, with 1 and 3 segments."""
+"""Assertions of MADlib's own tests (deep_learning/test) that no other module has, with 1 and 3 segments."""
 
 import json
 import pathlib

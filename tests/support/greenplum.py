@@ -1,4 +1,4 @@
-"""An existing Greenplum cluster with the extension installed (docs/servers.md).
+"""An existing Greenplum cluster with the extension installed (docs/greenplum.md).
 
 The environment variable PG_MOP_GREENPLUM is a superuser's DSN of its coordinator.
 """

@@ -244,7 +244,7 @@ def test_a_class_with_metrics_random_draws_and_a_loss_of_its_own():
 
 
 def test_the_example_of_the_documents_trains():
-    text = (ROOT / "docs/contract/arch_and_objects.md").read_text()
+    text = (ROOT / "docs/custom_code.md").read_text()
     (example,) = [
         block for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "class Distiller" in block
     ]

@@ -74,24 +74,6 @@ def test_the_tutorial_runs_and_its_model_predicts(db, tutorial):
     assert db.value("SELECT count(*) FROM models_info") == 8 and "rung" in said_by(tutorial, "mop_search(")
 
 
-def test_the_first_screen_of_the_documents_runs_and_says_what_it_shows(db, psql):
-    (block,), (told,) = blocks("docs/index.md"), blocks("docs/index.md", "text")
-    assert block.count("\n") == 6
-    anew = "DROP SCHEMA IF EXISTS first_screen CASCADE; CREATE SCHEMA first_screen"
-    status, said = in_time(psql, "SET search_path = first_screen;" + block, anew)
-    assert status == 0, said
-    head = " id |  x   |  y   | inside | prediction | sure"
-    assert head in told and head in said
-    for part in (
-        'Version 1 of model "disc" predicts inside (classification).',
-        "Rows: 1200 train, 400 valid, 400 test.",
-    ):
-        assert part in told and part in said
-    shown = re.findall(r"^ +\d+ \| .*\| (?:true|false) ", told, re.M)
-    assert len(shown) == 3 and all(row in said for row in shown)
-    db.run("DROP SCHEMA first_screen CASCADE")
-
-
 def test_the_tutorials_named_model_is_better_than_the_majority(db, tutorial):
     report = said_by(tutorial, "mop_train(")
     assert 'Version 1 of model "churn" predicts churned (classification).' in report and "The steps by hand:" in report
@@ -132,7 +114,7 @@ NET = sequential(
 
 @pytest.fixture(scope="module")
 def reader(db):
-    """A session in a schema of its own, with small tables of the names that README and its like use."""
+    """A session in a schema of its own, with small tables of the names that the documents use."""
     db.run("DROP SCHEMA IF EXISTS readme CASCADE; CREATE SCHEMA readme")
     reader = db.another()
     reader.run("SET search_path = readme")
@@ -156,20 +138,30 @@ def shown(psql, block, settings=""):
 
 
 @pytest.fixture(scope="module")
-def readme(psql, reader):
-    """What README's example says: a training call with its leaderboard, and a prediction."""
-    example, prediction = (
-        next(block for block in blocks("README.md") if part in block)
-        for part in ("<model.to_json()", "madlib_keras_predict")
+def trained(psql, reader):
+    """Leaves the tables that the documents' examples name: train_packed, val_packed, arch, mst and models."""
+    shown(
+        psql,
+        f"""SELECT madlib.training_preprocessor_dl('train', 'train_packed', 'label', 'image', NULL, 16);
+        SELECT madlib.validation_preprocessor_dl('val', 'val_packed', 'label', 'image', 'train_packed');
+        SELECT madlib.load_keras_model('arch', '{NET}');
+        SELECT madlib.generate_model_configs('arch', 'mst', ARRAY[1], $$ {{'loss': ['categorical_crossentropy'],
+            'metrics': ['accuracy'],
+            'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'learning_rate': [0.001, 0.01]}}]}} $$,
+            $$ {{'batch_size': [32, 128], 'epochs': [1]}} $$);
+        SELECT madlib.madlib_keras_fit_multiple_model('train_packed', 'models', 'mst', 2, FALSE, 'val_packed');""",
     )
-    return shown(psql, example.replace("<model.to_json() of Keras 2 or 3>", NET) + prediction)
+
+
+def connection():
+    """How worker sessions of `analyst` connect, by docs/administration.md."""
+    block = next(b for b in blocks("docs/administration.md") if b.startswith("CREATE SERVER"))
+    return block.replace("tutorial_analyst", "analyst").replace("'secret'", "'...'")
 
 
 def test_the_installation_in_readme_runs(db, psql):
     """In a database of its own, whose extension is another one."""
-    begin, straight = (
-        next(b for b in blocks("README.md") if b.startswith(word)) for word in ("CREATE SCHEMA", "CREATE SERVER")
-    )
+    begin, straight = next(b for b in blocks("README.md") if b.startswith("CREATE SCHEMA")), connection()
     db.run("DROP DATABASE IF EXISTS of_readme")
     db.run("CREATE DATABASE of_readme")
     try:
@@ -186,25 +178,17 @@ def test_the_installation_in_readme_runs(db, psql):
 
 def test_the_two_statements_of_readme_run(psql, reader):
     reader.run(
-        "CREATE TABLE customers AS SELECT i AS id, i % 70 AS tenure, (ARRAY['Month-to-month', 'One year'])[1 + i % 2] AS "
-        "contract, CASE WHEN i % 70 < 20 THEN 'Yes' ELSE 'No' END AS churn FROM generate_series(1, 300) i"
+        "CREATE TABLE employees AS SELECT i AS id, i % 70 AS tenure, (ARRAY['Sales', 'Research'])[1 + i % 2] AS department, "
+        "CASE WHEN i % 70 < 20 THEN 'Yes' ELSE 'No' END AS attrition FROM generate_series(1, 300) i"
     )
-    block = next(block for block in blocks("README.md") if "mop_train" in block)
-    text = shown(psql, block.replace("'1 min'", "'15 s'"))
-    assert 'Version 1 of model "churn" predicts churn (classification).' in text and "pg_mop: accuracy" in text
+    text = shown(psql, next(block for block in blocks("README.md") if "mop_train" in block))
+    assert 'Version 1 of model "leaving" predicts attrition (classification).' in text and "pg_mop: accuracy" in text
     assert len(re.findall(r"^ +\d+ \| (?:Yes|No) +\| +[\d.]+$", text, re.M)) == 300
 
 
-def test_the_example_in_readme_runs(reader, readme):
-    assert readme.count("(learning_rate=") == 8 + 1  # a row for each configuration, and a notice of the best
-    assert reader.value("SELECT count(*) FROM predictions") == 90
-
-
-def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
-    for block in [next(b for b in blocks("README.md") if "mop_search" in b), blocks("docs/search.md")[0]]:
-        text = shown(psql, "DROP TABLE IF EXISTS found, found_info, found_summary, found_trials;" + block)
-        assert "categorical_crossentropy" in text
-    _, crossed, space, control_requests, sharing = blocks("docs/search.md")
+def test_searches_in_the_document_run(psql, reader, trained):
+    searched, crossed, space, control_requests, sharing = blocks("docs/search.md")
+    assert "categorical_crossentropy" in shown(psql, searched)
     text = shown(psql, crossed.replace("folds => 5", "folds => 2").replace("models", "crossed"))  # (two segments)
     assert len(re.findall(r"^ +\d+ \|", text, re.M)) == 8
     reader.run(
@@ -241,17 +225,7 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
         reader.run("DROP ROLE team")
 
 
-def test_a_job_as_in_readme_runs(psql, reader, readme):
-    reader.run(
-        "CREATE TABLE iris_packed AS TABLE train_packed; CREATE TABLE iris_packed_summary AS TABLE train_packed_summary"
-    )
-    shown(psql, next(block for block in blocks("README.md") if "mop_submit" in block))
-    job = reader.value("SELECT max(job) FROM madlib.mop_jobs")
-    assert reader.value("SELECT madlib.mop_wait(%s, '10 min')", [job]) == "finished"
-    assert reader.value("SELECT count(*) FROM iris_models") == 8
-
-
-def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, reader, readme):
+def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, reader, trained):
     shown(psql, "DROP TABLE mst, mst_summary;" + "".join(blocks("docs/sequences.md")))
     assert reader.value("SELECT count(*) FROM mst") == 2
     shown(psql, "DROP TABLE models, models_info, models_summary;" + "".join(blocks("docs/reliability.md")))
@@ -263,7 +237,7 @@ def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, re
     )
 
 
-# --- several servers, as docs/servers.md sets them up -----------------------------------------------------------
+# --- several servers, as docs/postgres_fdw.md sets them up -----------------------------------------------------------
 ROWS = """
 CREATE TABLE data.digits AS SELECT i AS id, i % 3 AS label, array_fill((i % 3)::real, ARRAY[6, 6]) AS pixels
 FROM generate_series(1, 90) AS i"""
@@ -271,7 +245,7 @@ NEW = "CREATE TABLE data.new_digits (id bigint, pixels real[])"
 
 
 def test_several_servers_run_as_the_document_has_them():
-    begin, there, straight, pack, copies, _joins, predict, _citus, _greenplum, _ray = blocks("docs/servers.md")
+    begin, there, straight, pack, copies, _joins, predict = blocks("docs/postgres_fdw.md")
     with contextlib.ExitStack() as stack:
         here, *workers = clusters = [stack.enter_context(Cluster(max_connections=40)) for _ in range(4)]
 
@@ -287,7 +261,7 @@ def test_several_servers_run_as_the_document_has_them():
             cluster.passwords("secret")
             run(cluster, begin)
         extension, *server = there.splitlines(keepends=True)
-        run(here, extension + next(block for block in blocks("README.md") if block.startswith("CREATE SERVER")))
+        run(here, extension + connection())
         for number, worker in enumerate(workers, 1):
             run(
                 here,

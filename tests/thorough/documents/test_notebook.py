@@ -39,7 +39,7 @@ def test_training_in_a_notebook_shows_its_progress(db, tmp_path, monkeypatch):
 
 
 def test_the_example_in_a_fresh_notebook_shows_pictures_and_tables(db, tmp_path, monkeypatch):
-    (text,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    text = re.search(r"^```python\n(.*?)^```", (ROOT / "docs" / "client.md").read_text(), re.M | re.S)[1]
     to = db.connection.info
     text = re.sub(r'"postgresql://[^"]*"', repr(f"postgresql://postgres@{to.host}:{to.port}/{to.dbname}"), text)
     lines = text.strip().splitlines()

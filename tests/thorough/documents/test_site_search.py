@@ -41,6 +41,8 @@ def test_the_site_is_searched_from_the_disk(browser, tmp_path):
         check=True,
         env={"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"},
     )
+    front = (site / "index.html").read_text()
+    assert "mop_train" in front and 'href="tutorial.html"' in front, "README.md is the first page"
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="([^"]+)"', page.read_text())
         assert not [one for one in loaded if "//" in one], page.name

@@ -443,7 +443,7 @@ OF_RUNS = {
     "mop_wait": "Waits for the end of a job, or for a timeout; returns the job's status.",
     "mop_set_sessions": "Changes the number of worker sessions of a running run.",
     "mop_add_server": "Lets a server join a running run: segments are copied there while units go on, then it trains on them "
-    "(docs/servers.md).",
+    "(docs/postgres_fdw.md).",
     "mop_set_priority": "Changes the priority of a running run (docs/administration.md).",
     "mop_end_trainers": "Ends the idle trainers of the caller's roles, to free their memory; returns their number.",
     "mop_share_training": "Shares what the role's runs train from now on with the members of a group that have said the same, "
