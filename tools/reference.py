@@ -399,7 +399,9 @@ def _settings():
         chosen, meaning = SETTINGS[new or name]
         if new in known:
             meaning = f"The old name of `pg_mop.{new}`."
-        lines.append(f"| `pg_mop.{name}` | {f'`{default}`' if default else chosen} | {parser.texts} | {meaning} |")
+        lines.append(
+            f"| `pg_mop.{name}` | {f'`{default}`' if default else chosen} | {parser.description} | {meaning} |"
+        )
     return lines
 
 

@@ -10,7 +10,7 @@ from pg_mop.call.earlier import End
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.run.controllers import FixedController, ReplayController
-from pg_mop.run.requests import Ask, GiveUp, Pin, Register, Withdraw, perform
+from pg_mop.run.instructions import Ask, GiveUp, Pin, Register, Withdraw, perform
 
 
 class Configurations(dict):

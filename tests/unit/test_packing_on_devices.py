@@ -9,7 +9,7 @@ from pg_mop.plan.cost_history import CostHistory, Net
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.longest_first import LongestFirst
-from pg_mop.schedule.packing import Packing, levels, parts, unpacked
+from pg_mop.schedule.packing import Packing, levels, parts
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit_batches import UnitBatches
 
@@ -137,7 +137,7 @@ def test_without_a_budget_nothing_waits_until_memory_runs_out():
 
 def test_trainers_elsewhere_are_not_packed():
     board, _ = board_of([GIB])
-    packing = unpacked(board)
+    packing = Packing(board, lambda worker: None, lambda device: None, lambda stage: 0, lambda stage: stage)
     assert packing.may_begin(0, unit(board, 1), [1, 2, 3]) and packing.begin(0, unit(board, 1), [1, 2, 3]) == []
     assert packing.of(0) == packing.usual(0) == 1
 

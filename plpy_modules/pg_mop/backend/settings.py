@@ -18,16 +18,7 @@ from pg_mop.backend.errors import MopError
 if TYPE_CHECKING:
     from pg_mop.backend.database import Database
 
-SCHEDULERS = (
-    "randomized",
-    "longest-first",
-    "vector-rearrangement",
-    "milp",
-    "monte-carlo",
-    "breadth-first",
-    "most-children-first",
-    "round-robin",
-)
+SCHEDULER = "randomized"  # the default
 KERNELS = ("auto", "plain", "loop", "xla", "vmap")
 ONLY = {"vmap": "jax"}  # kernel -> the only framework that has it
 STRATEGIES = ("averaging", "sequential")
@@ -171,7 +162,12 @@ class Parser:
     """Reads the text of a setting. `read` raises ValueError for a bad text; `texts` describes the good ones."""
 
     read: Callable[[str], Any]
-    texts: str
+    texts: str | Callable[[], str]
+
+    @property
+    def description(self) -> str:
+        """The good texts, for people."""
+        return self.texts if isinstance(self.texts, str) else self.texts()
 
 
 def _number(convert: Callable[[str], float], what: str, low: float, high: float) -> Parser:
@@ -205,6 +201,20 @@ def _choice(*names: str) -> Parser:
         return text.lower()
 
     return Parser(read, "one of " + ", ".join(names))
+
+
+def _schedulers() -> Parser:
+    from pg_mop.schedule import SCHEDULERS
+
+    return _choice(*SCHEDULERS)
+
+
+def _read_scheduler(text: str) -> Any:
+    """The name of a scheduler. They are imported only where another than the default is named: there are many modules."""
+    return text if text == SCHEDULER else _schedulers().read(text)
+
+
+_scheduler = Parser(_read_scheduler, lambda: _schedulers().description)
 
 
 def _read_switch(text: str) -> bool:
@@ -262,7 +272,7 @@ KNOWN: dict[str, tuple[Parser, str | None]] = {
     "servers": (_names, None),
     "replicas": (_integer(1, 16), "1"),
     "trainers": (_name, None),
-    "scheduler": (_choice(*SCHEDULERS), "randomized"),
+    "scheduler": (_scheduler, SCHEDULER),
     "chain_seconds": (_seconds(0, 60), "0.5"),
     "cache_mb": (_integer(0, 1 << 30), "1024"),
     "compile_cache_mb": (_integer(0, 1 << 20), "256"),
@@ -341,6 +351,6 @@ def parsed(texts: Mapping[str, str]) -> dict[str, Any]:
             values[name] = parser.read(text) if text else None
         except ValueError:
             raise MopError(
-                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parser.texts}."
+                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parser.description}."
             ) from None
     return values

@@ -12,8 +12,8 @@ from pg_mop.call.earlier import End
 from pg_mop.catalog import metric_of
 from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
+from pg_mop.run.instructions import Ask, GiveUp, Instructions, Invite, Pin, Register, Withdraw
 from pg_mop.run.messages import Messages
-from pg_mop.run.requests import Ask, GiveUp, Invite, Pin, Register, Steps, Withdraw
 
 Row = dict[str, Any]  # of Catalog.metrics
 Verdict = tuple[str, int]  # why a configuration stops, and after which iteration
@@ -21,7 +21,7 @@ Verdict = tuple[str, int]  # why a configuration stops, and after which iteratio
 
 class RunController:
     """Stops configurations by their own rules (`stop` in fit parameters), and keeps the best state of those that ask
-    for it. Its methods are generators of requests (run/requests.py).
+    for it. Its methods are generators of instructions (run/instructions.py).
 
     The executor calls `begin()` first; then `ended(stages)` for stages that have been trained and, where wanted,
     evaluated; `failed(mst_keys)`; and `control_requests(list)` for requests by people (mop_stop_trial, mop_add_trial).
@@ -51,19 +51,19 @@ class RunController:
         """True if the controller will ask for nothing more by itself."""
         return True
 
-    def begin(self) -> Steps:
+    def begin(self) -> Instructions:
         raise NotImplementedError
 
-    def ended(self, stages: Sequence[Stage]) -> Steps:
+    def ended(self, stages: Sequence[Stage]) -> Instructions:
         raise NotImplementedError
 
-    def failed(self, mst_keys: Collection[int]) -> Steps:
+    def failed(self, mst_keys: Collection[int]) -> Instructions:
         raise NotImplementedError
 
-    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Instructions:
         raise NotImplementedError
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
+    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
         raise NotImplementedError
 
     def expect(self, stages: Iterable[Stage]) -> None:
@@ -78,7 +78,7 @@ class RunController:
         return mst_key in self.kept and not self.configurations.folds
 
     # --- rules ----------------------------------------------------------------------------------------
-    def watch(self) -> Steps:
+    def watch(self) -> Instructions:
         """Watch the configurations that have rules, from the metrics that are known."""
         for c in self.configurations:
             self.begin_to_watch(c)
@@ -92,13 +92,13 @@ class RunController:
             _, _, goal = c["rule"]
             self.watches[c["mst_key"]] = Watch(goal, c["fit"]["stop"])
 
-    def look(self, mst_key: int) -> Steps:
+    def look(self, mst_key: int) -> Instructions:
         """Tell a configuration's watch the metrics that are known by now, and stop it if the watch says so."""
         verdict = yield from self.judge(mst_key)
         if verdict is not None:
             yield from self.stop(mst_key, *verdict)
 
-    def judge(self, mst_key: int, until: int | None = None) -> Steps:
+    def judge(self, mst_key: int, until: int | None = None) -> Instructions:
         """Tell a configuration's watch the metrics that are known by now, of iterations up to `until`. Returns a
         Verdict, or None."""
         watch, c = self.watches[mst_key], self.configurations[mst_key]
@@ -118,7 +118,7 @@ class RunController:
                 return reason, stage.iteration
         return None
 
-    def apply_rules(self, stages: Sequence[Stage]) -> Steps:
+    def apply_rules(self, stages: Sequence[Stage]) -> Instructions:
         """Apply the rules of the configurations on whose paths these stages are, which have ended."""
         if self.watches:
             self.look_up([stage for stage in stages if stage.evaluated])
@@ -138,7 +138,7 @@ class RunController:
             self.values[row["stage"], row["dataset"]] = row
 
     # --- people ---------------------------------------------------------------------------------------
-    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Steps:
+    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Instructions:
         """Do what people request. Returns True if something else has changed, too."""
         for request in requests:
             if "stop" in request:
@@ -155,7 +155,7 @@ class RunController:
                 self.messages.not_taken(reason, error)
         return False
 
-    def withdraw(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+    def withdraw(self, mst_key: int, reason: str | None, at: int | None = None) -> Instructions:
         """End a configuration with its folds after its present iteration, or after `at`, and evaluate it there. Returns the
         stages that it gives up."""
         trials = self.configurations.trials_of(mst_key)
@@ -164,7 +164,7 @@ class RunController:
             gone += yield from self._withdraw(key, reason, at, tuple(trials) if len(trials) > 1 else ())
         return gone
 
-    def _withdraw(self, mst_key: int, reason: str | None, at: int | None, beside: Sequence[int]) -> Steps:
+    def _withdraw(self, mst_key: int, reason: str | None, at: int | None, beside: Sequence[int]) -> Instructions:
         self.stopped.add(mst_key)
         gone = yield Withdraw(mst_key, reason, at, beside)
         path = self.plan.path(mst_key)
@@ -187,13 +187,13 @@ class FixedController(RunController):
         self.worked: set[int] = set()  # iterations with stages that ended in this call
         self.told, self.began, self.passed = 0, 0.0, 0  # the last iteration told of; stages that have ended since
 
-    def begin(self) -> Steps:
+    def begin(self) -> Instructions:
         yield from self.watch()
         self.expect(self.plan.stages.values())
         self.told = min(self.left, default=1) - 1
         self.began = time.monotonic()
 
-    def ended(self, stages: Sequence[Stage]) -> Steps:
+    def ended(self, stages: Sequence[Stage]) -> Instructions:
         for stage in stages:
             self.worked.add(stage.iteration)
             self._leave(stage)
@@ -201,18 +201,18 @@ class FixedController(RunController):
         yield from self.apply_rules(stages)
         self.tell()
 
-    def failed(self, mst_keys: Collection[int]) -> Steps:
+    def failed(self, mst_keys: Collection[int]) -> Instructions:
         self._leave_unwanted()
         self.tell()
         yield from ()
 
-    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Instructions:
         if self.plan.path(mst_key):
             for stage in (yield from self.withdraw(mst_key, reason, at)):
                 if not stage.trials:
                     self._leave(stage)
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
+    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
         until = iterations or self.num_iterations
         c = self.configurations.make(max(self.configurations.by_key) + 1, added)
         problem = self.configurations.add(c, until)
@@ -270,13 +270,13 @@ class ReplayController(FixedController):
         super().__init__(*arguments, **more)
         self.ends, self.best = dict(ends), best
 
-    def begin(self) -> Steps:
+    def begin(self) -> Instructions:
         self.stopped.update(c["mst_key"] for c in self.configurations)  # (by the log, not by rules)
         yield from super().begin()
         for key in list(self.ends):
             yield from self._end(key)
 
-    def watch(self) -> Steps:
+    def watch(self) -> Instructions:
         if self.best is None:
             yield from super().watch()
             return
@@ -285,12 +285,12 @@ class ReplayController(FixedController):
                 self.kept[key] = path[iteration - 1].number
                 yield Pin(self.kept[key])
 
-    def ended(self, stages: Sequence[Stage]) -> Steps:
+    def ended(self, stages: Sequence[Stage]) -> Instructions:
         yield from super().ended(stages)
         for key in sorted(set().union(*(stage.trials for stage in stages)) & self.ends.keys()):
             yield from self._end(key)
 
-    def _end(self, key: int) -> Steps:
+    def _end(self, key: int) -> Instructions:
         """End a configuration as the log says, if its last iteration has ended."""
         path = self.plan.path(key)
         if path and not path[-1].ended:

@@ -17,7 +17,6 @@ from mop_udf import aggregate
 from pg_mop.backend import trainers
 from pg_mop.backend.errors import MopError
 from pg_mop.call import deadline, role_costs
-from pg_mop.call.configurations import Configuration
 from pg_mop.call.planned_run import PlannedRun
 from pg_mop.call.servers import Server
 from pg_mop.call.spec import RunResult, RunSpec
@@ -26,13 +25,17 @@ from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
 from pg_mop.run import ending, runs_beside
 from pg_mop.run.adoption import Adoption
+from pg_mop.run.attempt import Policy
 from pg_mop.run.controllers import FixedController, ReplayController, RunController
 from pg_mop.run.executor import Executor
 from pg_mop.run.messages import Messages, listed
+from pg_mop.run.needed_states import NeededStates
 from pg_mop.run.remote_runs import RemoteRuns
+from pg_mop.run.run import Run
 from pg_mop.run.search_controller import SearchController
 from pg_mop.run.sessions import Sessions
 from pg_mop.run.solver import SolverProcess
+from pg_mop.run.states import States
 from pg_mop.run.turns import Answer, Turns
 from pg_mop.schedule import setup
 from pg_mop.schedule.compared.milp import Milp
@@ -74,7 +77,7 @@ class Coordinator(PlannedRun):
 
     result: RunResult
     sessions: Sessions | None = None
-    executor: Executor | None = None
+    ongoing: Run | None = None  # once its executor begins
     solver: SolverProcess | None = None  # of the scheduler milp
 
     # --- the run --------------------------------------------------------------------------------------
@@ -87,12 +90,11 @@ class Coordinator(PlannedRun):
         with contextlib.ExitStack() as stack:  # closed if there is an error
             self.check(stack)
             sessions = self._open_run(stack)
-            executor = self._executor(sessions)
-            executor.go()
+            self._executor(sessions).go()
             if self.solver is not None:
                 self.solver.close()
             self.engine.check_whole(self.catalog.execute)
-            self._finish(sessions, executor, started)
+            self._finish(sessions, started)
             stack.pop_all()
 
     def _open_catalog(self, stack: contextlib.ExitStack) -> None:
@@ -370,32 +372,39 @@ class Coordinator(PlannedRun):
         # writing the output needs numpy: it is imported while the trainers start
         from pg_mop.backend.arrays import state  # noqa: F401
 
-        self.executor = Executor(
-            self.db,
-            self.catalog,
-            self.servers,
-            sessions,
-            self.run_id,
-            planner.plan,
-            board,
-            self.scheduler,
-            self.unit_specs,
-            controller,
-            self.adoption.adopt,
-            self._extend,
-            self.options,
-            self.earlier.attempts if self.earlier is not None and self.resumes else {},
-            self.wanted,
-            self.remote_runs.take_back,
-            self.remote_runs.away(),
-            self._turns(),
-            self.threads,
-            self.adoption,
-            self.remote_runs,
-            self.packing,
-            len(self.earlier.finished) if self.earlier is not None and self.resumes else 0,
+        self.ongoing = self._ongoing(sessions)
+        return Executor(self.ongoing, controller, self.adoption, self.remote_runs)
+
+    def _ongoing(self, sessions: Sessions) -> Run:
+        """The state of the run, as it is before the executor begins."""
+        assert self.packing is not None
+        earlier = self.earlier if self.resumes else None
+        plan, board, specs, options = self.planner.plan, self.board, self.unit_specs, self.options
+        states = States(self.servers, lambda stage: specs.sharing.key(plan.stages[stage])[0])
+        versions = {stage: state["version"] for stage, state in self.catalog.models(self.run_id).items()}
+        kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # for later runs
+        resume = f"SELECT {self.db.extension}.mop_resume({self.run_id});"
+        return Run(
+            db=self.db,
+            catalog=self.catalog,
+            run_id=self.run_id,
+            servers=self.servers,
+            sessions=sessions,
+            wanted=self.wanted,
+            plan=plan,
+            board=board,
+            scheduler=self.scheduler,
+            unit_specs=specs,
+            states=states,
+            needed=NeededStates(plan, board, states, specs, versions, kept_bytes),
+            threads=self.threads,
+            turns=self._turns(),
+            packing=self.packing,
+            policy=Policy(options["unit_retries"], options["server_timeout"] / 1000, resume),
+            options=options,
+            done_before=len(earlier.finished) if earlier is not None else 0,
+            begun_before=earlier.attempts if earlier is not None else {},
         )
-        return self.executor
 
     def _turns(self) -> Turns:
         """The run's turns on this server's cores. Only training takes turns, in trainers of this server."""
@@ -429,22 +438,13 @@ class Coordinator(PlannedRun):
         before = sum(unit.kind == "train" for unit in self.earlier.finished) if self.earlier and self.resumes else 0
 
         def left() -> float:
-            trained = before + (self.executor.trained if self.executor is not None else 0)
+            trained = before + (self.ongoing.counts.trained if self.ongoing is not None else 0)
             return min(1e9, float(makespan * max(0.0, 1 - trained / units)))
 
         return left
 
-    def _extend(
-        self, c: Configuration, until: int, evaluated: Any, new: bool, shareable: Any
-    ) -> tuple[list[Stage], list[tuple[int, Stage]]]:
-        """Ask the planner for more iterations of a configuration, for a request of the controller."""
-        if new:
-            self.planner.register(c)
-        early = self.spec.may_end_early(c)
-        return self.planner.ask(c, until, evaluated, shareable=lambda stages, wanted: shareable(stages, wanted, early))
-
     def _failures(self) -> dict[int, str]:
-        return {**(self.executor.failed if self.executor is not None else {}), **self.configurations.misfits}
+        return {**(self.ongoing.failed if self.ongoing is not None else {}), **self.configurations.misfits}
 
     def _open_sessions(self, sessions: Sessions) -> None:
         """Open the worker sessions; go on with fewer if not all can be had and the others can do the work."""
@@ -463,7 +463,7 @@ class Coordinator(PlannedRun):
             )
 
     # --- the end --------------------------------------------------------------------------------------
-    def _finish(self, sessions: Sessions, executor: Executor, started: str) -> None:
+    def _finish(self, sessions: Sessions, started: str) -> None:
         """All units are done: read the results on other servers, drop the remote runs, keep the costs, and
         end the sessions. Raises MopError if nothing could be trained."""
         spec, planner = self.spec, self.planner
@@ -489,10 +489,10 @@ class Coordinator(PlannedRun):
         """Keep the measured costs of nets for later runs, from the stages of each net that were trained last: by then, trainers
         have chosen their kernels."""
         by_net: dict[Any, list[Stage]] = {}
-        executor = self.executor
-        for number in sorted(executor.versions) if executor is not None else ():
+        needed = self.ongoing.needed if self.ongoing is not None else None
+        for number in sorted(needed.versions) if needed is not None else ():
             stage = self.planner.plan.stages[number]
-            if executor is not None and executor.has_trained(stage):
+            if needed is not None and needed.has_trained(stage):
                 by_net.setdefault(self.planner.sharing.net(stage), []).append(stage)
         passes: dict[Any, dict[int, int]] = {}
         for net, stages in by_net.items():

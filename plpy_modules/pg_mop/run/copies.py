@@ -8,15 +8,14 @@ count together, once the model's last state is copied. So the run can go on with
 
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of
-from pg_mop.run.attempt import Attempt, Copied, CopyFailed, Event
-from pg_mop.run.context import RunContext
+from pg_mop.run.attempt import Attempt, Copied, CopyFailed
+from pg_mop.run.instructions import CountCopied, Instructions
+from pg_mop.run.run import Run
 from pg_mop.run.transfers import hop, note
 
 HANGING_SECONDS = 60  # for a copy, and one more for each MB of it
@@ -25,15 +24,8 @@ HANGING_SECONDS = 60  # for a copy, and one more for each MB of it
 class StateCopies:
     """Copies the states of attempts in state COPYING: from each server one after the other."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        settle: Callable[[Attempt, Event], list[Any]],
-        can_do_without: Callable[[str | None], bool],
-    ) -> None:
-        """`settle(attempt, event)` applies the decision about an event, and returns the stages that have ended;
-        `can_do_without(server)`: see Failover."""
-        self.run, self.settle, self.can_do_without = run, settle, can_do_without
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.queues: dict[str, deque[Attempt]] = {}  # server -> its attempts; the first one is being copied, or rests
         self.relays: dict[WorkerSession, tuple[str, float]] = {}  # relay session at work -> (server, since when)
 
@@ -47,15 +39,15 @@ class StateCopies:
         """True where a copy is to be tried again."""
         return any(queue[0].retry_at is not None for queue in self.queues.values() if queue)
 
-    def make(self, attempt: Attempt) -> None:
+    def make(self, attempt: Attempt) -> Instructions:
         """Copy the state that an attempt has written. The attempts of its chain at the same model count with it."""
         assert attempt.server is not None
         queue = self.queues.setdefault(attempt.server, deque())
         queue.append(attempt)
         if len(queue) == 1:
-            self._begin(attempt.server)
+            yield from self._begin(attempt.server)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str) -> Instructions:
         """Copy the state of a server's first attempt."""
         attempt, states, home = self.queues[name][0], self.run.states, self.run.servers[None]
         stage = attempt.unit.stage
@@ -63,7 +55,7 @@ class StateCopies:
         try:
             relay = self.run.sessions.relay(None, home, name)
         except MopError as error:
-            self._failed(attempt, error)
+            yield from self._failed(attempt, error)
             return
         tables = "" if relay.prepared else states.tables_sql(home) + "; "
         self.relays[relay] = name, time.monotonic()
@@ -72,7 +64,7 @@ class StateCopies:
         except SessionLost:
             relay.close()  # the next wait for it reports that
 
-    def ended(self, relay: WorkerSession, error: Exception | None) -> list[Any]:
+    def ended(self, relay: WorkerSession, error: Exception | None) -> Instructions:
         """A relay session has ended, with an error or None: the stages that have ended by that."""
         (name, since), ended = self.relays.pop(relay), []
         queue = self.queues[name]
@@ -91,23 +83,24 @@ class StateCopies:
             queue.popleft()
             self.run.states.copied(attempt.move, size)
             note(self.run, [hop(attempt.move, None, size, time.monotonic() - since)])
-            ended = self.settle(attempt, Copied())
+            ended = yield CountCopied(attempt, Copied())
         else:
             if isinstance(error, SessionLost):
                 relay.close()
-            self._failed(attempt, error)
+            yield from self._failed(attempt, error)
         if queue and name in self.run.servers and queue[0].retry_at is None:
-            self._begin(name)
+            yield from self._begin(name)
         return ended
 
-    def _failed(self, attempt: Attempt, error: Exception) -> None:
+    def _failed(self, attempt: Attempt, error: Exception) -> Instructions:
         """A copy could not be made. Raises MopError where the run cannot go on."""
         self.run.states.given_up(attempt.move)
         attempt.move = None
         code = getattr(error, "pgcode", None) or ""
-        self.settle(attempt, CopyFailed(message_of(error), time.monotonic(), code, self.can_do_without(attempt.server)))
+        replaceable = self.run.can_do_without(attempt.server)
+        yield CountCopied(attempt, CopyFailed(message_of(error), time.monotonic(), code, replaceable))
 
-    def look(self) -> None:
+    def look(self) -> Instructions:
         """Try failed copies again that have rested long enough, and end relays that hang."""
         now = time.monotonic()
         for relay, (name, since) in list(self.relays.items()):  # its line may be down, and no other session notices
@@ -117,7 +110,7 @@ class StateCopies:
         copied = {name for name, _ in self.relays.values()}
         for name, queue in list(self.queues.items()):
             if queue and queue[0].retry_at is not None and now >= queue[0].retry_at and name not in copied:
-                self._begin(name)
+                yield from self._begin(name)
 
     def leave(self, name: str) -> None:
         """A server is given up: nothing is copied from there any more."""

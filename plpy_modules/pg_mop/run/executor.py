@@ -1,41 +1,42 @@
 """The event loop: gives every worker session that falls idle the scheduler's next unit, until the run is done."""
 
-import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
 import psycopg2
 
 from mop_udf.aggregate import DEVICE_FULL
-from pg_mop.backend import settings
 from pg_mop.backend.errors import MopError
-from pg_mop.backend.quoting import quote_literal
-from pg_mop.call.servers import Server
-from pg_mop.catalog import Catalog
 from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, WorkerSession, message_of, wait
-from pg_mop.connections.targets import Target
-from pg_mop.plan.stages import Plan, Stage
+from pg_mop.plan.stages import Stage
+from pg_mop.run import cores
 from pg_mop.run.adoption import Adoption
-from pg_mop.run.attempt import Action, Attempt, Copied, CopyFailed, Event, Finished, Policy, State, decide
-from pg_mop.run.context import RunContext
+from pg_mop.run.attempt import Action, Attempt, Copied, CopyFailed, Finished, State, decide
+from pg_mop.run.commands import attempts_at, command_of, sql_of
 from pg_mop.run.copies import StateCopies
 from pg_mop.run.failover import Failover
+from pg_mop.run.instructions import (
+    CheckServers,
+    Count,
+    CountCopied,
+    FailStage,
+    GiveServerUp,
+    Instruction,
+    Instructions,
+    Invite,
+    LeaveServer,
+    perform,
+)
 from pg_mop.run.joining import Joining
-from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.paths import Paths
 from pg_mop.run.recovery import Recovery
-from pg_mop.run.request_handler import RequestHandler
-from pg_mop.run.requests import Steps
+from pg_mop.run.run import Run
 from pg_mop.run.runs_beside import RunsBeside
-from pg_mop.run.sessions import Sessions
-from pg_mop.run.states import States
 from pg_mop.run.transfers import NotCarried, Transfers
-from pg_mop.run.turns import Turns
 from pg_mop.run.workers import Workers
-from pg_mop.schedule.board import Board, Unit
-from pg_mop.schedule.dealing import Threads
-from pg_mop.schedule.packing import Packing, unpacked
+from pg_mop.schedule.board import Unit
 from pg_mop.schedule.unit_batches import Steps as UnitSteps
 from pg_mop.schedule.unit_batches import UnitBatches, units_of
 from pg_mop.schedule.units_left import UnitsLeft
@@ -50,22 +51,22 @@ GROWTH = 1000, 4  # ANALYZE at so many units or stages, then each time their num
 
 class Controller(Protocol):
     """Decides, while the run goes on, which stages are asked for (run/controllers.py). Its methods are generators of
-    requests (run/requests.py)."""
+    instructions (run/instructions.py)."""
 
     @property
     def done(self) -> bool:
         """True if it will ask for nothing more by itself."""
 
-    def begin(self) -> Steps:
+    def begin(self) -> Instructions:
         """The run begins, or goes on."""
 
-    def ended(self, stages: list[Stage]) -> Steps:
+    def ended(self, stages: list[Stage]) -> Instructions:
         """Stages have been trained and, where that was wanted, evaluated."""
 
-    def failed(self, mst_keys: Collection[int]) -> Steps:
+    def failed(self, mst_keys: Collection[int]) -> Instructions:
         """Configurations have failed."""
 
-    def control_requests(self, requests: list[dict[str, Any]]) -> Steps:
+    def control_requests(self, requests: list[dict[str, Any]]) -> Instructions:
         """Do what people request. Returns True if something else has changed, too."""
 
     def keeps(self, mst_key: int) -> bool:
@@ -73,137 +74,98 @@ class Controller(Protocol):
 
 
 class Executor:
-    """Runs a board's units on worker sessions.
+    """Runs a board's units on worker sessions: one loop, which performs what the parts decide.
 
     A unit on another server begins once the states that it reads have been carried there (run/transfers.py). Its commit
     there counts once it is registered in the coordinator's catalog. A commit that is not registered is asked for on its
     server, and registered late; otherwise the unit is done again (run/recovery.py).
 
-    `servers`: {name: Server}, with the coordinator's own under None. `unit_specs`: see call/unit_specs.py.
-    `adopt` and `extend`: see RequestHandler. `attempts`: {unit: attempts begun by earlier coordinators of the run}.
-    `wanted`: how many sessions the run asked for. `take_back(name)` and `away`: see Failover. `turns`: of the workers on
-    the coordinator's server. `threads`: of their trainers. `packing`: of all trainers on devices. `hosts`: the RemoteRuns, for
-    servers that join.
-    `done_before`: units that earlier coordinators of the run have finished.
-    `adoption`: of a run that may wait for stages that other runs train (run/runs_beside.py).
+    The parts know the run, and no part that is above them: where one needs another to act, it yields an instruction
+    (run/instructions.py).
     """
 
-    def __init__(
-        self,
-        db: Any,
-        catalog: Catalog,
-        servers: dict[str | None, Server],
-        sessions: Sessions,
-        run_id: int,
-        plan: Plan,
-        board: Board,
-        scheduler: Any,
-        unit_specs: Any,
-        controller: Controller,
-        adopt: Callable[..., list[Stage]],
-        extend: Callable[..., tuple[list[Stage], list[tuple[int, Stage]]]],
-        options: dict[str, Any],
-        attempts: dict[Unit, int],
-        wanted: int,
-        take_back: Callable[[str], None],
-        away: dict[str, tuple[Target, str]],
-        turns: Turns,
-        threads: Threads,
-        adoption: Adoption | None = None,
-        hosts: Any = None,
-        packing: Packing | None = None,
-        done_before: int = 0,
-    ) -> None:
-        sharing = unit_specs.sharing
-        states = States(servers, lambda stage: sharing.key(plan.stages[stage])[0])
-        resume = f"SELECT {db.extension}.mop_resume({run_id});"
-        policy = Policy(options["unit_retries"], options["server_timeout"] / 1000, resume)
-        self.run = RunContext(db, catalog, run_id, servers, sessions, plan, board, unit_specs, states, policy)
-        self.scheduler, self.controller, self.deals = scheduler, controller, options.get("deal_threads")
-        self.begun_before, self.turns, self.threads = attempts, turns, threads
-        self.done_before = done_before
-        self.packing = packing or unpacked(board)
-        # bytes of states to keep for later runs
-        self.needed = NeededStates(self.run, options["checkpoint_mb"] << 20 if options["reuse"] else 0)
+    def __init__(self, run: Run, controller: Controller, adoption: Adoption, remote_runs: Any) -> None:
+        """`adoption`: of stages that other runs have trained or train now; `remote_runs`: the RemoteRuns, for servers that
+        come back or join."""
+        self.run, self.controller = run, controller
+        sharing, stages = run.unit_specs.sharing, run.plan.stages
         self.unit_batches = UnitBatches(
-            board,
-            scheduler,
-            lambda stage: (sharing.key(plan.stages[stage]), plan.stages[stage].parameters[1]),
-            states.bytes,
-            options["chain_seconds"],
+            run.board,
+            run.scheduler,
+            lambda stage: (sharing.key(stages[stage]), stages[stage].parameters[1]),
+            run.states.bytes,
+            run.options["chain_seconds"],
             self._passes_on,
-            unit_specs.may_chain,
-            lambda unit: (threads.logged(unit), self.packing.kind(unit.stage), self.packing.shared_by(unit)),
-            self._may_begin,
+            run.unit_specs.may_chain,
+            lambda unit: (run.threads.logged(unit), run.packing.kind(unit.stage), run.packing.shared_by(unit)),
+            lambda worker, unit: cores.may_begin(run, worker, unit),
         )
-        self.transfers = Transfers(self.run, self.needed, scheduler, lambda: self.workers.check_servers())
-        self.workers = Workers(
-            self.run, self.transfers, wanted, lambda server, why: self.failover.do_without(server, why)
-        )
-        self.failover = Failover(self.run, options["replicas"] > 1, take_back, away, self._leave, self.workers.resize)
-        self.recovery = Recovery(
-            self.run,
-            self.needed,
-            self.workers,
-            self.failover,
-            self._settle,
-            self._give_up,
-            self.packing.fewer,
-            self.packing.divided.more,
-        )
-        self.copies = StateCopies(self.run, self._settle_copy, self.failover.can_do_without)
-        self.joining = Joining(self.run, hosts, self.failover.enabled, self.workers, self.failover.given_up)
-        self.requests = RequestHandler(
-            self.run,
-            self.needed,
-            self.failover,
-            adopt,
-            extend,
-            self.joining.invite,
-            self.transfers.bring_home,
-            self._tell_planner,
-        )
-        self.beside = None
-        if adoption is not None:
-            self.beside = RunsBeside(self.run, adoption, self.needed, self.requests.take_over)
-            self.requests.beside = self.beside
+        self.transfers = Transfers(run)
+        self.workers = Workers(run)
+        self.failover = Failover(run, self.workers, remote_runs)
+        self.recovery = Recovery(run, self.workers)
+        self.copies = StateCopies(run)
+        self.joining = Joining(run, self.workers, remote_runs)
+        self.beside = RunsBeside(run, adoption)
+        self.paths = Paths(run, adoption, self.transfers, self.beside)
         self.looked = self.counted = time.monotonic()
         self.noted: Any = None  # what the catalog has of the counts
-        self.left = UnitsLeft(board)
+        self.left = UnitsLeft(run.board)
         self.recounts_at = time.monotonic()  # or later: when the units that are left are counted again
-        self.trained = 0  # units
-        self.done = 0  # units that have ended
         self.told = 0, 0  # units and stages that the planner has been told of
-        self.began = time.time()
-        self.ready_since: dict[int, float] = {}  # stage -> when its next unit could have begun first (time.time)
+
+    # --- instructions -------------------------------------------------------------------------------
+    def perform(self, instructions: Instructions) -> Any:
+        """Carry out the instructions of a generator, and return its result."""
+        return perform(instructions, self._do)
+
+    def _do(self, instruction: Instruction) -> Any:
+        """Carry out an instruction. Returns its answer (run/instructions.py)."""
+        match instruction:
+            case CheckServers():
+                return self.perform(self.workers.check_servers())
+            case GiveServerUp(name, why):
+                return self.perform(self.failover.give_up(name, why))
+            case LeaveServer(name, why):
+                return self._leave(name, why)
+            case Count(attempt, report):
+                return self._count(attempt, report)
+            case CountCopied(attempt, event):
+                return self._count_copied(attempt, event)
+            case FailStage(attempt, message, blame):
+                return self._fail_stage(attempt, message, blame)
+            case Invite(server, by):
+                return self.joining.invite(server, by)
+        answer = self.perform(self.paths.do(instruction))
+        self._tell_planner()
+        return answer
 
     def go(self) -> None:
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
         run, stages = self.run, self.run.plan.stages
-        if self.failover.enabled:
-            if self.begun_before:  # an earlier coordinator may have copied states that did not count yet
+        if run.replicated:
+            if run.begun_before:  # an earlier coordinator may have copied states that did not count yet
                 run.states.begin_anew()
-            self.failover.begin(len(self.needed.lost()) if self.failover.away else 0)
-            self.transfers.bring_home([stages[number] for number in run.states.stages()])
+            self.failover.begin()
+            self.perform(self.transfers.bring_home([stages[number] for number in run.states.stages()]))
         self._tell_planner()
-        if self.beside is not None:
-            self.beside.hold(stages.values())
-        self.requests.perform(self.controller.begin())
-        self.needed.release(stages[number] for number in run.states.stages())  # of an earlier coordinator
+        self.beside.hold(stages.values())
+        self.perform(self.controller.begin())
+        run.needed.release(stages[number] for number in run.states.stages())  # of an earlier coordinator
         self._dispatch()
         while self._is_wanted():
             busy = (
                 [s.relay or s for s in run.sessions.by_worker.values() if s.work] + self.copies.busy + self.joining.busy
             )
             resting = run.attempts_in(State.RESTING, State.UNKNOWN) or self.workers.away or self.copies.resting
-            if not (busy or resting or self.turns.waits or run.board.held):
+            if not (busy or resting or run.turns.waits or run.board.held):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
-            answers = wait(busy, run.sessions.check_interrupts, self.turns.patience or CHECK_SECONDS)
+            answers = wait(busy, run.sessions.check_interrupts, run.turns.patience or CHECK_SECONDS)
             if ended := self._ended(answers):
-                self.requests.perform(self.controller.ended(ended))
+                self.perform(self.controller.ended(ended))
             # (an idle loop must not dispatch, or random choices would depend on timing)
-            changed = self.recovery.wake() + self._look() + self.workers.come_back() + len(answers)
-            if self.turns.look(*self._local_cores()) or changed:
+            changed = self.recovery.wake() + self._look() + self.perform(self.workers.come_back()) + len(answers)
+            if run.turns.look(*cores.local_cores(run)) or changed:
                 self._dispatch()
                 self._tell_planner()  # while the sessions work
         self.joining.abandon()
@@ -214,7 +176,7 @@ class Executor:
         ended = []
         for session, error in answers:
             if session in self.copies.relays:
-                ended += self.copies.ended(session, error)
+                ended += self.perform(self.copies.ended(session, error))
                 continue
             if session in self.joining.busy:
                 self.joining.ended(session, error)
@@ -239,24 +201,9 @@ class Executor:
             )
             if not requests:
                 return False
-            self.requests.perform(self.controller.control_requests(requests))
+            self.perform(self.controller.control_requests(requests))
             self._dispatch()
         return True
-
-    # --- results ------------------------------------------------------------------------------------
-    @property
-    def failed(self) -> dict[int, str]:
-        """{mst_key: why the configuration failed}."""
-        return self.requests.failed
-
-    @property
-    def versions(self) -> dict[int, int]:
-        """{stage that has been trained or starts from weights: version of its state}."""
-        return self.needed.versions
-
-    def has_trained(self, stage: Stage) -> bool:
-        """True where this run has trained the stage on a segment at least."""
-        return self.needed.has_trained(stage)
 
     # --- dispatch -----------------------------------------------------------------------------------
     def _dispatch(self) -> None:
@@ -270,128 +217,55 @@ class Executor:
                 for worker, session in run.sessions.by_worker.items()
                 if not session.work and worker in run.board.workers
             ]
-            allowed = self.turns.begin(*self._local_cores())
-            for worker in self.scheduler.arrange(idle):
+            allowed = run.turns.begin(*cores.local_cores(run))
+            for worker in run.scheduler.arrange(idle):
                 session, local = run.sessions.by_worker.get(worker), run.board.server(worker) is None
-                if session is None or session.work or local and allowed < self.turns.threads:
+                if session is None or session.work or local and allowed < run.turns.threads:
                     continue
                 if steps := self.unit_batches.choose(worker):
-                    threads = self._threads(worker, units_of(steps)[0])
-                    allowed -= local * (threads or self.turns.threads)
+                    threads = cores.threads(run, worker, units_of(steps)[0])
+                    allowed -= local * (threads or run.turns.threads)
                     self._start(session, steps, threads)
-            self.turns.settle(self._local_cores()[0])
-
-    def _local_cores(self) -> tuple[int, int]:
-        """How many cores of the coordinator's server the commands of workers use, and how many workers there have none."""
-        board, busy, idle = self.run.board, 0, 0
-        for worker, session in self.run.sessions.by_worker.items():
-            if worker in board.workers and board.server(worker) is None:
-                if session.work:
-                    busy += self.threads.of(worker) or self.turns.threads
-                else:
-                    idle += 1
-        return busy, idle
-
-    def _threads(self, worker: int, unit: Unit) -> int | None:
-        """The threads of a worker's trainer, for a command that begins with a unit."""
-        return self.threads.begin(worker, unit, self._working(), lambda cores: self._may_grow(worker, cores))
-
-    def _may_begin(self, worker: int, unit: Unit | None) -> bool:
-        """Whether a worker's command may begin now with a unit: its part of the device is free, and so are cores for as many
-        threads as the unit had in the run that is repeated. (None: the worker has no unit.)"""
-        logged = None if unit is None or self.run.board.server(worker) is not None else self.threads.logged(unit)
-        if (
-            logged is not None
-            and logged > self.turns.threads
-            and not self.turns.may_have(self._local_cores()[0], logged)
-        ):
-            return False
-        return self.packing.may_begin(worker, unit, self._working())
-
-    def _working(self) -> list[int]:
-        """The workers with commands."""
-        return [worker for worker, session in self.run.sessions.by_worker.items() if session.work]
+            run.turns.settle(cores.local_cores(run)[0])
 
     def _make_room(self, worker: int, unit: Unit) -> int:
         """Let idle workers give their trainers back that hold memory which a worker's command needs. Returns how many parts its
         device has."""
-        for other in self.packing.begin(worker, unit, self._working()):
-            session = self.run.sessions.by_worker.get(other)
-            if session is not None and not self.run.sessions.leave_trainer(session):
-                self.requests.perform(self.controller.ended(self._failed(session, [], SessionLost("it was lost"))))
-        return self.packing.of(worker)
-
-    def _may_grow(self, worker: int, cores: int) -> bool:
-        """Whether commands may use so many cores of a worker's server, with its next one."""
-        server = self.run.sessions.server(worker)
-        if not server.home:
-            return self._may_grow_at(server, worker, cores)
-        busy = self._local_cores()[0]
-        if not self.turns.grow(busy, cores):
-            return False
-        more = cores - busy
-        if self.deals == "on" or more <= (self.threads.of(worker) or self.turns.threads):
-            return True
-        return settings.runnable_threads() + more <= self.turns.cores
-
-    def _may_grow_at(self, server: Server, worker: int, cores: int) -> bool:
-        """As _may_grow, of another server: there no run takes turns, and other programs are asked for where that matters."""
-        board = self.run.board
-        busy = sum(self.threads.of(w) or 0 for w in self._working() if board.server(w) == server.name and w != worker)
-        if self.deals == "on" or cores - busy <= (self.threads.of(worker) or 0):
-            return True
-        try:
-            computing: int = server.catalog.execute(f"SELECT {server.schema}.mop_server_info() ->> 'computing' AS n")[
-                0
-            ]["n"]
-        except (psycopg2.Error, MopError):  # it is away: the command will tell
-            return False
-        return int(computing) + cores - busy <= server.info["cores"]
+        run = self.run
+        for other in run.packing.begin(worker, unit, run.working):
+            session = run.sessions.by_worker.get(other)
+            if session is not None and not run.sessions.leave_trainer(session):
+                self.perform(self.controller.ended(self._failed(session, [], SessionLost("it was lost"))))
+        return run.packing.of(worker)
 
     def _passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where a chain may train a stage's child after it, and leave the state between them out."""
         specs = self.run.unit_specs
-        return self.needed.passes_on(stage, child) and (
+        return self.run.needed.passes_on(stage, child) and (
             specs.functions_of(stage.number) == specs.functions_of(child.number)
         )
 
     def _start(self, session: WorkerSession, steps: UnitSteps, threads: int | None) -> None:
         """Begin attempts at units that go as one command, or carry their states first. `threads`: of the trainer."""
+        run, worker = self.run, session.worker
         units = units_of(steps[:1])
-        parts = self._make_room(session.worker, units[0])
-        server = self.run.sessions.server(session.worker)
+        parts = self._make_room(worker, units[0])
+        server = run.sessions.server(worker)
         moves = self.transfers.moves(units, server.name)
-        attempts = [
-            [None if unit is None else self._attempt(unit, server.name, steps) for unit in step] for step in steps
-        ]
+        attempts = attempts_at(run, steps, server.name)
         work = [attempt for step in attempts for attempt in step if attempt is not None]
-        command = {
-            **self.run.unit_specs.describe(steps, session.worker, threads, parts),
-            "run_id": server.run_id,
-            "fencing_token": server.catalog.fencing_token,
-            "kind": units[0].kind,
-            "dataset": units[0].dataset,
-            "segment": units[0].segment,
-        }
-        models = self._models(attempts)
-        command["coming"] = self.transfers.read_ahead(session.worker)
-        for step, told in zip((command, *command.get("then", ())), models, strict=True):
-            step["models"] = [more and {**model, **more} for model, more in zip(told, step["models"], strict=True)]
+        command = command_of(run, server, worker, steps, attempts, threads, parts)
+        command["coming"] = self.transfers.read_ahead(worker)
         session.work = work
         for attempt in work:
             attempt.begun, attempt.neighbours = time.monotonic(), parts
-            attempt.more_devices = self.packing.more_devices(session.worker)
-            attempt.why_one_device = self.run.unit_specs.why_one_device(session.worker)
+            attempt.more_devices = run.packing.more_devices(worker)
+            attempt.why_one_device = run.unit_specs.why_one_device(worker)
         try:
             rows = [attempt.row for attempt in work]
-            begin = server.catalog.begin_units_sql(server.run_id, rows)
-            session.command = (
-                f"BEGIN; {begin}; COMMIT; "
-                f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(command))}); COMMIT"
-            )
+            session.command = sql_of(server, rows, [attempt.unit for attempt in work], command)
             if not server.home:
-                session.command += "; " + server.catalog.reports_sql(server.run_id, [attempt.unit for attempt in work])
-                self.run.catalog.begin_units(self.run.run_id, rows, server.name)
+                run.catalog.begin_units(run.run_id, rows, server.name)
             if moves:
                 self.transfers.carry(session, moves)
             else:
@@ -403,70 +277,7 @@ class Executor:
                 failure = SessionLost(message_of(error))
             elif not isinstance(error, SessionLost):
                 failure = NotCarried(message_of(error))
-            self.requests.perform(self.controller.ended(self._failed(session, work, failure)))
-
-    def _attempt(self, unit: Unit, server: str | None, steps: UnitSteps) -> Attempt:
-        """The next attempt at a unit, on a server, in a command with these steps."""
-        before = self.run.attempts.get(unit)
-        attempt = before.next() if before else Attempt(unit, self.begun_before.get(unit, 0) + 1)
-        self.run.counts.retried += attempt.number > 1
-        attempt.state, attempt.server = State.PREPARING, server
-        attempt.chain = len(steps) > 1
-        attempt.batch = len(units_of(steps)) > 1
-        attempt.row = {
-            "run_id": self.run.run_id,
-            "stage": unit.stage,
-            "iteration": unit.iteration,
-            "segment": unit.segment,
-            "kind": unit.kind,
-            "dataset": unit.dataset,
-            "attempt": attempt.number,
-            "queued_at": self.ready_since.get(unit.stage, self.began),
-        }
-        self.run.attempts[unit] = attempt
-        return attempt
-
-    def _models(self, steps: list[list[Attempt | None]]) -> list[list[dict[str, Any]]]:
-        """The parts of a command that tell of the attempts' models (see run/unit.py), for each step. Element i of each step
-        is of the same model, which only its last attempt writes."""
-        versions: dict[int, int] = {}  # stage -> its version in the chain
-        last: list[Attempt | None] = [None] * len(steps[0])
-        models: list[list[Attempt]] = [[] for _ in steps[0]]
-        for step in steps:
-            for place, attempt in enumerate(step):
-                if attempt is None:
-                    continue
-                before, last[place] = last[place], attempt
-                attempt.model = models[place]
-                attempt.model.append(attempt)
-                attempt.begins = attempt.unit.stage not in versions
-                versions[attempt.unit.stage] = 0
-                attempt.released = before.released if before else []
-                if attempt.unit.kind == "train" and attempt.begins:
-                    attempt.released = attempt.released + self.needed.begin(attempt.unit, before is not None)
-        versions.clear()
-        told: list[list[dict[str, Any]]] = []
-        for step in steps:
-            told.append([])
-            for attempt in step:
-                if attempt is None:
-                    told[-1].append({})
-                    continue
-                unit = attempt.unit
-                attempt.writes = unit.kind == "train" and attempt in last
-                version = versions.get(unit.stage, self.needed.version(unit.stage))
-                versions[unit.stage] = attempt.version = version + 1
-                told[-1].append(
-                    {
-                        "stage": unit.stage,
-                        "iteration": unit.iteration,
-                        "attempt": attempt.number,
-                        "version": version,
-                        "release": attempt.released if attempt.writes else [],
-                        "state_table": self.run.states.begin(unit.stage, attempt.server) if attempt.writes else None,
-                    }
-                )
-        return told
+            self.perform(self.controller.ended(self._failed(session, work, failure)))
 
     def _begin(self, session: WorkerSession) -> None:
         """Let the session do its work. Raises SessionLost, and psycopg2.Error where its server does not answer."""
@@ -507,38 +318,37 @@ class Executor:
             except (psycopg2.Error, MopError) as error:
                 session.close()
                 return self._failed(session, work, SessionLost(message_of(error)))
-            if not self.failover.enabled:  # (else a training unit counts when its state has been copied)
+            if not self.run.replicated:  # (else a training unit counts when its state has been copied)
                 self.run.catalog.register(self.run.run_id, server.name, *reports)
         for attempt in work:
             attempt.seconds = (time.monotonic() - attempt.begun) / len(work)
-            self.threads.finished(session.worker, attempt.unit, attempt.seconds)
+            self.run.threads.finished(session.worker, attempt.unit, attempt.seconds)
         for attempt, report in zip(work, reports):
             if attempt.server in self.run.servers:  # (else it was given up meanwhile)
-                ended += self._settle(attempt, report, not self.failover.enabled)
+                ended += self._count(attempt, report, not self.run.replicated)
         return ended
 
-    def _settle(self, attempt: Attempt, report: Any, registered: bool = False) -> list[Stage]:
+    def _count(self, attempt: Attempt, report: Any, registered: bool = False) -> list[Stage]:
         """An attempt has been committed, with another server's report or none: it counts once it is registered and,
         where states have copies, copied. The stages that have ended by it."""
-        to_copy = bool(report) and self.failover.enabled and attempt.unit.kind == "train"
+        to_copy = bool(report) and self.run.replicated and attempt.unit.kind == "train"
         decision = decide(attempt, Finished(to_copy), self.run.policy)
         attempt.report = report
         attempt.apply(decision, time.monotonic())
         if decision.action is Action.COPY:
             if all(other.state is State.COPYING for other in attempt.model):  # (of a chain: its last state serves all)
-                self.copies.make(attempt.model[-1])
+                self.perform(self.copies.make(attempt.model[-1]))
             return []
         if report and not registered:
             self.run.catalog.register(self.run.run_id, attempt.server, report)
         return self._mark_done(attempt)
 
-    def _settle_copy(self, attempt: Attempt, event: Event) -> list[Stage]:
+    def _count_copied(self, attempt: Attempt, event: Copied | CopyFailed) -> list[Stage]:
         """An attempt's state has been copied, or could not be: the stages that have ended by it. With the last attempt of a
         chain, those before it count."""
         if isinstance(event, CopyFailed):
-            self.recovery.copy_failed(attempt, event)
+            self.perform(self.recovery.copy_failed(attempt, event))
             return []
-        assert isinstance(event, Copied)
         ended: list[Stage] = []
         for each in attempt.model:
             each.apply(decide(each, event, self.run.policy), time.monotonic())
@@ -550,25 +360,24 @@ class Executor:
         that have ended by it."""
         run, unit = self.run, attempt.unit
         del run.attempts[unit]
-        self.done += 1
         run.counts.finished += 1
-        self.trained += unit.kind == "train"
-        self.ready_since[unit.stage] = time.time()
+        run.counts.trained += unit.kind == "train"
+        run.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
-            self.needed.trained(unit)
+            run.needed.trained(unit)
             if attempt.writes:
                 run.states.finished(unit.stage, attempt.server, attempt.released, self.transfers.is_movable, copied)
                 # (of a chain, also the stages that it has passed on; where children began side by side, each left the
                 # release to the others)
                 stages = run.plan.stages
-                self.needed.need_no_parent([stages[number] for number in (*attempt.released, unit.stage)])
+                run.needed.need_no_parent([stages[number] for number in (*attempt.released, unit.stage)])
         self.left.finishes(unit)
         ended = run.board.finish(unit)
         if unit.kind == "train" and run.board.shares_states:
-            self.needed.release_replicas(unit.iteration)
+            run.needed.release_replicas(unit.iteration)
         for stage in ended:
             for child in stage.children:
-                self.ready_since[child.number] = time.time()
+                run.ready_since[child.number] = time.time()
         if attempt.seconds is not None:
             self.unit_batches.finished(unit, attempt.seconds)
         return ended
@@ -576,26 +385,27 @@ class Executor:
     def _failed(self, session: WorkerSession, work: list[Attempt], error: Exception) -> list[Stage]:
         """A session's command has failed: the stages that have ended after all."""
         if getattr(error, "pgcode", None) == DEVICE_FULL:  # no unit is to blame
-            self.packing.full(session.worker)
+            self.run.packing.full(session.worker)
         elif len(work) > 1:  # one unit may be to blame: from now on each is done alone
             self.unit_batches.single |= {attempt.unit for attempt in work}
-        return self.recovery.failed(session.worker, work, error)
+        stages: list[Stage] = self.perform(self.recovery.failed(session.worker, work, error))
+        return stages
 
-    def _give_up(self, attempt: Attempt, message: str, blame: str) -> None:
+    def _fail_stage(self, attempt: Attempt, message: str, blame: str) -> None:
         """The unit's stage cannot be trained: all configurations that need it have failed, but for those that keep an earlier
         state as their best one. These have stopped after the iteration before."""
         unit = attempt.unit
         message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
         keys = self.run.board.fail(unit.stage)
         if blame == "configuration":  # (otherwise mop_resume may try again)
-            self.needed.need_no_parent([self.run.plan.stages[unit.stage]])
+            self.run.needed.need_no_parent([self.run.plan.stages[unit.stage]])
             saved = {key for key in keys if self.controller.keeps(key)}
             for key in sorted(saved):
-                self.requests.save(key, message, unit.iteration - 1)
+                self.paths.save(key, message, unit.iteration - 1)
         else:
             saved = set()
-        self.requests.give_up(keys - saved, message, blame)
-        self.requests.perform(self.controller.failed(keys))
+        self.paths.give_up(keys - saved, message, blame)
+        self.perform(self.controller.failed(keys))
 
     # --- looking around -----------------------------------------------------------------------------
     def _look(self) -> bool:
@@ -605,28 +415,26 @@ class Executor:
             return False
         self.looked, run = time.monotonic(), self.run
         before = set(run.servers), len(run.attempts_in(State.UNKNOWN))
-        self.workers.check_servers()
-        if ended := self.recovery.find_out():
-            self.requests.perform(self.controller.ended(ended))
-        taken = False
-        if self.beside is not None:
-            ended, taken = self.beside.look()
-            if ended:
-                self.requests.perform(self.controller.ended(ended))
-        self.copies.look()
+        self.perform(self.workers.check_servers())
+        if ended := self.perform(self.recovery.find_out()):
+            self.perform(self.controller.ended(ended))
+        ended, taken = self.beside.look()
+        if ended:
+            self.perform(self.controller.ended(ended))
+        self.perform(self.copies.look())
         self.joining.look()
         self.failover.look()
         self.transfers.hurry()
         requests = run.catalog.control_requests(run.run_id)
         changed = (
             taken
-            or bool(self.requests.perform(self.controller.control_requests(requests)) or requests)
+            or bool(self.perform(self.controller.control_requests(requests)) or requests)
             or before != (set(run.servers), len(run.attempts_in(State.UNKNOWN)))
         )
         self._note_counts()
         wanted = run.catalog.wanted_sessions(run.run_id)
-        if wanted != self.workers.wanted:
-            self.workers.wanted, changed = wanted, True
+        if wanted != run.wanted:
+            run.wanted, changed = wanted, True
             self.workers.resize()
         return changed
 
@@ -647,28 +455,30 @@ class Executor:
                 run.counts.failed,
                 run.counts.retried,
                 run.counts.sent_bytes,
-                self.done_before + self.done,
+                run.done_before + run.counts.finished,
                 max(0, self.left.count),
             )
 
     def _leave(self, name: str, why: str) -> None:
         """A server is given up: no session works there any more, and its units are to be done on others."""
         self.copies.leave(name)
+        self.transfers.leave(name)
         self.workers.leave(name)
-        self.recovery.undo(name, why)
+        self.perform(self.recovery.undo(name, why))
 
     def _bring_results_home(self) -> None:
         """All is done: the states that configurations end with come to the coordinator's server."""
         if len(self.run.servers) > 1:
-            self.transfers.bring_home(
+            ending = [
                 stage
                 for stage in self.run.plan.stages.values()
-                if stage.trained and (stage.ends or self.needed.pinned[stage.number])
-            )
+                if stage.trained and (stage.ends or self.run.needed.pinned[stage.number])
+            ]
+            self.perform(self.transfers.bring_home(ending))
 
     def _tell_planner(self) -> None:
         """Update the statistics of PostgreSQL's planner, if the run has grown much: for the units, and for people who watch."""
-        grown = self.done, len(self.run.plan.stages)
+        grown = self.run.counts.finished, len(self.run.plan.stages)
         if not any(now >= max(GROWTH[0], GROWTH[1] * told) for now, told in zip(grown, self.told)):
             return
         self.told = grown

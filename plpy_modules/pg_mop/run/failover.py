@@ -8,7 +8,7 @@ unit counts once. A server that is back gets a new remote run.
 """
 
 import time
-from collections.abc import Callable
+from typing import Any
 
 import psycopg2
 
@@ -17,7 +17,9 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.connections.sessions import Heartbeat
 from pg_mop.connections.targets import Target
-from pg_mop.run.context import RunContext
+from pg_mop.run.instructions import Instructions, LeaveServer
+from pg_mop.run.run import Run
+from pg_mop.run.workers import Workers
 
 BACK_SECONDS = 1.0, 60.0  # until the next look at a server that was given up again: at first, and at most
 HANGING_SECONDS = 60  # for an answer to a look, until another look is made
@@ -26,30 +28,20 @@ HANGING_SECONDS = 60  # for an answer to a look, until another look is made
 class Failover:
     """Gives servers up, and takes them back."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        enabled: bool,
-        take_back: Callable[[str], None],
-        away: dict[str, tuple[Target, str]],
-        leave: Callable[[str, str], None],
-        resize: Callable[[], None],
-    ) -> None:
-        """`enabled`: states have copies (pg_mop.replicas > 1). `take_back(name)` reopens a server that answers again,
-        with a new remote run, and puts it into `run.servers` (run/remote_runs.py). `away`: {name: (target, why)} of the
-        servers that were away when the call began. `leave(name, why)` withdraws all work from a server that is given
-        up; `resize()` opens sessions anew."""
-        self.run, self.enabled, self.take_back, self.away = run, enabled, take_back, away
-        self.leave, self.resize = leave, resize
-        self.given_up: dict[str, tuple[Heartbeat, float]] = {}  # server -> (its heartbeat, when to look at it)
+    def __init__(self, run: Run, workers: Workers, remote_runs: Any) -> None:
+        """`remote_runs`: the RemoteRuns, which know the servers that were away when the call began, and reopen a server that
+        answers again."""
+        self.run, self.workers, self.remote_runs = run, workers, remote_runs
+        self.away: dict[str, tuple[Target, str]] = remote_runs.away()
         self.guests: set[str] = set()  # servers that were given up, and had no segments of their own
         self.delays: dict[str, float] = {}  # server -> seconds until it is looked at, when it is given up again
 
-    def begin(self, lost: int) -> None:
-        """Begin, or go on, without the servers that are `away`. Raises MopError where `lost` states are on none of the
+    def begin(self) -> None:
+        """Begin, or go on, without the servers that are `away`. Raises MopError where needed states are on none of the
         others."""
+        lost = len(self.run.needed.lost()) if self.away else 0
         run, names = self.run, ", ".join(map(quote_identifier, sorted(self.away)))
-        if self.away and lost:
+        if lost:
             raise MopError(
                 f"{lost} model states of run {run.run_id} are on servers that are away alone: {names}",
                 detail="; ".join(why for _, why in self.away.values()),
@@ -62,55 +54,35 @@ class Failover:
             self._look_for(name, target)
 
     # --- giving up ----------------------------------------------------------------------------------
-    def can_do_without(self, name: str | None) -> bool:
-        """True where other servers have copies of everything that a server holds."""
-        return self._moved(name) is not None
-
-    def _moved(self, name: str | None) -> dict | None:
-        """{segment of a server: the server that has its copy}; None where the run cannot do without that server."""
-        run = self.run
-        if not self.enabled or name is None or name not in run.servers or run.states.only_at(name):
-            return None
-        left = run.servers.keys() - {name}
-        try:
-            return {
-                key: run.unit_specs.segments[key].at(left).server
-                for key, server in run.board.server_of.items()
-                if server == name
-            }
-        except LookupError:
-            return None
-
-    def do_without(self, name: str | None, why: str) -> bool:
-        """Give a server up, where that can be; False where it cannot."""
-        run, moved = self.run, self._moved(name)
-        if moved is None or name is None:
-            return False
+    def give_up(self, name: str, why: str) -> Instructions:
+        """Give a server up, if others have copies of all that it holds."""
+        run, substitutes = self.run, self.run.substitutes(name)
+        if substitutes is None:
+            return
         run.catalog.forget_remote_run(run.run_id, name)
         run.states.begin_anew()  # a copy that is on its way may yet be committed
         run.db.warning(f"run {run.run_id} goes on without server {name}, on copies: {why}")
         server = run.servers.pop(name)
         run.states.lose(name)
-        self.leave(name, why)
+        yield LeaveServer(name, why)
         server.catalog.close()
         self._look_for(name, server.target)
         if run.board.dismiss(name):
             self.guests.add(name)
-        run.board.relocate(moved)
-        self.resize()
-        return True
+        run.board.relocate(substitutes)
+        self.workers.resize()
 
     # --- taking back --------------------------------------------------------------------------------
     def _look_for(self, name: str, target: Target) -> None:
         """Look after a while whether a server answers again."""
         delay = self.delays.get(name, 0.0)
         self.delays[name] = min(BACK_SECONDS[1], max(BACK_SECONDS[0], 2 * delay))
-        self.given_up[name] = self.run.sessions.heartbeat(target, anew=True), time.monotonic() + delay
+        self.run.given_up[name] = self.run.sessions.heartbeat(target, anew=True), time.monotonic() + delay
 
     def look(self) -> None:
         """Take the servers back that answer again."""
         now = time.monotonic()
-        for name, (heartbeat, when) in list(self.given_up.items()):
+        for name, (heartbeat, when) in list(self.run.given_up.items()):
             if now < when:
                 continue
             if heartbeat.look() > HANGING_SECONDS:
@@ -122,7 +94,7 @@ class Failover:
     def _take_back(self, name: str, heartbeat: Heartbeat) -> None:
         run = self.run
         try:
-            self.take_back(name)
+            self.remote_runs.take_back(name)
             run.states.add(name)
         except (MopError, psycopg2.Error) as error:
             if (server := run.servers.pop(name, None)) is not None:  # it has gone once more
@@ -131,17 +103,17 @@ class Failover:
             run.db.log(f"server {name} is not used again: {error}")
             delay = self.delays[name]
             self.delays[name] = min(BACK_SECONDS[1], 2 * delay)
-            self.given_up[name] = heartbeat, time.monotonic() + delay
+            self.run.given_up[name] = heartbeat, time.monotonic() + delay
             if isinstance(error, MopError) and error.sqlstate == SOURCE_CHANGED:
                 run.db.warning(f"run {run.run_id} goes on without server {name}: {error.message}")
-                del self.given_up[name]
+                del self.run.given_up[name]
             return
-        del self.given_up[name]
+        del self.run.given_up[name]
         for relay in run.sessions.relays.values():
             relay.prepared = False  # it may lack foreign tables of that server
         segments = run.unit_specs.segments
         if name in self.guests:
             run.board.invite(name)
         run.board.relocate({key: segments[key].at(run.servers).server for key in run.board.server_of})
-        self.resize()
+        self.workers.resize()
         run.db.info(f"run {run.run_id}: server {name} is back")

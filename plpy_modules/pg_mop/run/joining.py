@@ -25,7 +25,7 @@ from pg_mop.engines.postgresql import content_sql
 from pg_mop.packing.partitions import columns_sql, foreign_options, partition_name, quoted
 from pg_mop.packing.placement import guest_stem, make_on
 from pg_mop.packing.summary import Entry, entries_now, note
-from pg_mop.run.context import RunContext
+from pg_mop.run.run import Run
 from pg_mop.run.workers import SILENT_SECONDS, Workers
 
 Key = int  # of a training segment
@@ -64,10 +64,9 @@ class Guest:
 class Joining:
     """Lets servers join one run."""
 
-    def __init__(self, run: RunContext, hosts: Any, enabled: bool, workers: Workers, away: Mapping[str, Any]) -> None:
-        """`hosts`: the RemoteRuns; `enabled`: states have copies (pg_mop.replicas > 1); `away`: the servers of the run that
-        are given up now, by name."""
-        self.run, self.hosts, self.enabled, self.workers, self.away = run, hosts, enabled, workers, away
+    def __init__(self, run: Run, workers: Workers, hosts: Any) -> None:
+        """`hosts`: the RemoteRuns."""
+        self.run, self.workers, self.hosts = run, workers, hosts
         self.guests: dict[str, Guest] = {}
 
     @property
@@ -78,7 +77,7 @@ class Joining:
     def invite(self, name: str, by: str) -> None:
         """A role asks for a server to join."""
         run = self.run
-        if name in run.servers or name in self.guests or name in self.away:
+        if name in run.servers or name in self.guests or name in run.given_up:
             run.db.info(f"run {run.run_id}: server {name} is one of its servers already")
             return
         try:
@@ -91,7 +90,7 @@ class Joining:
     def _begin(self, name: str) -> None:
         """Make the tables of the copies, and begin to copy. Raises MopError, and errors of the server's link."""
         run, packed = self.run, self.run.unit_specs.packed["training"]
-        if not self.enabled or not packed.keyed or packed.distributed:
+        if not run.replicated or not packed.keyed or packed.distributed:
             raise MopError(
                 "the run has no copies of segments", hint="SET pg_mop.replicas = 2; before the training call."
             )
@@ -258,8 +257,8 @@ class Joining:
             relay.prepared = False  # it lacks the foreign tables of that server
         more = max(1, min(len(guest.copies), strength(run.servers[name].info)))
         board.invite(name, more, run.sessions.by_worker)
-        self.workers.wanted = min(MOST_SESSIONS, self.workers.wanted + more)
-        run.catalog.call("mop_want_sessions", run.run_id, self.workers.wanted)
+        run.wanted = min(MOST_SESSIONS, run.wanted + more)
+        run.catalog.call("mop_want_sessions", run.run_id, run.wanted)
         self._note(guest)
         run.db.info(
             f"run {run.run_id}: server {name} has joined, with copies of {len(guest.copies)} segments after "

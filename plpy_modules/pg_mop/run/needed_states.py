@@ -1,37 +1,44 @@
 """The model states that the run still needs, and their versions."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from pg_mop.plan.stages import Stage
-from pg_mop.run.context import RunContext
-from pg_mop.schedule.board import Unit
+from pg_mop.plan.stages import Plan, Stage
+from pg_mop.run.states import States
+from pg_mop.schedule.board import Board, Unit
 
 
 class NeededStates:
     """Releases each state once no unit will read it and no configuration ends with it or keeps it."""
 
-    def __init__(self, run: RunContext, kept_bytes: int) -> None:
-        """`kept_bytes`: of states that are kept for later runs (pg_mop.reuse)."""
-        self.run, self.kept_bytes = run, kept_bytes
-        # stage -> the version of its state: how often it has been trained since its path began
-        self.versions: dict[int, int] = {
-            stage: state["version"] for stage, state in run.catalog.models(run.run_id).items()
-        }
+    def __init__(
+        self, plan: Plan, board: Board, states: States, unit_specs: Any, versions: dict[int, int], kept_bytes: int
+    ) -> None:
+        """`versions`: {stage: version of its state}, how often it has been trained since its path began. `kept_bytes`: of
+        states that are kept for later runs (pg_mop.reuse)."""
+        self.plan, self.board, self.states, self.unit_specs = plan, board, states, unit_specs
+        self.versions, self.kept_bytes = versions, kept_bytes
         self.waiting: dict[int, set[int]] = {}  # stage -> its children that have not begun, and begin with its state
         self.reading: Counter[int] = Counter()  # stage -> units under way that begin with its state
         self.pinned: Counter[int] = Counter()  # stage -> configurations that keep its state to the end
-        self.wait_for(run.plan.stages.values())
+        self.wait_for(plan.stages.values())
 
     # --- versions -----------------------------------------------------------------------------------
     def version(self, stage: int) -> int:
         """How often the stage's state has been trained since its path began."""
-        found = self.versions.get(stage)
-        return self.run.version(self.run.plan.stages[stage]) if found is None else found
+        version = self.versions.get(stage)
+        return self.first_version(self.plan.stages[stage]) if version is None else version
+
+    def first_version(self, stage: Stage) -> int:
+        """The version of a stage's state before its first unit: the training units of its path before it."""
+        return (stage.iteration - 1) * self.board.visits(stage)
 
     def has_trained(self, stage: Stage) -> bool:
         """True where this run has trained the stage on a segment at least."""
-        return stage.origin is None and self.version(stage.number) > self.run.version(stage)
+        return stage.origin is None and self.version(stage.number) > self.first_version(stage)
 
     # --- readers ------------------------------------------------------------------------------------
     def wait_for(self, stages: Iterable[Stage]) -> None:
@@ -57,17 +64,17 @@ class NeededStates:
     def begin(self, unit: Unit, chained: bool = False) -> list[int]:
         """A training unit begins, the first of its stage in its command: the stages whose states its commit releases.
         `chained`: the stage follows its parent in a chain."""
-        parent = self.run.plan.stages[unit.stage].parent
+        parent = self.plan.stages[unit.stage].parent
         if parent is None or unit.stage in self.versions:
             return []
         self.reading[parent.number] += 1
-        if chained or not self.run.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
+        if chained or not self.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
             return [parent.number]
         return []
 
     def end(self, unit: Unit) -> None:
         """A training unit has ended, committed or not: it does not read its parent's state any more."""
-        parent = self.run.plan.stages[unit.stage].parent
+        parent = self.plan.stages[unit.stage].parent
         if parent is not None and unit.stage not in self.versions:
             self.reading[parent.number] -= 1
 
@@ -81,7 +88,7 @@ class NeededStates:
         self.pinned[stage] += 1
         if instead is not None:
             self.pinned[instead] -= 1
-            self.release([self.run.plan.stages[instead]])
+            self.release([self.plan.stages[instead]])
 
     def passes_on(self, stage: Stage, child: Stage) -> bool:
         """True where nobody but a child will read the state that a stage ends with: a chain need not write it."""
@@ -95,9 +102,9 @@ class NeededStates:
     # --- release ------------------------------------------------------------------------------------
     def release(self, stages: Iterable[Stage]) -> None:
         """Release those of the stages' states that are not needed any more."""
-        if self.run.board.shares_states:
+        if self.board.shares_states:
             return
-        states = self.run.states
+        states = self.states
         gone = [
             stage.number
             for stage in stages
@@ -108,21 +115,21 @@ class NeededStates:
 
     def release_replicas(self, iteration: int) -> None:
         """Averaging: once all replicas have trained an iteration, their states of the one before are not needed."""
-        plan = self.run.plan
-        paths = [plan.path(key) for key in range(1, len(self.run.unit_specs.replicas) + 1)]
+        plan = self.plan
+        paths = [plan.path(key) for key in range(1, len(self.unit_specs.replicas) + 1)]
         if iteration > 1 and all(path[iteration - 1].trained for path in paths):
-            self.run.states.release([path[iteration - 2].number for path in paths])
+            self.states.release([path[iteration - 2].number for path in paths])
 
     def lost(self) -> list[Stage]:
         """The trained stages whose states are needed and on no server that answers."""
-        stages = self.run.plan.stages.values()
+        stages = self.plan.stages.values()
         first = min((stage.iteration for stage in stages if not stage.ended), default=0)
         return [
             stage
             for stage in stages
-            if self.version(stage.number) > self.run.version(stage)
-            and not self.run.states.has(stage.number)
-            and (stage.iteration >= first - 1 if self.run.board.shares_states else self._is_read(stage))
+            if self.version(stage.number) > self.first_version(stage)
+            and not self.states.has(stage.number)
+            and (stage.iteration >= first - 1 if self.board.shares_states else self._is_read(stage))
         ]
 
     def _is_read(self, stage: Stage, but_for: int | None = None) -> bool:
@@ -143,5 +150,5 @@ class NeededStates:
     def _may_be_kept(self, stage: Stage) -> bool:
         """True where a later run may begin with the stage's state, and there is room to keep it."""
         # a later run may branch off where paths part, or where a search may have stopped a trial
-        may_begin = len(stage.children) > 1 or stage.evaluated and self.run.board.searched
-        return may_begin and self.run.states.live < self.kept_bytes
+        may_begin = len(stage.children) > 1 or stage.evaluated and self.board.searched
+        return may_begin and self.states.live < self.kept_bytes

@@ -1,7 +1,6 @@
 """Applies the decisions about failed attempts (run/attempt.py): retries units, gives configurations up, ends the run."""
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +10,6 @@ from mop_udf.aggregate import CONFIGURATION_FAILED, DEVICE_FULL, DEVICE_MEMORY, 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.limits import TOO_MANY_TRAINERS
 from pg_mop.connections.sessions import SessionLost, message_of
-from pg_mop.plan.stages import Stage
 from pg_mop.run.attempt import (
     UNDER_WAY,
     Action,
@@ -36,9 +34,8 @@ from pg_mop.run.attempt import (
     WorkerLost,
     decide,
 )
-from pg_mop.run.context import RunContext
-from pg_mop.run.failover import Failover
-from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.instructions import Count, FailStage, GiveServerUp, Instructions
+from pg_mop.run.run import Run
 from pg_mop.run.transfers import NotCarried
 from pg_mop.run.workers import Workers
 
@@ -57,28 +54,13 @@ EVENTS: dict[str, type[Failure]] = {
 class Recovery:
     """Handles the failures of a run's attempts."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        needed: NeededStates,
-        workers: Workers,
-        failover: Failover,
-        count: Callable[[Attempt, Any], list[Stage]],
-        give_up: Callable[[Attempt, str, str], None],
-        fewer: Callable[[int, int], None] = lambda stage, parts: None,
-        more: Callable[[int, int], None] = lambda stage, devices: None,
-    ) -> None:
-        """`count(attempt, report)`: the attempt is committed after all, with another server's report; returns the
-        stages that have ended by it. `give_up(attempt, message, blame)`: the unit's configurations fail.
-        `fewer(stage, parts)`: the stage's net has run out of memory in one of so many parts of a device. `more(stage,
-        devices)`: it has run out of the memory of whole devices, and gets so many from now on."""
-        self.run, self.needed, self.workers, self.failover = run, needed, workers, failover
-        self.count, self.give_up, self.fewer, self.more = count, give_up, fewer, more
+    def __init__(self, run: Run, workers: Workers) -> None:
+        self.run, self.workers = run, workers
         self.told = False  # that the run waits for the memory of a device
 
-    def failed(self, worker: int, work: list[Attempt], error: Exception) -> list[Stage]:
+    def failed(self, worker: int, work: list[Attempt], error: Exception) -> Instructions:
         """The attempts of a worker's command have failed: the stages that have ended after all."""
-        ended: list[Stage] = []
+        ended = []
         message, code = message_of(error), getattr(error, "pgcode", None)
         if len(work) > 1 and code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED, DEVICE_MEMORY):
             together = "chain" if work[0].chain else "batch"
@@ -86,12 +68,12 @@ class Recovery:
         for attempt in work:
             attempt.message = message
         if isinstance(error, SessionLost):
-            self.workers.replace(worker)
+            yield from self.workers.replace(worker)
         for attempt in work:
             if attempt.server not in self.run.servers:  # it has been given up
-                self._undo(attempt, message)
+                yield from self._undo(attempt, message)
             else:
-                ended += self._fail(attempt, self._event(attempt, error))
+                ended += yield from self._fail(attempt, self._event(attempt, error))
         if isinstance(error, SessionLost):
             self.run.unit_specs.engine.check_whole(self.run.catalog.execute)
         return ended
@@ -99,7 +81,7 @@ class Recovery:
     def _event(self, attempt: Attempt, error: Exception) -> Failure:
         """The event that an error is for an attempt."""
         message, code = attempt.message, getattr(error, "pgcode", None)
-        replaceable = self.failover.can_do_without(attempt.server)
+        replaceable = self.run.can_do_without(attempt.server)
         if isinstance(error, SessionLost):
             return WorkerLost(message, replaceable)
         if isinstance(error, NotCarried):
@@ -113,7 +95,7 @@ class Recovery:
             message, code, getattr(diagnostics, "message_detail", None), getattr(diagnostics, "message_hint", None)
         )
 
-    def _fail(self, attempt: Attempt, event: Failure) -> list[Stage]:
+    def _fail(self, attempt: Attempt, event: Failure) -> Instructions:
         """Apply the decision about the failure of an attempt under way: the stages that have ended after all."""
         decision = decide(attempt, event, self.run.policy)
         if isinstance(event, WorkerLost):
@@ -122,14 +104,14 @@ class Recovery:
             except (psycopg2.Error, MopError) as trouble:
                 if attempt.server is None:
                     raise
-                self._cannot_be_asked(attempt, attempt.server, message_of(trouble))
+                yield from self._cannot_be_asked(attempt, attempt.server, message_of(trouble))
                 return []
             if report is not None:
-                return self.count(attempt, report)
+                return (yield Count(attempt, report))
         else:
             self._note(attempt, decision)
         self._end(attempt)
-        self._apply(attempt, decision, event)
+        yield from self._apply(attempt, decision, event)
         return []
 
     def _fence(self, attempt: Attempt, decision: Decision) -> Any:
@@ -144,70 +126,70 @@ class Recovery:
             self._note_here(attempt, decision)
         return report
 
-    def _cannot_be_asked(self, attempt: Attempt, name: str, message: str) -> None:
+    def _cannot_be_asked(self, attempt: Attempt, name: str, message: str) -> Instructions:
         """The attempt may be committed: its unit is not done again until that is known, or its server is given up."""
-        event = ServerUnreachable(message, name, time.monotonic(), self.failover.can_do_without(name))
+        event = ServerUnreachable(message, name, time.monotonic(), self.run.can_do_without(name))
         decision = decide(attempt, event, self.run.policy)
         if decision.action is Action.ON_ANOTHER_SERVER:
-            self.failover.do_without(name, message)  # this undoes the attempt, too
+            yield GiveServerUp(name, message)  # this undoes the attempt, too
         else:
-            self._apply(attempt, decision)
+            yield from self._apply(attempt, decision)
 
-    def find_out(self) -> list[Stage]:
+    def find_out(self) -> Instructions:
         """Ask again about attempts whose servers could not be asked: the stages that have ended."""
-        ended: list[Stage] = []
+        ended = []
         for attempt in self.run.attempts_in(State.UNKNOWN):
             server = self.run.servers.get(attempt.server)
             if attempt.state is not State.UNKNOWN or server is None or server.silent:
                 continue
-            event = WorkerLost(attempt.message, self.failover.can_do_without(attempt.server))
-            ended += self._fail(attempt, event)
+            event = WorkerLost(attempt.message, self.run.can_do_without(attempt.server))
+            ended += yield from self._fail(attempt, event)
             server.silent = attempt.state is State.UNKNOWN
         return ended
 
-    def copy_failed(self, attempt: Attempt, event: CopyFailed) -> None:
+    def copy_failed(self, attempt: Attempt, event: CopyFailed) -> Instructions:
         """Apply the decision about a state that could not be copied."""
         decision = decide(attempt, event, self.run.policy)
         if decision.action is Action.ON_ANOTHER_SERVER:
-            self.failover.do_without(attempt.server, event.message)  # this undoes the attempt, too
+            yield GiveServerUp(str(attempt.server), event.message)  # this undoes the attempt, too
         else:
-            self._apply(attempt, decision)
+            yield from self._apply(attempt, decision)
 
-    def undo(self, name: str, why: str) -> None:
+    def undo(self, name: str, why: str) -> Instructions:
         """A server has been given up: its units are to be done on others."""
         for attempt in self.run.attempts_in(*UNDER_WAY):
             if attempt.server == name:
-                self._undo(attempt, attempt.message or why)
+                yield from self._undo(attempt, attempt.message or why)
 
-    def _undo(self, attempt: Attempt, message: str) -> None:
+    def _undo(self, attempt: Attempt, message: str) -> Instructions:
         if attempt.state not in UNDER_WAY:
             return
         decision = decide(attempt, ServerGivenUp(message, str(attempt.server)), self.run.policy)
         attempt.message = message
         self._note_here(attempt, decision)
         self._end(attempt)
-        self._apply(attempt, decision)
+        yield from self._apply(attempt, decision)
 
     # --- applying -----------------------------------------------------------------------------------
-    def _apply(self, attempt: Attempt, decision: Decision, event: Failure | None = None) -> None:
+    def _apply(self, attempt: Attempt, decision: Decision, event: Failure | None = None) -> Instructions:
         """Enter the state that was decided on. Raises MopError where that ends the run."""
         attempt.apply(decision, time.monotonic())
         if decision.error is not None:
             raise MopError(**asdict(decision.error))
         if decision.action is Action.ON_ANOTHER_SERVER:
-            self.failover.do_without(attempt.server, attempt.message)
+            yield GiveServerUp(str(attempt.server), attempt.message)
         if decision.action is Action.FEWER:
-            self.fewer(attempt.unit.stage, attempt.neighbours)
+            self.run.packing.fewer(attempt.unit.stage, attempt.neighbours)
         if decision.action is Action.MORE:
             assert attempt.more_devices is not None
-            self.more(attempt.unit.stage, attempt.more_devices)
+            self.run.packing.divided.more(attempt.unit.stage, attempt.more_devices)
         if attempt.state in (State.WAITING, State.GIVEN_UP):
             self.run.board.release(attempt.unit)
         if decision.tells and not self.told:
             self.told = True
             self._tell_of_waiting(attempt, event)
         if decision.blame is not None:
-            self.give_up(attempt, decision.message, decision.blame)
+            yield FailStage(attempt, decision.message, decision.blame)
 
     def _tell_of_waiting(self, attempt: Attempt, event: Failure | None) -> None:
         """Warn the caller that its run waits for what other trainers hold."""
@@ -233,7 +215,7 @@ class Recovery:
         self.run.counts.failed += 1
         if attempt.unit.kind == "train":
             if attempt.begins:
-                self.needed.end(attempt.unit)
+                self.run.needed.end(attempt.unit)
             if attempt.writes and attempt.server in self.run.servers:
                 self.run.states.failed(attempt.unit.stage, attempt.server)
 

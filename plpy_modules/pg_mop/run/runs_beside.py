@@ -7,32 +7,24 @@ gives them up, or has a result that cannot be taken over. (TreeML's studies that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pg_mop.catalog.shared_stages import is_alias
 from pg_mop.plan import reuse
 from pg_mop.plan.stages import Stage
 from pg_mop.run.adoption import Adoption
-from pg_mop.run.context import RunContext
-
-if TYPE_CHECKING:
-    from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.run import Run
 
 LAST_RUN = (1 << 63) - 1  # a run that would begin now: all others are older
 MOST_TRIES = 10  # to take over the same stages: the other run may be changing their rows each time
 
 
 class RunsBeside:
-    """Holds the stages of a run that others are about to train.
+    """Holds the stages of a run that others are about to train."""
 
-    `take_over(stages, found)`: takes over what Adoption.find has found.
-    """
-
-    def __init__(
-        self, run: RunContext, adoption: Adoption, needed: NeededStates, take_over: Callable[..., None]
-    ) -> None:
-        self.run, self.adoption, self.needed, self.take_over = run, adoption, needed, take_over
+    def __init__(self, run: Run, adoption: Adoption) -> None:
+        self.run, self.adoption = run, adoption
         self.older = older_than(run.run_id, adoption)
         adoption.beside = self.older
         self.told: set[int] = set()  # runs that the user knows of
@@ -60,10 +52,10 @@ class RunsBeside:
         awaited = self._awaited(held)  # as it is before the states are looked for
         found = self.adoption.find(held)
         if found:
-            self.take_over(held, found)
+            take_over(self.run, self.adoption, held, found)
         taken = [stage for stage in held if stage.trained]
         ended = board.take_over(taken) if taken else []
-        self.needed.need_no_parent(taken)
+        self.run.needed.need_no_parent(taken)
         self.tries = self.tries + 1 if found and not taken else 0
         if found and not taken and self.tries < MOST_TRIES:
             return [], False
@@ -93,6 +85,13 @@ class RunsBeside:
                 f"{what} not trained twice: this run waits and takes the result over (SET pg_mop.reuse = off; trains here)"
             )
             self.told.add(run)
+
+
+def take_over(run: Run, adoption: Adoption, stages: Sequence[Stage], found: Any = None) -> None:
+    """Take over those of the stages that other runs have trained; `found`: see Adoption.adopt."""
+    for stage in adoption.adopt(stages, found):
+        run.needed.versions[stage.number] = run.needed.first_version(stage) + run.board.visits(stage)
+        run.states.adopted(stage.number)
 
 
 def older_than(run_id: int, adoption: Adoption) -> list[int]:

@@ -15,7 +15,7 @@ from pg_mop.plan import folds
 from pg_mop.plan.stages import Stage
 from pg_mop.run.controllers import Row, RunController
 from pg_mop.run.inheriting import inherit
-from pg_mop.run.requests import Ask, Fetch, GiveUp, HasState, Register, Steps, Withdraw
+from pg_mop.run.instructions import Ask, Fetch, GiveUp, HasState, Instructions, Register, Withdraw
 from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
 from pg_mop.search.logged import outline
 from pg_mop.search.parameters import SearchError
@@ -64,7 +64,7 @@ class SearchController(RunController):
     def done(self) -> bool:
         return self.begun and (self.over or self.procedure.done)
 
-    def begin(self) -> Steps:
+    def begin(self) -> Instructions:
         self.begun = True
         yield from self._replay()
         if self.over:
@@ -76,7 +76,7 @@ class SearchController(RunController):
                 yield from self.withdraw(key, self.procedure.why.get(key), (yield from self._end_of(key)))
         yield from self._go_on()
 
-    def _replay(self) -> Steps:
+    def _replay(self) -> Instructions:
         """Bring the procedure to the end of the log."""
         for event in self.events:
             kind, *values = event
@@ -119,7 +119,7 @@ class SearchController(RunController):
             if failed and key not in self.configurations.misfits:
                 yield from self._give_up(key, why)
 
-    def _give_up(self, key: int, why: str) -> Steps:
+    def _give_up(self, key: int, why: str) -> Instructions:
         """A trial has failed: nothing more is wanted of it, nor of its folds."""
         for each in self.configurations.trials_of(key):
             if self.plan.path(each):
@@ -127,7 +127,7 @@ class SearchController(RunController):
         self.given_up.add(key)
         yield GiveUp(key, why)
 
-    def ended(self, stages: Sequence[Stage]) -> Steps:
+    def ended(self, stages: Sequence[Stage]) -> Instructions:
         self.look_up([stage for stage in stages if stage.evaluated])
         for stage in stages:
             for key in sorted({self.configurations.own_key(key) for key in stage.trials}):
@@ -135,7 +135,7 @@ class SearchController(RunController):
         yield from self.apply_rules(stages)
         yield from self._go_on()
 
-    def failed(self, mst_keys: Collection[int]) -> Steps:
+    def failed(self, mst_keys: Collection[int]) -> Instructions:
         for key in sorted(mst_keys):
             own = self.configurations.own_key(key)
             if own in self.given_up:
@@ -146,7 +146,7 @@ class SearchController(RunController):
             self._tell(own)
         yield from self._go_on()
 
-    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Steps:
+    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Instructions:
         ended, limit = False, self.search.seconds
         if limit is not None and not self.over and time.monotonic() - self.began > limit:
             self._note(["limit"])
@@ -157,13 +157,13 @@ class SearchController(RunController):
             yield from super().control_requests(late)
         return ended
 
-    def _end_all(self) -> Steps:
+    def _end_all(self) -> Instructions:
         """The time is up: nothing more is begun."""
         for key, trial in sorted(self.procedure.trials.items()):
             if trial.state == "running" and self.plan.path(key):
                 yield from self.withdraw(key, "the time was up")
 
-    def judge(self, mst_key: int, until: int | None = None) -> Steps:
+    def judge(self, mst_key: int, until: int | None = None) -> Instructions:
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (STOPPED, FAILED) and mst_key not in self.stopped:
             # it is about to end with the metrics that the procedure has heard
@@ -171,7 +171,7 @@ class SearchController(RunController):
             until = heard if until is None else min(until, heard)
         return (yield from super().judge(mst_key, until))
 
-    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Instructions:
         mst_key = self.configurations.own_key(mst_key)
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (RUNNING, PAUSED):
@@ -180,7 +180,7 @@ class SearchController(RunController):
             self._note(["stop", mst_key, reason])
             yield from self._go_on()
 
-    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
+    def add(self, added: Added, iterations: int | None, reason: str) -> Instructions:
         if self.over:
             self.messages.late(reason)
             return
@@ -192,7 +192,7 @@ class SearchController(RunController):
         yield from self._go_on()
 
     # --- asking and telling -------------------------------------------------------------------------
-    def _go_on(self) -> Steps:
+    def _go_on(self) -> Instructions:
         """Carry out the procedure's proposals until it waits for results."""
         while True:
             for key, why in self.procedure.stopped().items():
@@ -206,7 +206,7 @@ class SearchController(RunController):
             for proposal in proposals:
                 yield from self._take_up(proposal)
 
-    def _take_up(self, proposal: Any) -> Steps:
+    def _take_up(self, proposal: Any) -> Instructions:
         key, new = proposal.trial, False
         if proposal.configuration is not None and key not in self.configurations:
             outside = self.procedure.trials[key].outside
@@ -241,7 +241,7 @@ class SearchController(RunController):
             if key in self.watches:  # stages that others have trained may be its best, or its end
                 yield from self.look(key)
 
-    def _trace(self, c: Configuration, lineage: dict[str, Any]) -> Steps:
+    def _trace(self, c: Configuration, lineage: dict[str, Any]) -> Instructions:
         """Note a new trial's lineage, and what it inherits (see Procedure.lineage)."""
         told = {name: value for name, value in lineage.items() if name not in ("inherits", "iteration")}
         c["member"] = {**(c.get("member") or {}), **told}
@@ -258,7 +258,7 @@ class SearchController(RunController):
             has = has and bool(end) and end[0].trained and (yield HasState(end[0].number))
         inherit(c, parent, path, has, self.seed)
 
-    def _end_of(self, key: int) -> Steps:
+    def _end_of(self, key: int) -> Instructions:
         """The last iteration of a trial that is stopped: if others, or an earlier run, have trained more of its path, the
         trial still has no more than the procedure or its own rule knew. None: it ends the iteration that it is in."""
         if key in self.halts:
@@ -268,7 +268,7 @@ class SearchController(RunController):
             return at
         return None
 
-    def _hear(self, key: int) -> Steps:
+    def _hear(self, key: int) -> Instructions:
         """Tell the procedure, and the trial's own rule, the metrics of its iterations that have been evaluated since."""
         trial = self.procedure.trials.get(key)
         if trial is None:
@@ -294,7 +294,7 @@ class SearchController(RunController):
             if trial.state in (STOPPED, FAILED):
                 return
 
-    def _score_members(self, key: int) -> Steps:
+    def _score_members(self, key: int) -> Instructions:
         """Tell the procedure what its members reach with the weights of a super-net that has been trained."""
         trial, path = self.procedure.trials[key], self.plan.path(key)
         if trial.state != RUNNING or len(path) < trial.budget or not all(stage.ended for stage in path):

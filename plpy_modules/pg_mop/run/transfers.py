@@ -1,18 +1,16 @@
 """Model states are carried to the servers that need them, and read ahead by the sessions that train them next."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import psycopg2
 
 from pg_mop.backend.errors import MopError
 from pg_mop.catalog.units import Hop, Move
-from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, run, wait
+from pg_mop.connections.sessions import SessionLost, WorkerSession, message_of, wait
 from pg_mop.plan.stages import Stage
-from pg_mop.run.context import RunContext
-from pg_mop.run.needed_states import NeededStates
+from pg_mop.run.instructions import CheckServers, Instructions
+from pg_mop.run.run import Run
 from pg_mop.schedule.board import Unit
 
 DIRECT_SECONDS = 20  # for a state to come directly from another server, and one more for each MB
@@ -30,7 +28,7 @@ def hop(move: Move, by: str | None, size: int, seconds: float) -> Hop:
     return Hop(move.stage, move.version, move.source, move.to, "direct" if direct else "coordinator", size, seconds)
 
 
-def note(run: RunContext, hops: list[Hop]) -> None:
+def note(run: Run, hops: list[Hop]) -> None:
     """Write hops into the log. The run does not depend on it."""
     if hops:
         run.counts.sent_bytes += sum(hop.bytes for hop in hops)
@@ -49,13 +47,8 @@ class Transfers:
     work of a worker session begins once its relay has ended.
     """
 
-    def __init__(
-        self, run: RunContext, needed: NeededStates, scheduler: Any, check_servers: Callable[[], None]
-    ) -> None:
-        """`check_servers()` raises MopError where a server has not answered for server_timeout."""
-        self.run, self.needed, self.scheduler, self.check_servers = run, needed, scheduler, check_servers
-        self.carried: Counter[int] = Counter()  # stage -> moves of its state that are under way
-        self.ahead: dict[int, int] = {}  # worker -> the stage whose state its session reads ahead
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     # --- before units begin -------------------------------------------------------------------------
     def read_by(self, unit: Unit) -> list[int]:
@@ -74,7 +67,7 @@ class Transfers:
         """The moves that units on a server need before they can begin."""
         states = self.run.states
         return [
-            states.expect(stage, self.needed.version(stage), server)
+            states.expect(stage, self.run.needed.version(stage), server)
             for stage in sorted({stage for unit in units for stage in self.read_by(unit)})
             if not states.is_at(stage, server)
         ]
@@ -84,23 +77,18 @@ class Transfers:
 
         The other workers leave that stage to this one as long as they have others.
         """
-        unit, states, board = self.scheduler.coming(worker), self.run.states, self.run.board
+        unit, states, board = self.run.scheduler.coming(worker), self.run.states, self.run.board
         least, most = AHEAD_BYTES
         if (
             unit is None
             or not least <= states.bytes(unit.stage) <= most
             or any(not states.is_at(stage, board.server(worker)) for stage in self.read_by(unit))
         ):
-            self.forget_ahead(worker)
+            self.run.forget_ahead(worker)
             return None
         board.reserve(worker, unit.stage)
-        self.ahead[worker] = unit.stage
-        return {"stage": unit.stage, "version": self.needed.version(unit.stage)}
-
-    def forget_ahead(self, worker: int) -> None:
-        """The worker reads no state ahead."""
-        self.run.board.reserve(worker, None)
-        self.ahead.pop(worker, None)
+        self.run.ahead[worker] = unit.stage
+        return {"stage": unit.stage, "version": self.run.needed.version(unit.stage)}
 
     def is_movable(self, stage: int) -> bool:
         """True where no unit and no relay reads the stage's state now: it may be moved to another state table."""
@@ -108,10 +96,10 @@ class Transfers:
         return not (
             self.run.board.shares_states
             or self.run.board.is_running(stage)
-            or self.needed.reading[stage]
-            or self.carried[stage]
-            or stage in self.ahead.values()
-            or any(stages[ahead].parent is stages[stage] for ahead in self.ahead.values())
+            or self.run.needed.reading[stage]
+            or self.run.carried[stage]
+            or stage in self.run.ahead.values()
+            or any(stages[ahead].parent is stages[stage] for ahead in self.run.ahead.values())
         )
 
     # --- carrying -----------------------------------------------------------------------------------
@@ -130,7 +118,7 @@ class Transfers:
             raise NotCarried(f"a model state could not be carried: {message_of(error)}") from None
         session.moves, session.relay, session.carries_since = moves, relay, time.monotonic()
         for move in moves:
-            self.carried[move.stage] += 1
+            self.run.carried[move.stage] += 1
 
     def arrived(self, session: WorkerSession, error: Exception | None) -> Exception | None:
         """The relay of a worker session has ended, with an error or None: the error that its units meet, or None."""
@@ -138,7 +126,7 @@ class Transfers:
         session.moves, session.relay = [], None
         seconds = (time.monotonic() - session.carries_since) / max(1, len(moves))
         for move in moves:
-            self.carried[move.stage] -= 1
+            self.run.carried[move.stage] -= 1
             if error is not None:
                 states.given_up(move)
                 continue
@@ -176,27 +164,28 @@ class Transfers:
                 if session.relay is not None:
                     session.relay.close()
                 for move in session.moves:
-                    self.carried[move.stage] -= 1
+                    self.run.carried[move.stage] -= 1
                 session.moves, session.relay = [], None
             elif any(move.source == name for move in session.moves):
                 session.relay.close()
 
     # --- to the coordinator's server ----------------------------------------------------------------
-    def bring_home(self, stages: Iterable[Stage]) -> None:
-        """Carry the states of stages to the coordinator's server, where it lacks them, and wait for them."""
+    def bring_home(self, stages: Iterable[Stage]) -> Instructions:
+        """Carry the states of stages to the coordinator's server, where it lacks them, and wait for them. Raises MopError."""
         states = self.run.states
         for stage in [s.number for s in stages if states.has(s.number) and not states.is_at(s.number, None)]:
-            since, error = time.monotonic(), self._bring(stage)
+            since, error = time.monotonic(), (yield from self._bring(stage))
             while error is not None:
                 if time.monotonic() - since > self.run.policy.server_timeout:
                     raise self.run.waited_in_vain(f"a model state could not be brought home: {message_of(error)}")
-                wait([], self._check_interrupts, AGAIN_SECONDS)
-                error = self._bring(stage)
+                wait([], self.run.sessions.check_interrupts, AGAIN_SECONDS)
+                yield CheckServers()
+                error = yield from self._bring(stage)
 
-    def _bring(self, stage: int) -> Exception | None:
+    def _bring(self, stage: int) -> Instructions:
         """Carry a stage's state to the coordinator's server: the error, or None."""
         states, home, began = self.run.states, self.run.servers[None], time.monotonic()
-        move = states.expect(stage, self.needed.version(stage), None)
+        move = states.expect(stage, self.run.needed.version(stage), None)
         try:
             relay = self.run.sessions.relay(None, home)
         except MopError as error:
@@ -204,9 +193,9 @@ class Transfers:
             return error
         try:
             if not relay.prepared:
-                run(relay, states.tables_sql(home), self._check_interrupts)
+                yield from self._wait_for(relay, states.tables_sql(home))
                 relay.prepared = True
-            run(relay, relay.clean_sql() + states.move_sql(home, move), self._check_interrupts)
+            yield from self._wait_for(relay, relay.clean_sql() + states.move_sql(home, move))
         except (psycopg2.Error, SessionLost) as error:
             states.given_up(move)
             return error
@@ -214,7 +203,11 @@ class Transfers:
         note(self.run, [hop(move, None, size, time.monotonic() - began)])
         return None
 
-    def _check_interrupts(self) -> None:
-        """Called while a relay is waited for, as that may hang on another server."""
-        self.run.sessions.check_interrupts()
-        self.check_servers()
+    def _wait_for(self, relay: WorkerSession, sql: str) -> Instructions:
+        """Send a command to a relay and wait for its end. Raises psycopg2.Error or SessionLost."""
+        relay.begin(sql)
+        while not (ended := wait([relay], self.run.sessions.check_interrupts)):
+            yield CheckServers()  # (the relay may hang on another server)
+        ((_, error),) = ended
+        if error is not None:
+            raise error

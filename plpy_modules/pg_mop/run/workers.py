@@ -2,11 +2,11 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pg_mop.backend.errors import MopError
-from pg_mop.run.context import RunContext
-from pg_mop.run.transfers import Transfers
+from pg_mop.run.instructions import GiveServerUp, Instructions
+from pg_mop.run.run import Run
 
 AWAY_SECONDS = 3  # for a connection to a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds until the first look for a server that is away, and at most until the next
@@ -16,17 +16,14 @@ SILENT_SECONDS = 30  # without an answer from a server, until the run goes on wi
 class Workers:
     """Opens, replaces and ends the worker sessions of a run while it goes on."""
 
-    def __init__(
-        self, run: RunContext, transfers: Transfers, wanted: int, do_without: Callable[[str | None, str], bool]
-    ) -> None:
-        """`wanted`: how many sessions the run asked for; `do_without(server, why)`: see Failover."""
-        self.run, self.transfers, self.wanted, self.do_without = run, transfers, wanted, do_without
+    def __init__(self, run: Run) -> None:
+        self.run = run
         # worker -> (when to look whether its server is back, seconds until the look after that, until when)
         self.away: dict[int, tuple[float, float, float]] = {}
 
     # --- how many -----------------------------------------------------------------------------------
     def resize(self) -> None:
-        """Go on with `wanted` sessions, or as many of them as can be opened. A worker that leaves ends its units
+        """Go on with the sessions that are wanted, or as many of them as can be opened. A worker that leaves ends its units
         first."""
         run, board, opened = self.run, self.run.board, self.run.sessions.by_worker
         servers, served = board.servers, board.workers
@@ -39,7 +36,7 @@ class Workers:
 
         first = [next(worker for worker in all_workers() if board.server(worker) == server) for server in servers]
         more = (worker for worker in all_workers() if worker not in first)
-        chosen = first + list(itertools.islice(more, max(0, self.wanted - len(first))))
+        chosen = first + list(itertools.islice(more, max(0, run.wanted - len(first))))
         refused = run.sessions.add([worker for worker in chosen if worker not in served])
         workers = [worker for worker in chosen if worker in served or worker in opened]
         if refused is not None:
@@ -60,10 +57,10 @@ class Workers:
     def end(self, worker: int) -> None:
         """End a worker's session."""
         self.run.sessions.end(worker)
-        self.transfers.forget_ahead(worker)
+        self.run.forget_ahead(worker)
 
     # --- lost sessions ------------------------------------------------------------------------------
-    def replace(self, worker: int) -> None:
+    def replace(self, worker: int) -> Instructions:
         """Open a new session for a worker whose session was lost. Where that fails, the run goes on with the other
         workers, or waits for the server; raises MopError where no worker is left."""
         run, board, opened = self.run, self.run.board, self.run.sessions.by_worker
@@ -81,7 +78,9 @@ class Workers:
             other in opened and board.server(other) == server for other in others
         ):
             self.end(worker)
-            if not self.do_without(server, refused.message):
+            if server is not None and run.can_do_without(server):
+                yield GiveServerUp(server, refused.message)
+            else:
                 self._wait_for(worker)
                 run.db.warning(
                     f"run {run.run_id} goes on without server {server} until it is back: {refused.message}",
@@ -102,7 +101,7 @@ class Workers:
         now = time.monotonic()
         self.away[worker] = now + BACK_OFF[0], BACK_OFF[0], now + self.run.policy.server_timeout
 
-    def check_servers(self) -> None:
+    def check_servers(self) -> Instructions:
         """Look whether the other servers answer. Raises MopError where one has not answered for server_timeout."""
         timeout = self.run.policy.server_timeout
         for name, server in list(self.run.servers.items()):
@@ -110,13 +109,12 @@ class Workers:
                 continue
             silent = self.run.sessions.silence(server)
             server.silent = server.silent and silent > 0
-            why = f"it has not answered for {silent:.0f} s"
-            if silent > min(SILENT_SECONDS, timeout / 4) and self.do_without(name, why):
-                continue
-            if silent > timeout:
+            if name is not None and silent > min(SILENT_SECONDS, timeout / 4) and self.run.can_do_without(name):
+                yield GiveServerUp(name, f"it has not answered for {silent:.0f} s")
+            elif silent > timeout:
                 raise self.run.waited_in_vain(f"server {name} has not answered for {silent:.0f} s", "it is back")
 
-    def come_back(self) -> bool:
+    def come_back(self) -> Instructions:
         """Open sessions on the servers that were away. True where one is back. Raises MopError after server_timeout."""
         back, board = False, self.run.board
         for worker, (when, delay, until) in list(self.away.items()):
@@ -127,13 +125,14 @@ class Workers:
                 self.run.sessions.fresh(worker, AWAY_SECONDS)
             except MopError as error:
                 self.end(worker)  # (it may have a session whose trainer cannot be started)
-                if self.do_without(board.server(worker), error.message):
+                server = board.server(worker)
+                if server is not None and self.run.can_do_without(server):
+                    yield GiveServerUp(server, error.message)
                     back = True
                     continue
                 if now > until:
                     raise self.run.waited_in_vain(
-                        f"server {board.server(worker)} has been away for {self.run.policy.server_timeout:g} s: "
-                        f"{error.message}",
+                        f"server {server} has been away for {self.run.policy.server_timeout:g} s: {error.message}",
                         "it is back",
                         error.detail,
                     ) from None
@@ -145,7 +144,6 @@ class Workers:
 
     def leave(self, name: str) -> None:
         """A server is given up: end the sessions there, and look for it no more."""
-        self.transfers.leave(name)
         board = self.run.board
         for worker, session in list(self.run.sessions.by_worker.items()):
             if board.server(worker) == name:

@@ -236,8 +236,3 @@ class Packing:
 
     def _beside(self, device: Device) -> list[Worker]:
         return [worker for worker in self.board.workers if self.device_of(worker) == device]
-
-
-def unpacked(board: Board) -> Packing:
-    """The Packing of a run whose trainers are not packed."""
-    return Packing(board, lambda worker: None, lambda device: None, lambda stage: 0, lambda stage: stage)

@@ -1,4 +1,8 @@
-"""Makes a sampler by its name."""
+"""The samplers by their names: a sampler is registered here, and nowhere else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from pg_mop.search.kernel_density import KdeSampler
 from pg_mop.search.optuna_sampler import OptunaSampler
@@ -7,10 +11,27 @@ from pg_mop.search.random_sampler import GridSampler, RandomSampler
 from pg_mop.search.sampler import Sampler
 from pg_mop.search.space import Space
 
-SAMPLERS = ("random", "grid", "tpe", "cmaes")
-SAMPLER = word(SAMPLERS, "random", "where configurations come from: random, grid (in order), tpe or cmaes")
-SAMPLER_OF_BRACKETS = word(
-    ("random", "grid"), "random", "where configurations come from: random, or grid (all, in order)"
+
+@dataclass(frozen=True)
+class Registered:
+    """A sampler as users name it. `make(space, seed)`: a new one; `at_budgets`: the same where losses come at several budgets
+    for each trial; `in_brackets`: for procedures that draw the configurations of a bracket at once."""
+
+    make: Callable[[Space, int], Sampler]
+    at_budgets: Callable[[Space, int], Sampler] | None = None
+    in_brackets: bool = False
+
+
+SAMPLERS = {
+    "random": Registered(RandomSampler, in_brackets=True),
+    "grid": Registered(GridSampler, in_brackets=True),  # (all, in their order)
+    "tpe": Registered(partial(OptunaSampler, name="tpe"), at_budgets=KdeSampler),
+    "cmaes": Registered(partial(OptunaSampler, name="cmaes")),
+}
+IN_BRACKETS = [name for name, sampler in SAMPLERS.items() if sampler.in_brackets]
+SAMPLER, SAMPLER_OF_BRACKETS = (
+    word(names, "random", f"where configurations come from: {', '.join(names)} (grid: all, in order)")
+    for names in (list(SAMPLERS), IN_BRACKETS)
 )
 
 
@@ -24,12 +45,7 @@ def create_sampler(name: str, space: Space, seed: int, budgets: bool = False) ->
     >>> create_sampler("grid", space, seed=1).ask(1)
     {'model_id': 0, 'loss': 0, 'optimizer': 0, 'batch_size': 0}
     """
-    if name == "grid":
-        return GridSampler(space, seed)
-    if name == "random":
-        return RandomSampler(space, seed)
-    if name not in SAMPLERS:
+    sampler = SAMPLERS.get(name)
+    if sampler is None:
         raise SearchError(f"there is no sampler {name!r} ({', '.join(SAMPLERS)})")
-    if name == "tpe" and budgets:
-        return KdeSampler(space, seed)
-    return OptunaSampler(space, seed, name)
+    return (budgets and sampler.at_budgets or sampler.make)(space, seed)

@@ -17,6 +17,7 @@ from pg_mop.backend.errors import MopError, unseen_run
 from pg_mop.backend.functions import sql_function
 from pg_mop.explain.what_if import Step, Work, compare
 from pg_mop.run.solver import SolverProcess
+from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.compared.milp import Milp
 
 SIMULATED = (fit_multiple.FUNCTION, search.FUNCTION, automl.FUNCTION, more.FUNCTION)
@@ -119,10 +120,10 @@ def _schedulers(db: Database, names: list[str] | None) -> Sequence[str]:
     if names is None:
         return COMPARED
     for name in names:
-        if name not in settings.SCHEDULERS:
+        if name not in SCHEDULERS:
             raise MopError(
                 f"schedulers has {'NULL' if name is None else repr(name)}, which is no scheduler",
-                detail=f"Schedulers are {', '.join(settings.SCHEDULERS)}.",
+                detail=f"Schedulers are {', '.join(SCHEDULERS)}.",
                 hint=f"SELECT * FROM {db.extension}.mop_simulate(..., schedulers => ARRAY['longest-first']);",
                 sqlstate="22023",
             )

@@ -1,0 +1,117 @@
+"""The commands of worker sessions: attempts at units, and the SQL that lets a session do them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pg_mop.backend.quoting import quote_literal
+from pg_mop.call.servers import Server
+from pg_mop.run.attempt import Attempt, State
+from pg_mop.run.run import Run
+from pg_mop.schedule.board import Unit
+from pg_mop.schedule.unit_batches import Steps, units_of
+
+AttemptSteps = list[list[Attempt | None]]  # attempts at the units of a command's steps
+
+
+def attempts_at(run: Run, steps: Steps, server: str | None) -> AttemptSteps:
+    """New attempts at the units of a command, on a server."""
+    return [[None if unit is None else _attempt(run, unit, server, steps) for unit in step] for step in steps]
+
+
+def _attempt(run: Run, unit: Unit, server: str | None, steps: Steps) -> Attempt:
+    """The next attempt at a unit, on a server, in a command with these steps."""
+    before = run.attempts.get(unit)
+    attempt = before.next() if before else Attempt(unit, run.begun_before.get(unit, 0) + 1)
+    run.counts.retried += attempt.number > 1
+    attempt.state, attempt.server = State.PREPARING, server
+    attempt.chain = len(steps) > 1
+    attempt.batch = len(units_of(steps)) > 1
+    attempt.row = {
+        "run_id": run.run_id,
+        "stage": unit.stage,
+        "iteration": unit.iteration,
+        "segment": unit.segment,
+        "kind": unit.kind,
+        "dataset": unit.dataset,
+        "attempt": attempt.number,
+        "queued_at": run.ready_since.get(unit.stage, run.began),
+    }
+    run.attempts[unit] = attempt
+    return attempt
+
+
+def command_of(
+    run: Run, server: Server, worker: int, steps: Steps, attempts: AttemptSteps, threads: int | None, parts: int
+) -> dict[str, Any]:
+    """What a worker's session is told about the units of a command (call/unit_specs.py, run/unit.py).
+
+    `threads`: of its trainer; `parts`: of its device.
+    """
+    first = units_of(steps)[0]
+    models = _models(run, attempts)
+    command: dict[str, Any] = {
+        **run.unit_specs.describe(steps, worker, threads, parts),
+        "run_id": server.run_id,
+        "fencing_token": server.catalog.fencing_token,
+        "kind": first.kind,
+        "dataset": first.dataset,
+        "segment": first.segment,
+    }
+    for step, told in zip((command, *command.get("then", ())), models, strict=True):
+        step["models"] = [more and {**model, **more} for model, more in zip(told, step["models"], strict=True)]
+    return command
+
+
+def sql_of(server: Server, rows: Sequence[dict[str, Any]], units: Sequence[Unit], command: dict[str, Any]) -> str:
+    """The SQL of a command: note that its attempts (`rows`) have begun; do its units; on another server, report them."""
+    sql = (
+        f"BEGIN; {server.catalog.begin_units_sql(server.run_id, rows)}; COMMIT; "
+        f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(command))}); COMMIT"
+    )
+    return sql if server.home else f"{sql}; {server.catalog.reports_sql(server.run_id, units)}"
+
+
+def _models(run: Run, steps: AttemptSteps) -> list[list[dict[str, Any]]]:
+    """The parts of a command that tell of the attempts' models (see run/unit.py), for each step. Element i of each step
+    is of the same model, which only its last attempt writes."""
+    versions: dict[int, int] = {}  # stage -> its version in the chain
+    last: list[Attempt | None] = [None] * len(steps[0])
+    models: list[list[Attempt]] = [[] for _ in steps[0]]
+    for step in steps:
+        for place, attempt in enumerate(step):
+            if attempt is None:
+                continue
+            before, last[place] = last[place], attempt
+            attempt.model = models[place]
+            attempt.model.append(attempt)
+            attempt.begins = attempt.unit.stage not in versions
+            versions[attempt.unit.stage] = 0
+            attempt.released = before.released if before else []
+            if attempt.unit.kind == "train" and attempt.begins:
+                attempt.released = attempt.released + run.needed.begin(attempt.unit, before is not None)
+    versions.clear()
+    told: list[list[dict[str, Any]]] = []
+    for step in steps:
+        told.append([])
+        for attempt in step:
+            if attempt is None:
+                told[-1].append({})
+                continue
+            unit = attempt.unit
+            attempt.writes = unit.kind == "train" and attempt in last
+            version = versions.get(unit.stage, run.needed.version(unit.stage))
+            versions[unit.stage] = attempt.version = version + 1
+            told[-1].append(
+                {
+                    "stage": unit.stage,
+                    "iteration": unit.iteration,
+                    "attempt": attempt.number,
+                    "version": version,
+                    "release": attempt.released if attempt.writes else [],
+                    "state_table": run.states.begin(unit.stage, attempt.server) if attempt.writes else None,
+                }
+            )
+    return told
