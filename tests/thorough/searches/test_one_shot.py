@@ -204,7 +204,7 @@ def test_a_super_net_is_not_trained_on(db):
         ("candidates=0", {}, "candidates of one-shot must be an integer from 1"),
         ("sampler=tpe", {}, "'sampler' is no parameter of one-shot"),
         ("iterations='; DROP TABLE arch; --'", {}, "iterations of one-shot must be"),
-        ("filter=synflow", {}, "a filter is for trials at random"),
+        ("filter=synflow", {}, "'filter' is no parameter of one-shot"),
         (PARAMETERS, {"folds": 2}, "one-shot and folds cannot be combined"),
         (PARAMETERS, {"continue_from": 1}, "one-shot and continue_from cannot be combined"),
         (PARAMETERS, {"space": SPACE.replace("[8]", "[8, 16]")}, "several values of 'batch_size'"),
