@@ -16,7 +16,7 @@ import pandas
 import pytest
 import sqlalchemy
 
-from pg_mop_client import ClientError, LostError, Selection, ServerError, plots
+from pg_mop_client import ClientError, LostError, Selection, ServerError
 from pg_mop_client.database import quote, quote_table
 from support.cluster import ROOT, eventually
 from support.workload import ADAM, HOSTILE, dense, is_under_way, load
@@ -92,16 +92,6 @@ def test_the_plan_of_a_call_has_data_and_a_picture(s, example):
     spans = [path for collection in axes.collections for path in collection.get_paths()]
     assert len(spans) == len(plan.data["prediction"]["units"]["rows"]) > 0
     assert "expected" in axes.get_title(loc="left") and len(axes.get_yticks()) == plan.data["sessions"]
-
-
-def test_a_plan_that_was_not_simulated_has_no_picture():
-    from pg_mop_client import plots
-
-    for prediction in (None, {"units": None, "makespan": 1.0}):
-        with pytest.raises(ClientError, match="summed up, not simulated"):
-            plots.plan({"prediction": prediction})
-    with pytest.raises(ClientError, match="nothing is left to train"):
-        plots.plan({"prediction": {"units": {"rows": [], "left_out": 0}, "makespan": 0.0}})
 
 
 def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
@@ -397,15 +387,6 @@ def test_confusion_counts_what_was_predicted(run, example):
     assert {text.get_text(): text.get_color() for text in axes.texts} == {"1000": "white", "200": "white"}
 
 
-def test_what_is_cut_off_is_what_comes_last(run):
-    whole = run.metrics()
-    with pytest.warns(UserWarning, match="these are the first 3 rows"):
-        assert run.metrics(cap=3).equals(whole.head(3))
-    assert whole.equals(whole.sort_values(["mst_key", "iteration", "dataset", "name"], ignore_index=True))
-    units = run.units()
-    assert len(units) and units.started_at.is_monotonic_increasing
-
-
 def test_a_picture_shows_the_numbers(run):
     axes = run.plot_curves("validation loss")
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
@@ -414,14 +395,6 @@ def test_a_picture_shows_the_numbers(run):
         assert drawn[str(key)] == pytest.approx(own.sort_values("iteration").value.tolist(), rel=1e-5)
     with pytest.raises(ClientError, match="there is no series 'nonsense'"):
         run.plot_curves("nonsense")
-
-
-def test_no_line_goes_over_a_parameter_that_a_configuration_has_not(run):
-    data = run.data
-    del data["configurations"][0]["parameters"][data["varied"][0]]
-    lines = [line.get_ydata() for line in plots.parallel(data).get_lines() if len(line.get_ydata()) > 2]
-    assert len(lines) == len(data["configurations"])
-    assert [int(numpy.isnan(line).sum()) for line in lines] == [0] * (len(lines) - 1) + [1]  # (the best is drawn last)
 
 
 def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run, example):
@@ -588,17 +561,6 @@ def test_one_models_fit_is_one_configuration(s, example):
         example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2, metrics_compute_frequency=1
     ).leaderboard()
     assert list(board.mst_key) == [1] and board["training loss"].notna().all() and board["training seconds"][0] > 0
-
-
-def test_an_extension_that_is_too_old_is_told(db):
-    db.run("DROP DATABASE IF EXISTS t_older WITH (FORCE)")
-    db.run("CREATE DATABASE t_older")
-    older = type(db)(db.server, "t_older")
-    older.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '0.3.0' CASCADE")
-    older.close()
-    with pytest.raises(ClientError, match="the server has pg_mop 0.3.0, and this client needs 0.4 or later"):
-        Selection(db.uri(database="t_older"))
-    db.run("DROP DATABASE t_older WITH (FORCE)")
 
 
 def test_another_drivers_engine_is_refused():

@@ -151,40 +151,6 @@ def test_one_trainer_has_one_lease_at_a_time(db):
         client.close()
 
 
-def test_the_last_trainer_of_a_role_goes_to_one_of_two_sessions(db):
-    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)")
-    try:
-        pid = returned(db, db.another("ana"))
-        clients = [db.another("ana"), db.another("ana")]
-        calls = [Calling(client, f"SELECT madlib.mop_start_trainer('{json.dumps(OPTIONS)}')") for client in clients]
-        errors = [call.end() for call in calls]
-        assert sum(error is None for error in errors) == 1
-        refused = next(error for error in errors if error is not None)
-        assert "as many as it may have at once" in str(refused) and refused.pgcode == "53000"
-        winner = clients[errors.index(None)]
-        winner.close()
-        assert eventually(lambda: pid in idle(db))
-        loser = next(client for client in clients if client is not winner)
-        lease(loser)
-        loser.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
-def test_idle_trainers_end_for_a_new_one_beyond_the_limit(db):
-    """A role cannot fill the memory with idle trainers of different settings."""
-    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 2)")
-    try:
-        ana = db.another("ana")
-        for cache_mb in range(64, 69):
-            pid = lease(ana, cache_mb=cache_mb)
-            assert eventually(lambda: db.value("SELECT count(*) <= 2 FROM madlib.mop_trainers"))
-        assert {row["pid"] for row in leased(db)} == {pid}
-        ana.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
 def test_a_role_does_not_get_what_another_has_left_in_the_session(db):
     db.run(
         "CREATE FUNCTION public.begin_trainer() RETURNS integer LANGUAGE plpython3u AS $$\nfrom mop_udf import aggregate\n"
@@ -431,16 +397,6 @@ def test_a_session_that_waits_for_a_trainer_on_the_way_back_may_be_killed(db):
     other = db.another()
     assert lease(other) == pid
     other.close()
-
-
-def test_trainers_on_the_way_back_are_ended_on_request(db):
-    client = db.another()
-    pid = lease(client)
-    os.kill(pid, signal.SIGSTOP)
-    client.close()
-    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning")
-    assert db.value("SELECT madlib.mop_end_trainers()") == 1
-    assert pid not in all_trainers()
 
 
 def test_the_pool_of_another_version_is_shown_and_ended(db):

@@ -189,11 +189,8 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
     "call,fragment",
     [
         ("predict(NULL, 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-        ("predict('models', NULL, 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-        ("predict('models', 'flowers', 'id', 'x', NULL, 'prob', FALSE, 1)", "NULL/empty output table name"),
         ("predict('nowhere', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "does not exist"),
         ("predict('models', 'flowers', 'no', 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
-        ("predict('models', 'flowers', NULL, 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
         ("predict('models', 'flowers', 'id', 'no', 'out', 'prob', FALSE, 1)", "invalid independent_varname"),
         ("predict('models', 'flowers_packed', 'buffer_id', 'x', 'out', 'prob', FALSE, 1)", "not a packed table"),
         *(
@@ -213,11 +210,8 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
         ),
         ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
         ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
-        ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
-        ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
         ("evaluate('models', 'arch', 'out', FALSE, 1)", 'column "y" does not exist'),
         ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
-        ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
         ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
     ],
 )

@@ -1,6 +1,5 @@
 """mop_search: what its procedures make of a real run, people's hands, what it resumes from, and what it refuses."""
 
-import contextlib
 import time
 
 import psycopg2
@@ -655,36 +654,6 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
-    other.close()
-
-
-def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
-    """Also where the run is shorter than the time between its coordinator's looks."""
-    db.run(
-        "DROP TABLE IF EXISTS mst, mst_summary; SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], "
-        "ARRAY[%s], ARRAY['batch_size=4'])",
-        [ADAM.format(0.01)],
-    )
-    other = db.another()
-    for once in tries(10):
-        db.run("DROP TABLE IF EXISTS held, held_info, held_summary")
-        before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
-        call = Calling(
-            other,
-            f"SET pg_mop.reuse = off; SET pg_mop.seed = {once.number}; SELECT "
-            "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)",
-        )
-        begun = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}"
-        assert eventually(lambda sql=begun: db.value(sql), 60)
-        run_id = db.value(begun)
-        with contextlib.suppress(psycopg2.errors.ObjectNotInPrerequisiteState):  # it has ended
-            db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
-        asked = db.value("SELECT clock_timestamp()")
-        assert call.end() is None
-        once.counts = asked < db.value(
-            "SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1", [run_id]
-        )
-    assert db.value("SELECT count(*) FROM held") == 2
     other.close()
 
 

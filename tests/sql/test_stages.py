@@ -312,33 +312,6 @@ def test_who_starts_apart_or_writes_files_shares_nothing(db, data, tmp_path):
     assert merge_rate(db, run_id) == 2
 
 
-def test_two_roles_see_and_share_nothing_of_one_another(db, data, run_id):
-    db.run(
-        "DROP ROLE IF EXISTS ann, bob; CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN; GRANT mop_user TO ann, bob; "
-        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann, bob; GRANT USAGE ON SCHEMA madlib TO ann, bob; "
-        "CREATE SCHEMA ann AUTHORIZATION ann; CREATE SCHEMA bob AUTHORIZATION bob"
-    )
-    runs = {}
-    for role in ("ann", "bob"):
-        client = db.another(role)
-        client.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5")
-        runs[role] = fit(client, data, f"{role}.models", "mst", 3)
-        for view in ("mop_stages", "mop_trials", "mop_units", "mop_visit_order"):
-            seen = {r["run_id"] for r in client.run(f"SELECT DISTINCT run_id FROM madlib.{view}")}
-            assert seen == {runs[role]}, view
-        for table in ("mop_stage", "mop_request"):
-            assert {r["run_id"] for r in client.run(f"SELECT DISTINCT run_id FROM madlib.{table}")} == {runs[role]}
-        assert merge_rate(client, runs[role]) == 2
-        assert client.value("SELECT count(*) FROM madlib.mop_units WHERE NOT shared AND kind = 'train'") == 6 * 3
-        client.close()
-    db.run("GRANT ann TO bob")
-    client = db.another("bob")
-    assert {r["run_id"] for r in client.run("SELECT DISTINCT run_id FROM madlib.mop_stages")} == set(runs.values())
-    client.close()
-    db.run("DROP OWNED BY ann, bob CASCADE; DROP ROLE ann, bob")
-    assert last_run(db) == runs["bob"]
-
-
 def test_a_run_that_grows_is_known_to_the_planner(db, data):
     """Else who looks at it waits for what is looked up again and again: it would be taken for one of a row or two."""
     selection(db, "long", "arch", [(1, ADAM.format(0.01), "batch_size=9"), (1, ADAM.format(0.02), "batch_size=9")])

@@ -114,30 +114,6 @@ def test_parts_are_disjoint_complete_and_independent_of_settings(shop, method, b
     other.close()
 
 
-def test_a_row_a_table_and_an_output_table_have_the_same_answers(shop):
-    rows = {
-        r["id"]: r
-        for r in shop.run("SELECT t.id, p.* FROM (SELECT * FROM orders LIMIT 20) t, mop_predict('order_model', t) AS p")
-    }
-    table = {
-        r["kept"]["id"]: r
-        for r in shop.run("SELECT * FROM mop_predict('order_model', source => 'orders', keep => 'id')")
-    }
-    assert shop.value("SELECT mop_predict_into('order_model', 'orders', 'answers', keep => 'id, size, placed')") == ROWS
-    into = {r["id"]: r for r in shop.run("SELECT * FROM answers")}
-    assert len(table) == len(into) == ROWS and len(rows) == 20
-    for key, row in rows.items():
-        for other in (table[key], into[key]):
-            assert other["prediction"] == row["prediction"]
-            assert other["probability"] == pytest.approx(row["probability"], abs=1e-5)
-        assert set(row["probabilities"]) == {"high", "low"}
-    kinds = {
-        r["column_name"]: r["data_type"]
-        for r in shop.run("SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'answers'")
-    }
-    assert kinds["size"] == "USER-DEFINED" and kinds["placed"] == "date" and kinds["prediction"] == "text"
-
-
 def test_the_model_has_learnt_something_and_reports_agree_with_answers(shop):
     right = shop.value("SELECT avg((o.label = a.prediction)::int)::float8 FROM orders o JOIN answers a USING (id)")
     found = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('order_model', 'orders')")}
@@ -408,25 +384,6 @@ def daily(shop):
     )
     shop.run("SELECT mop_deploy('daily_model', 'daily_fitted')")
     return shop
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        "day + time '18:30' AS day, n, v, code",
-        "day, 1e400::numeric AS n, v, code",
-        "day, n::float8, 3::int AS v, code::text",
-        "(day + time '23:00')::timestamptz AS day, n::numeric, v::float8, code",
-        "day, n",
-    ],
-)
-def test_a_row_and_a_table_of_other_types_have_the_same_answer(daily, columns):
-    query = f"SELECT {columns} FROM daily WHERE id = 7"
-    (row,) = daily.run(f"SELECT p.* FROM ({query}) t, mop_predict('daily_model', t) AS p")
-    (table,) = daily.run("SELECT * FROM mop_predict('daily_model', source => %s)", [query])
-    assert row["prediction"] == table["prediction"] and row["probability"] == pytest.approx(
-        table["probability"], abs=1e-6
-    )
 
 
 def test_bad_values_and_versions_are_named(daily):

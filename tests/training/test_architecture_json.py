@@ -267,19 +267,7 @@ def test_code_in_data_is_refused(attack):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "3",
-        "null",
-        '"x"',
-        '{"a": 1}',
-        "[" * 100_000,
-        "{not json",
-        '{"class_name": 1, "config": 2}',
-        '{"class_name": "Sequential"}',
-    ],
+    "text", ["", "null", "[" * 100_000, "{not json", '{"class_name": 1, "config": 2}', '{"class_name": "Sequential"}']
 )
 def test_what_is_no_architecture_is_refused(text):
     with pytest.raises(ArchitectureError):

@@ -136,16 +136,6 @@ def noisy(badness, configuration, iteration):
     return clean(badness, configuration, iteration) + Random(f"{configuration}{iteration}").gauss(0, 1) / iteration
 
 
-def crossing(badness, configuration, iteration):
-    """Large learning rates are ahead in the beginning."""
-    return badness(configuration) + (1.5 - numbers(configuration)[0]) / iteration
-
-
-def rising(badness, configuration, iteration):
-    """The longer a trial trains, the worse it is: who is stopped early looks good."""
-    return badness(configuration) + 3 * iteration
-
-
 def assert_better_than_chance(name, parameters, text, badness, shape, seeds):
     """The last quarter of what a procedure proposes is clearly better than what chance proposes."""
     over, random, means = space(text), Random(1), []

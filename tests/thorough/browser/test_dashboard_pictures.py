@@ -115,30 +115,6 @@ def test_a_part_of_an_axis_sets_the_one_filter(browser, page, made, screen):
     assert problems(browser) == []
 
 
-def test_a_part_of_an_axis_of_booleans_sets_the_filter(db, browser, page, made, screen):
-    momentum = SGD.replace("{}", "{}, momentum=0.9, nesterov={}")
-    selection(
-        db,
-        "mst_flags",
-        "arch",
-        [(1, momentum.format(rate, on), "batch_size=8") for rate in RATES for on in (True, False)],
-    )
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'flagged', 'mst_flags', 1, FALSE)")
-    screen(DESKTOP)
-    opened(browser, page, f"/run/{last_run(db)}")
-    shown(browser, "parallel")
-    place = axes(browser).index("nesterov")
-    x = value(browser, f"+document.querySelectorAll('#parallel-picture .grip')[{place}].getAttribute('x')")
-    for y, word in (((50, 150), "true"), ((200, 300), "false")):
-        drag(browser, "parallel", (x, y[0]), (x, y[1]))
-        assert eventually(lambda: value(browser, ROWS) == 4 and f"is.nesterov={word}" in browser.current_url, 120)  # noqa: B023
-        field = "document.querySelector('[data-filter=\"is.nesterov\"]').value"
-        assert eventually(lambda: value(browser, field) == word, 120)  # noqa: B023
-        drag(browser, "parallel", (x, 200), (x, 200))  # a click on the axis shows all
-        assert eventually(lambda: value(browser, ROWS) == 8, 120)
-    assert problems(browser) == []
-
-
 def test_a_filter_is_drawn_by_keyboard(browser, page, made, screen):
     screen(DESKTOP)
     opened(browser, page, f"/run/{made}")
@@ -160,22 +136,6 @@ def test_a_filter_is_drawn_by_keyboard(browser, page, made, screen):
     assert eventually(lambda: "low." in browser.current_url or "is." in browser.current_url, 120)
     press(browser, "DELETE")
     assert eventually(lambda: value(browser, ROWS) == 16, 120)
-    assert problems(browser) == []
-
-
-def test_a_part_of_a_slice_sets_the_filter(browser, page, made, screen):
-    screen(PHONE)
-    opened(browser, page, f"/run/{made}")
-    shown(browser, "slices")
-    names = value(browser, "[...document.querySelectorAll('#slices-picture text > title')].map(t => t.textContent)")
-    row = [n for n in names if n in ("optimizer", "learning_rate", "batch_size")].index("learning_rate")
-    width = value(browser, "document.querySelector('#slices-picture svg').viewBox.baseVal.width")
-    browser.execute_script("document.getElementById('slices-picture').scrollIntoView({ block: 'start' })")
-    top = row * 190 + 60
-    drag(browser, "slices", (width - 60, top), (width - 8, top))
-    assert eventually(lambda: value(browser, ROWS) == 4, 60), browser.current_url
-    assert "low.learning_rate=0.1" in browser.current_url
-    assert value(browser, "document.querySelectorAll('#slices-picture .brush').length") == 1
     assert problems(browser) == []
 
 

@@ -4,19 +4,7 @@ import pytest
 
 from support.client import Client
 from support.cluster import Cluster
-from support.workload import (
-    ADAM,
-    alike,
-    assert_invariants,
-    dense,
-    fit,
-    load,
-    make_data,
-    needs_jax,
-    pickled,
-    runs_made,
-    selection,
-)
+from support.workload import ADAM, alike, assert_invariants, dense, fit, load, make_data, pickled, runs_made, selection
 
 PACK = "SELECT madlib.training_preprocessor_dl('flowers', 'packed', 'y', 'x', 10)"
 
@@ -170,41 +158,6 @@ def test_folds_on_several_servers_measure_what_they_do_on_one(db, worker, replic
         db.run(f"RESET pg_mop.{setting}")
     assert len(measured[0]) == 2 and measured[0] == measured[1]
     assert all(len(row["folds_loss"]) == 2 and None not in row["folds_loss"] for row in measured[0])
-
-
-@needs_jax
-def test_a_tail_on_several_devices_has_no_effect_on_several_servers_and_a_notice_says_so(db, worker):
-    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2; SET pg_mop.keras_backend = 'jax'")
-    db.run(PACK)
-    for tail, told in (("data-parallel", True), ("sequential", False)):
-        db.run(f"SET pg_mop.tail = '{tail}'")
-        del db.connection.notices[:]
-        fit(db, "packed", "tailed", "mst", 1)
-        text = 'pg_mop.tail is "data-parallel", which has no effect on this run: its rows are on several servers'
-        assert (text in "".join(db.connection.notices)) == told
-    db.run(
-        "SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.tail; RESET pg_mop.segments; RESET pg_mop.keras_backend"
-    )
-
-
-def test_the_schema_on_another_server_may_have_a_percent_sign(db, worker):
-    worker.run("CREATE DATABASE percent")
-    there = Client(worker.cluster, "percent")
-    there.run('CREATE SCHEMA "a%b"; CREATE EXTENSION pg_mop SCHEMA "a%b" CASCADE')
-    db.run(
-        "CREATE SERVER percent FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-        f"'{worker.cluster.port}', dbname 'percent'); CREATE USER MAPPING FOR postgres SERVER percent OPTIONS (user 'postgres')"
-    )
-    db.run("SET pg_mop.servers = 'percent, local'; SET pg_mop.segments = 4")
-    db.run(PACK)
-    run_id = fit(db, "packed", "signed", "mst", iterations=2)
-    assert_invariants(db, run_id)
-    assert {row["server"] for row in db.run("SELECT server FROM madlib.mop_units WHERE run_id = %s", [run_id])} == {
-        None,
-        "percent",
-    }
-    db.run("SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.segments; DROP SERVER percent CASCADE")
-    there.close()
 
 
 def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):

@@ -1,8 +1,6 @@
 """Threads by what is left to do, on several servers: the configuration that is left has all cores of each server."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -113,20 +111,6 @@ def test_the_threads_of_a_server_are_limited_by_its_own_limit(servers, history, 
     large = threads(db, run_id, BIG)
     assert large[limited] == {FEW}, large
     assert all(CORES in found for server, found in large.items() if server != limited), large
-
-
-def test_cores_that_other_programs_use_are_left_to_them_on_every_server(servers, history):
-    db = servers.db
-    db.run("SET pg_mop.deal_threads = auto")
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
-    try:
-        run_id = fit(db, 4)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-        db.run(DEALS)
-    assert threads(db, run_id, BIG) == {server: {FEW} for server in ("local", "w1", "w2")}
 
 
 def test_a_server_that_is_killed_while_it_has_more_threads_loses_nothing(servers, history):

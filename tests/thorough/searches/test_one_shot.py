@@ -1,6 +1,5 @@
 """One-shot searches: super-nets, the scores of members by shared weights, and the members that are trained from scratch."""
 
-import json
 import re
 
 import pytest
@@ -74,18 +73,6 @@ def test_a_replay_trains_the_same_super_net_and_scores_nothing_anew(db):
     assert weights(db, "found") == weights(db, "repeated")
     for table in ("_trials", "_one_shot"):
         assert db.run(f"TABLE found{table} ORDER BY 1") == db.run(f"TABLE repeated{table} ORDER BY 1")
-
-
-def test_the_same_seed_and_order_of_visits_give_the_same_scores(db):
-    scores = "SELECT rank, member, one_shot_score FROM {}_one_shot ORDER BY rank"
-    taken = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'"
-    db.run("SET pg_mop.scheduler = 'round-robin'")
-    try:
-        search(db, "found")
-        first = db.run(scores.format("found"))
-        assert db.value(taken, [search(db, "again")]) == 16 and db.run(scores.format("again")) == first
-    finally:
-        db.run("RESET pg_mop.scheduler")
 
 
 def test_a_later_search_takes_over_the_super_net_and_scores_its_members(db):
@@ -177,21 +164,6 @@ def test_explain_counts_the_super_net_and_the_best_members(db):
     assert "-> a super-net: its weights are those of all 258 members of base model 1" in text, text
 
 
-def test_explain_tells_that_many_scores_take_long(db):
-    def explained(candidates):
-        parameters = PARAMETERS.replace("candidates=20", f"candidates={candidates}")
-        call = f"""SELECT madlib.mop_search('flowers_packed', 'explained', NULL, $s${SPACE}$s$, 'one-shot', '{parameters}',
-            metric => 'accuracy', model_space => 'nets')"""
-        return json.loads(db.value("SELECT madlib.mop_explain(%s, 'json')", [call]))["search"]["expected"]
-
-    few, all_of = explained(2), explained(10000)
-    assert (few["members"], all_of["members"]) == (2, 258), "the space has 258 members"
-    assert (
-        all_of["scoring_seconds"] == pytest.approx(129 * few["scoring_seconds"], rel=0.5) and few["scoring_seconds"] > 0
-    )
-    assert all_of["seconds"] > few["seconds"]
-
-
 def test_a_super_net_is_not_trained_on(db):
     run_id = search(db, "found")
     error = db.error("SELECT madlib.mop_more(%s, 1, 2)", [run_id])
@@ -216,13 +188,3 @@ def test_wrong_calls(db, parameters, more, fragment):
     with pytest.raises(Exception, match=fragment):
         search(db, "found", parameters, **more)
     assert db.value("SELECT to_regclass('found') IS NULL") and last_run(db) == before
-
-
-def test_a_space_that_cannot_share_weights_is_refused_before_any_work(db):
-    mutators = json.dumps([{"change": "repeat", "match": "hidden", "times": [0, 1]}])
-    db.run("DROP TABLE IF EXISTS apart")
-    db.run("SELECT madlib.mop_space('apart', 'arch', ARRAY[1], %s::text)", [mutators])
-    before = last_run(db)
-    with pytest.raises(Exception, match="choice 'times hidden' cannot be trained by one-shot"):
-        search(db, "found", model_space="apart")
-    assert last_run(db) == before

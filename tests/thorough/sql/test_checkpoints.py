@@ -298,41 +298,6 @@ def test_more_after_a_warm_start_begins_with_what_the_table_had_then(db, anew):
     assert db.value("SELECT iteration FROM models_info WHERE mst_key = 2") == 3
 
 
-def test_more_never_writes_into_another_runs_tables(db, anew):
-    first = fit(db, "flowers_packed", "models", "mst", iterations=1)
-    second = fit(db, "flowers_packed", "models", "mst", iterations=2)
-    before = weights(db, "models")
-    error = str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [first]))
-    assert f"is of run {second} by now, not of run {first}" in error and f"mop_more({second}, ...)" in error
-    db.run("UPDATE models SET model_arch = '{}' WHERE mst_key = 1")
-    assert "its architecture is another" in str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [second])).lower()
-    assert weights(db, "models") == before
-
-
-def test_two_runs_at_once_that_want_the_same_are_both_right(db, anew):
-    """Whoever comes late to a state trains by itself, or takes it over: the results are those of its own log."""
-    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=5")])
-    db.run("DROP TABLE IF EXISTS left_, left__info, left__summary, right_, right__info, right__summary")
-    calls = []
-    for name in ("left_", "right_"):
-        other = db.another()
-        other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
-        calls.append(
-            Calling(
-                other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 4, FALSE)"
-            )
-        )
-    assert [call.end() for call in calls] == [None, None]
-    for name in ("left_", "right_"):
-        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
-        db.run(
-            "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-            "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on",
-            [run_id],
-        )
-        assert weights(db, "whole") == weights(db, name)
-
-
 def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
     """Checkpoints go at every moment of a run that takes them over."""
     selection(

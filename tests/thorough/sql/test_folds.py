@@ -260,17 +260,6 @@ def test_the_line_of_a_run_names_the_best_mean(db, data):
     assert f"best {best['mst_key']}: held-out accuracy {best['value']:.4f}" in line
 
 
-def test_progress_counts_the_units_of_folds(db, run_id):
-    rows = db.run(
-        "SELECT mst_key, units_done, units_total FROM madlib.mop_progress WHERE run_id = %s ORDER BY 1", [run_id]
-    )
-    assert [(r["units_done"], r["units_total"]) for r in rows] == [
-        (12, 12),
-        (12, 12),
-        *2 * [(2 * 2 + 2,) * 2, (2 * 3 + 1,) * 2, (2 * 3 + 1,) * 2],
-    ]
-
-
 def test_a_fold_that_fails_fails_its_configuration(db, data):
     selection(
         db,
@@ -403,44 +392,6 @@ def test_a_search_judges_by_the_mean_over_folds(db, data, procedure):
         [run_id],
     )
     assert leaks == []
-
-
-def test_a_search_with_folds_goes_on_where_it_was(db, data):
-    parameters = "iterations=4, trials=4, reduction=2"
-    db.run("SET pg_mop.reuse = off")
-    client = db.another()
-    client.run("SET pg_mop.reuse = off")
-    call = (
-        f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', {SPACE}, 'successive-halving', '{parameters}', "
-        "random_state => 3, folds => 2)"
-    )
-    assert isinstance(ended_early(db, client, call, 20, "pg_terminate_backend"), psycopg2.Error)
-    stopped = last_run(db)
-    assert eventually(
-        lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) != "running", 60
-    )
-    db.run("SELECT madlib.mop_resume(%s)", [stopped])
-    db.run("SET pg_mop.reuse = on")
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) == "finished"
-    trials = db.run("SELECT * FROM halted_trials")
-    assert sorted(t["iterations"] for t in trials) == [1, 1, 2, 4]
-    assert all(t["metric_final"] is not None for t in trials)
-
-
-def test_a_failed_fold_of_a_search_fails_its_trial(db, data):
-    space = (
-        SPACE.replace("[0.0001, 0.1, 'log']", "[0.01, 1e38]")
-        .replace("Adam", "SGD")
-        .replace("'categorical_crossentropy'", "'mse'")
-    )
-    db.run("DROP TABLE IF EXISTS partly, partly_info, partly_summary, partly_trials")
-    db.run(f"SELECT madlib.mop_search('flowers_packed', 'partly', 'arch', {space}, 'grid', 'iterations=3', folds => 2)")
-    statuses = db.run("SELECT mst_key, status, metric_final IS NOT NULL AS known FROM partly_trials ORDER BY 1")
-    assert statuses == [
-        {"mst_key": 1, "status": "finished", "known": True},
-        {"mst_key": 2, "status": "failed", "known": False},
-    ]
-    assert db.value("SELECT best_mst_key FROM partly_summary") == 1
 
 
 @pytest.mark.parametrize(

@@ -132,12 +132,6 @@ def test_a_run_waits_for_the_memory_that_another_session_has(db, limit):
     db.run("DROP TABLE n, n_info, n_summary; DELETE FROM madlib.mop_limit")
 
 
-@pytest.mark.parametrize("part,most", [(0, 100), (200, 100), (100, 2_000_000), (100, None), ("1", 100)])
-def test_a_part_that_is_none_is_refused(db, part, most):
-    call = json.dumps({**OPTIONS, "device_part": part, "device_most": most})
-    assert "invalid option of a trainer: device_" in str(db.error("SELECT madlib.mop_start_trainer(%s)", [call]))
-
-
 def test_settings_that_contradict_one_another_are_refused_before_any_work(db):
     before = db.value("SELECT count(*) FROM madlib.mop_runs")
     db.run("SET pg_mop.trainer_memory_mb = 600")
