@@ -6,18 +6,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
-from support.workload import (
-    ADAM,
-    assert_invariants,
-    dense,
-    fit,
-    last_run,
-    layer,
-    load,
-    make_data,
-    selection,
-    sequential,
-)
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(lr={}, momentum=0.9)', metrics=['accuracy']"
 RATES = ("MultiStep(0.1, [1], 0.1)", "MultiStep(0.1, [2], 0.1)", "Constant(0.1)", "[0.1, 0.1, 0.01]")
@@ -206,42 +195,6 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
     assert error is None and there == {branch, *others}
     assert ends == {3, 5, 6}, "the ends of the paths, of which the output tables are made"
     assert_invariants(db, run_id)
-    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-
-
-def test_disk_is_bounded_by_the_live_states(db, data):
-    """States of 4 MB; ten configurations that part at each of four iterations, into eight ends."""
-    load(
-        db,
-        "large_arch",
-        sequential(
-            "large",
-            [4],
-            layer("Dense", name="a", units=600, activation="relu"),
-            layer("Dense", name="b", units=600, activation="relu"),
-            layer("Dense", name="c", units=3, activation="softmax"),
-        ),
-    )
-    selection(
-        db,
-        "large",
-        "large_arch",
-        [
-            (1, ADAM.format(f"MultiStep(0.001, {list(milestones)}, 0.5)"), "batch_size=8")
-            for milestones in ((1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3), (4,), (1,), (2,))
-        ],
-    )
-    client = db.another()
-    client.run("BEGIN")
-    run_id = fit(client, data, "large_models", "large", 4)
-    assert merge_rate(client, run_id) == 40 / (1 + 2 + 4 + 8)
-    sizes = db.run("SELECT state_bytes FROM madlib.mop_stages WHERE run_id = %s AND state_bytes > 0", [run_id])
-    assert len(sizes) == 8
-    live = sum(s["state_bytes"] for s in sizes)
-    assert live > 8 * 4e6
-    assert db.value("SELECT state_bytes FROM madlib.mop_runs WHERE run_id = %s", [run_id]) < 3 * live
-    client.run("ROLLBACK")
-    client.close()
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
 
