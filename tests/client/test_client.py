@@ -265,12 +265,6 @@ def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, e
     assert list(run.predict(digits, features=list(digits.columns.drop("target")))) == list(found)
 
 
-def test_a_query_may_end_as_in_psql(s):
-    assert s.query("SELECT 1 AS one; ").one[0] == 1
-    assert s.query("""SELECT '{"a":1}'::json ->> 'a' AS one""").one[0] == "1"
-    assert s.query("SELECT :x AS one -- and no more", x="y").one[0] == "y"
-
-
 def test_a_call_shows_its_progress(s, example, capsys):
     s.progress = True
     s.set(reuse=False)
@@ -414,31 +408,6 @@ def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run
     db.run("DROP ROLE looker, taker")
 
 
-def test_a_run_that_has_nothing_to_draw_says_so(db, s, example):
-    s.set(reuse=False)
-    with pytest.raises(ServerError, match="all 1 configurations failed"):
-        s.load_model_selection_table(
-            "small", "bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"], ["batch_size=8"]
-        )
-        s.fit_multiple(example["train"], "nothing", "bad", 1)
-    failed = s.run()
-    assert failed.info.status == "failed" and "nonsense" in failed.leaderboard().reason[0]
-    for draw in (failed.plot_curves, failed.plot_leaderboard, failed.plot_parallel):
-        with pytest.raises(ClientError, match="no evaluations|no results|two configurations"):
-            draw()
-    with pytest.raises(ClientError, match="has a result yet"):
-        failed.predict(example["digits"])
-    assert "nonsense" in failed.report()
-
-
-def test_the_report_is_the_servers(db, run, tmp_path):
-    path = run.report(tmp_path / "report.html")
-    with open(path, encoding="utf-8") as file:
-        made = [file.read(), db.value("SELECT madlib.mop_report(%s)", [run.run_id])]
-    without = [re.sub(r"<p>Made .*? by", "", text) for text in made]
-    assert without[0] == without[1] and "py_models" in without[0]
-
-
 # --- bridges ---------------------------------------------------------------------------------------------------
 def test_optuna_has_a_trial_for_each_configuration(run, tmp_path):
     optuna = pytest.importorskip("optuna", reason="not run: to_optuna needs optuna")
@@ -538,40 +507,11 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
     db.run("DROP OWNED BY client_stranger; DROP ROLE client_stranger, client_nobody")
 
 
-def test_who_may_not_use_it_is_told_what_to_do(db):
-    db.run(
-        "DROP ROLE IF EXISTS looks_on, inherits_not; CREATE ROLE looks_on LOGIN; GRANT USAGE ON SCHEMA madlib TO "
-        "looks_on; CREATE ROLE inherits_not LOGIN NOINHERIT IN ROLE mop_user"
-    )
-    for role, hint in (
-        ("looks_on", 'GRANT mop_user TO "looks_on";'),
-        (
-            "inherits_not",
-            'The role is a member .*: (ALTER ROLE "inherits_not" INHERIT;|GRANT '
-            'mop_user TO "inherits_not" WITH INHERIT TRUE;)',
-        ),
-    ):
-        with pytest.raises(ClientError, match=f'role "{role}" may not use pg_mop\nHINT: {hint}'):
-            Selection(db.uri(role))
-    db.run("DROP OWNED BY looks_on; DROP ROLE looks_on, inherits_not")
-
-
 def test_one_models_fit_is_one_configuration(s, example):
     board = s.madlib_keras_fit(
         example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2, metrics_compute_frequency=1
     ).leaderboard()
     assert list(board.mst_key) == [1] and board["training loss"].notna().all() and board["training seconds"][0] > 0
-
-
-def test_another_drivers_engine_is_refused():
-    class Engine(sqlalchemy.Engine):
-        driver = "asyncpg"
-
-        def __init__(self):
-            pass
-
-    with pytest.raises(ClientError, match="the engine's driver is asyncpg, not psycopg2"):
-        Selection(Engine())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import decimal
 import os
 import pathlib
 import re
-import resource
 import signal
 import threading
 import uuid
@@ -118,17 +117,6 @@ def test_types_of_pandas_that_mean_the_same_give_the_same_answers(model, people)
     assert nothing.equals(model.predict(rows.drop(columns=["score", "joined"])))
 
 
-def test_numbers_are_predicted_as_numbers(income, people):
-    found = income.predict(people.set_index("id", drop=False).drop(columns="income"))
-    assert list(found.columns) == ["prediction"] and found.prediction.dtype == "float64"
-    error = numpy.sqrt(((found.prediction.to_numpy() - people.income) ** 2).mean())
-    measured = income.evaluate(people).set_index("metric").value
-    assert measured["rmse"] == pytest.approx(error, rel=1e-5)
-    assert measured.equals(income.evaluate("clients").set_index("metric").value)
-    bands = income.regression_report(people)
-    assert bands.row_count.sum() == ROWS and len(bands) == 10
-
-
 def test_reports_agree_with_the_predictions(model, people):
     predicted = model.predict(people).prediction
     matrix = model.confusion_matrix(people)
@@ -219,20 +207,6 @@ def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income,
     with pytest.raises(ServerError, match="predicts classes, not numbers") as caught:
         model.regression_report(people)
     assert "mop_class_report" in caught.value.hint
-
-
-def test_versions_are_trained_compared_and_put_into_use(s, model, people):
-    assert 'Version 2 of model "leaving"' in model.retrain(time_limit="60 s", automatic=False)
-    assert list(model.versions().version) == [1, 2] and model.info.version == 2
-    first, second = (s.model("leaving", v).evaluate(people).set_index("metric").value for v in (1, 2))
-    compared = model.compare(1, 2, people).set_index("metric")
-    assert compared.first_value["accuracy"] == pytest.approx(first["accuracy"])
-    assert compared.second_value["accuracy"] == pytest.approx(second["accuracy"])
-    model.use_version(1)
-    assert model.info.version == 1
-    with pytest.raises(ClientError, match="model leaving has no version 9") as caught:
-        s.model("leaving", 9)
-    assert caught.value.hint == "The versions are 1, 2."
 
 
 def test_what_is_no_model_or_no_source_is_told(s, model, people):
@@ -365,16 +339,6 @@ def test_a_column_gets_the_type_of_its_values(db, s, values, sql_type, stored):
     assert [next(iter(r.values())) for r in db.run("TABLE loaded")] == stored
 
 
-def test_bytes_are_loaded(db, s):
-    s.load(pandas.DataFrame({"a": [b"\x00\xff\\", None]}), "loaded_bytes")
-    assert [r["a"] and bytes(r["a"]) for r in db.run("TABLE loaded_bytes")] == [b"\x00\xff\\", None]
-
-
-def test_many_rows_keep_their_order(db, s):
-    s.load(pandas.DataFrame({"n": range(25_000), "t": ["x" * 20] * 25_000}), "loaded_many", key="n")
-    assert db.value("SELECT count(*) = 25000 AND min(n) = 0 AND max(n) = 24999 AS all_of_them FROM loaded_many")
-
-
 @pytest.mark.parametrize(
     "values, message",
     [
@@ -432,17 +396,6 @@ def test_a_column_of_paths_becomes_the_bytes_of_the_files(db, s, photos, tmp_pat
         assert i == 7 or bytes(found[i]["photo"]) == bytes(found[i]["again"])
     s.load(photos.head(2), "photos", images="photo", replace=True)
     assert db.value("SELECT count(*) FROM photos") == 2
-
-
-def test_large_files_are_read_one_by_one(db, s, tmp_path):
-    """The client's memory does not grow with the number of files."""
-    large = tmp_path / "large.png"
-    large.write_bytes(images.MAGIC[0] + bytes(20_000_000))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    s.load(pandas.DataFrame({"photo": [large] * 12}), "large_photos", images="photo")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 250_000  # kilobytes
-    assert db.value("SELECT sum(octet_length(photo)) FROM large_photos") == 12 * 20_000_008
-    db.run("DROP TABLE large_photos")
 
 
 def test_what_is_no_image_is_named_with_its_row_before_anything_is_written(db, s, photos, tmp_path, monkeypatch):

@@ -15,19 +15,7 @@ from support.client import Calling, Client
 from support.cluster import Cluster, eventually, fork_servers
 from support.trainers import all_trainers, of_backend, trainers
 from support.tries import tries
-from support.workload import (
-    ADAM,
-    assert_invariants,
-    dense,
-    fit,
-    last_run,
-    layer,
-    load,
-    make_data,
-    pickled,
-    selection,
-    sequential,
-)
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, pickled, selection
 
 OPTIONS = {
     "threads": 1,
@@ -191,20 +179,6 @@ def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
         db.run("DELETE FROM madlib.mop_limit")
 
 
-def test_a_lower_limit_holds_for_the_next_lease(db):
-    pid = returned(db, db.another("ana"))
-    db.run("INSERT INTO madlib.mop_limit (role, trainer_memory_mb) VALUES ('ana', 3000)")
-    try:
-        client = db.another("ana")
-        other = lease(client)
-        assert other != pid
-        words = pathlib.Path(f"/proc/{other}/cmdline").read_text().replace("\0", " ").split()
-        assert words[-2] == "3000"
-        client.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
 def test_a_new_role_with_the_name_of_a_dropped_one_gets_nothing_of_it(db):
     db.run("CREATE ROLE cleo LOGIN; GRANT mop_user TO cleo")
     pid = returned(db, db.another("cleo"))
@@ -295,29 +269,6 @@ def test_a_trainer_that_has_run_a_custom_function_does_not_return(db):
     assert eventually(lambda: not leased(db))
     assert len(idle(db)) <= 2 - len(ran)
     db.run("DROP TABLE madlib.functions")
-
-
-def test_a_lease_does_not_depend_on_the_one_before(db):
-    """Random states and optimizers begin anew: weights are the same from new trainers and from those of other leases."""
-    shaken = sequential(
-        "shaken",
-        [4],
-        layer("Dense", name="a", units=8, activation="relu"),
-        layer("Dropout", name="d", rate=0.5),
-        layer("Dense", name="b", units=3, activation="softmax"),
-    )
-    load(db, "shaken_arch", shaken)
-    selection(db, "shaken_mst", "shaken_arch", [(1, ADAM.format(0.01), "batch_size=5, shuffle=True")])
-    client = db.another()
-    client.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.reuse = off")
-    run_id = fit(client, "flowers_packed", "first", "shaken_mst")
-    trained = idle(db)
-    fit(client, "flowers_packed", "between", "mst")
-    client.run("SELECT madlib.mop_replay(%s, 'once_more')", [run_id])
-    assert idle(db) == trained
-    found = [client.run(f"SELECT model_weights::text FROM {output}") for output in ("first", "once_more")]
-    assert found[0] == found[1]
-    client.close()
 
 
 def test_a_session_does_not_kill_a_trainer_that_has_left_it(db):

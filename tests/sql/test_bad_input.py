@@ -94,19 +94,6 @@ def test_an_object_table_must_exist(db, data):
     nothing_is_left(db, before)
 
 
-def test_a_source_made_in_the_same_transaction_is_refused_with_a_hint(db, data):
-    before = state(db)
-    db.run("BEGIN")
-    make_data(db, "fresh", segments=2)
-    error = db.error(call(source="'fresh_packed'"))
-    assert "fresh_packed" in str(error) and "COMMIT" in error.diag.message_hint
-    nothing_is_left(db, before)
-    db.run("BEGIN; UPDATE flowers_packed SET buffer_id = buffer_id + 0")
-    error = db.error(call())
-    assert "other sessions do not see" in str(error) and "COMMIT" in error.diag.message_hint
-    nothing_is_left(db, before)
-
-
 def test_a_temporary_source_is_refused_with_a_hint(db, data):
     db.run(
         "CREATE TEMP TABLE temporary AS SELECT * FROM flowers_packed;"
@@ -135,16 +122,6 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
     assert "is not visible to other sessions" in str(error) and "permanent" in error.diag.message_hint
     nothing_is_left(db, before)
     db.run("DROP TABLE pg_temp.packed, pg_temp.packed_summary")
-
-
-def test_a_name_with_capitals_is_told_in_quotes(db, data):
-    db.run('CREATE TABLE "Iris_New" AS SELECT id AS "Id", x AS "Features", y AS "Class" FROM flowers')
-    error = db.error("SELECT madlib.training_preprocessor_dl('Iris_New', 'iris', 'Class', 'Features')")
-    assert "'Iris_New' does not exist" in str(error) and """'"Iris_New"'""" in error.diag.message_hint
-    db.run("""SELECT madlib.training_preprocessor_dl('"Iris_New"', '"Iris_Packed"', 'Class', 'Features')""")
-    error = db.error(call(source="'public.Iris_packed'"))
-    assert """'public."Iris_Packed"'""" in error.diag.message_hint
-    db.run('DROP TABLE "Iris_New", "Iris_Packed", "Iris_Packed_summary"')
 
 
 def test_a_source_locked_by_the_caller_is_refused_at_once(db, data):
@@ -242,33 +219,4 @@ def test_an_unknown_setting_is_an_error_until_it_is_reset(db, data, name):
     assert "unrecognized setting" in str(client.error(call(output="'never'")))
     client.run("ROLLBACK")
     assert "NULL/empty output" in str(client.error(call(output="NULL")))
-    client.close()
-
-
-@pytest.mark.parametrize("of", ["ROLE postgres", "DATABASE {}"])
-def test_an_unknown_setting_of_a_role_or_a_database_is_an_error(db, data, of):
-    of = of.format(f'"{db.database}"')
-    db.run(f"ALTER {of} SET pg_mop.sed = 1")
-    try:
-        client = db.another()
-        assert 'unrecognized setting "pg_mop.sed"' in str(client.error(call(output="'never'")))
-        client.run("SET pg_mop.sed = ''")
-        assert "NULL/empty output" in str(client.error(call(output="NULL")))
-        client.close()
-    finally:
-        db.run(f"ALTER {of} RESET pg_mop.sed")
-
-
-def test_the_names_of_settings_are_found_in_the_servers_array(db):
-    """Greenplum 6 needs this function. PostgreSQL before 16 has the same array, so that it can be tested here."""
-    if db.connection.server_version >= 160000:
-        pytest.skip("not run: PostgreSQL 16 and later have no array of settings")
-    client = db.another()
-    client.run("SELECT madlib.training_preprocessor_dl(); SET pg_mop.sed = 1; SET work_mem = '5MB'")
-    client.run(
-        "CREATE FUNCTION pg_temp.names() RETURNS bytea LANGUAGE plpython3u AS "
-        "$$import ctypes\nfrom pg_mop.backend import custom_settings as s\nreturn s._names_of_all(ctypes.PyDLL(None))$$"
-    )
-    names = bytes(client.value("SELECT pg_temp.names()")).split(b"\0")
-    assert b"pg_mop.sed" in names and b"work_mem" in names and len(names) > 300
     client.close()

@@ -97,15 +97,6 @@ def test_nothing_is_unpickled_for_those_who_are_no_superusers(db, functions, tmp
     client.close()
 
 
-def test_a_table_that_a_plain_role_owns_is_refused(db, functions):
-    make_data(db)
-    load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, "loss='squared', optimizer='Adam()'", "")])
-    db.run("UPDATE mst_summary SET object_table = 'madlib.functions'; ALTER TABLE madlib.functions OWNER TO plain")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 1, FALSE)")
-    assert "no superuser" in str(error)
-
-
 def test_training_with_custom_losses_and_metrics(db, functions):
     make_data(db, segments=1)  # so that all visit the rows in the same order
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
@@ -189,18 +180,6 @@ def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
     ):
         assert fragment in str(db.error(call.format(loss, metric, rest)))
     assert db.value("SELECT to_regclass('none')") is None
-
-
-def test_an_object_table_is_used_by_generate_too(db, functions):
-    load(db, "arch", dense())
-    db.run("DROP TABLE IF EXISTS gen, gen_summary")
-    db.run(
-        "SELECT madlib.generate_model_configs('arch', 'gen', ARRAY[1], $${'loss': ['squared'], 'metrics': ['mae'],"
-        "'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]}]}$$, $${'batch_size': [8]}$$, 'grid', "
-        "NULL, NULL, 'functions')"
-    )
-    assert db.value("SELECT count(*) FROM gen") == 2
-    assert db.value("SELECT object_table FROM gen_summary") == "madlib.functions"
 
 
 def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions):

@@ -79,19 +79,6 @@ def test_other_parameters_are_accepted(db, data, extra, fit):
     assert summary(db)["training_loss_final"] >= 0
 
 
-def test_a_quoted_architecture_table_and_outputs_in_other_schemas(db, data):
-    db.run("CREATE SCHEMA IF NOT EXISTS other")
-    train(db, "other.one", '"Odd arch!"')
-    assert summary(db, "other.one")["model_arch_table"] == '"Odd arch!"'
-    train(db, "pg_temp.one", rest="1")
-    db.run("DROP TABLE IF EXISTS pg_temp.scores, pg_temp.guesses")
-    db.run("SELECT madlib.madlib_keras_evaluate('pg_temp.one', 'flowers_val', 'pg_temp.scores')")
-    db.run("SELECT madlib.madlib_keras_predict('pg_temp.one', 'flowers', 'id', 'x', 'pg_temp.guesses')")
-    assert db.value("SELECT count(*) FROM pg_temp.guesses") == 300
-    assert db.value("SHOW plan_cache_mode") == "auto"
-    db.run("DROP TABLE pg_temp.one, pg_temp.one_summary, pg_temp.scores, pg_temp.guesses")
-
-
 def test_evaluate_and_predict_read_a_single_model(db, data):
     train(db)
     db.run("DROP TABLE IF EXISTS scores, guesses")

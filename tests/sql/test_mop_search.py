@@ -204,19 +204,6 @@ def test_a_search_whose_end_was_cancelled_is_written_by_mop_resume(db, data):
     db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
-def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
-    db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
-    db.run(
-        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')", [SPACE]
-    )
-    run_id = last_run(db)
-    units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s"
-    before = db.value(units, [run_id])
-    db.run("ROLLBACK")
-    assert search(db, procedure="random", parameters="iterations=2, trials=3") == run_id
-    assert db.value(units, [run_id]) == before and db.value("SELECT count(*) FROM found") == 3
-
-
 def test_people_stop_trials_and_add_some(db, data):
     other = db.another()
     other.run(
@@ -517,21 +504,6 @@ def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, d
     db.run("RESET pg_mop.reuse; RESET pg_mop.sharing; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
-def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
-    rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
-    db.run("SET pg_mop.reuse = off")
-    for name in ("asha", "median-stopping"):
-        search(
-            db,
-            space="{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
-            "'optimizer_params_list': [{'optimizer': ['Adam'], " + rates + "}]}",
-            procedure=name,
-            parameters="iterations=9, trials=4, parallel=1",
-        )
-        assert db.value("SELECT count(*) FROM found_trials WHERE status <> 'failed'") == 4
-    db.run("RESET pg_mop.reuse")
-
-
 def test_max_trials_counts_what_is_tried_now(db, data):
     """A person's trial is beside it, and what is known from earlier does not count."""
     first = search(db, procedure="random", parameters="iterations=1, trials=6")
@@ -585,21 +557,6 @@ def test_nothing_is_left_to_try(db, data):
         [space, first],
     )
     assert "nothing is left to try" in str(error)
-
-
-def test_more_of_a_search_brings_its_trials_up_to_date(db, data):
-    space = GRID.replace("[8]", "[8], 'keep': ['last']")  # (the best iteration need not be the last)
-    run_id = search(db, space=space, procedure="grid", parameters="iterations=2", metric="accuracy")
-    for given, length in ((run_id, 3), (None, 4)):  # then of that run
-        db.run("SELECT madlib.mop_more(%s, 3, 1)", [given or last_run(db)])
-        trial = db.run("SELECT * FROM found_trials WHERE mst_key = 3")[0]
-        info = db.run("SELECT * FROM found_info WHERE mst_key = 3")[0]
-        assert trial["iterations"] == info["iteration"] == trial["metric_iters"][-1] == length
-        assert trial["metric_final"] == trial["metric"][-1] == info["training_metrics_final"]
-    assert db.value(
-        "SELECT metric_final = (SELECT max(metric_final) FROM found_trials) FROM found_trials WHERE "
-        "mst_key = (SELECT best_mst_key FROM found_summary)"
-    )
 
 
 @pytest.mark.parametrize("strategy", ["averaging", "sequential"])
@@ -824,24 +781,3 @@ def test_another_role_neither_sees_nor_steers_a_search(db, data):
         assert "there is no run" in str(stranger.error(f"SELECT madlib.{call}", [run_id]))
     stranger.close()
     db.run("DROP OWNED BY stranger; DROP ROLE stranger")
-
-
-def test_copies_of_a_population_train_beside_decay(db, data):
-    space = SPACE.replace("['Adam']", "['SGD']").replace("'log']", "'log'], 'decay': [0.01, 0.1]")
-    run_id = search(db, "decaying", space, "population", "iterations=4, population=4, interval=1, fraction=0.5")
-    assert_search_invariants(db, run_id)
-    trials = db.run("SELECT mst_key, status, compile_params FROM decaying_trials ORDER BY 1")
-    assert len(trials) > 4 and {t["status"] for t in trials} <= {"finished", "stopped"}
-    assert all("decay=0." in t["compile_params"] for t in trials)
-    assert any("lr=[" in t["compile_params"] and t["status"] == "finished" for t in trials)
-
-
-@pytest.mark.parametrize(
-    "parameters", ["iterations=9, trials=20, sampler=tpe", "iterations=9, trials=12, sampler=cmaes"]
-)
-def test_asha_takes_samplers_that_learn(db, data, parameters):
-    if "cmaes" in parameters:
-        pytest.importorskip("cmaes", reason="not run: it needs cmaes")
-    run_id = search(db, "learning", procedure="asha", parameters=parameters, metric="accuracy")
-    assert_search_invariants(db, run_id)
-    assert db.value("SELECT count(*) FROM learning_trials") >= 12

@@ -134,19 +134,6 @@ def test_validation_bytes_are_the_source_rows_in_scan_order(db):
     assert b"".join(b["y"] for b in buffers(db, validation)) == hot.tobytes()
 
 
-def test_validation_keeps_scan_order_over_many_chunks_and_classes(db):
-    db.run(
-        "CREATE TABLE long AS SELECT ARRAY[i]::float8[] AS x, (i * 7919 % 601)::text AS y "
-        "FROM generate_series(1, 6000) i"
-    )
-    packed = train(db, "long")
-    validation = validate(db, packed, "long")
-    assert unpack(db, validation, "x", "<f4").ravel().tolist() == list(range(1, 6001))
-    classes, hot = summary(db, packed)["y_class_values"], unpack(db, validation, "y", "<i2")
-    assert [classes[k] for k in hot.argmax(axis=1)] == [str(i * 7919 % 601) for i in range(1, 6001)]
-    assert sorted(unpack(db, packed, "x", "<f4").ravel()) == list(range(1, 6001))
-
-
 def test_arrays_of_more_dimensions_are_packed_row_major(db):
     db.run(
         "CREATE TABLE images AS SELECT ARRAY[[[1,2,3],[4,5,6]],[[7,8,9],[i,i,i]]]::numeric[] AS img, i AS y "
@@ -208,14 +195,6 @@ def test_x_is_stored_uncompressed_in_every_partition(db):
     ] == ["e"] * 3
 
 
-def test_output_may_be_temporary(db):
-    db.run("SET pg_mop.segments = 2")
-    train(db, "rows17", "y", "x", 5, output="pg_temp.tmp_train")
-    validate(db, "tmp_train", "rows17", "y", "x", output="pg_temp.tmp_validation")
-    assert db.value("SELECT sum(x_shape[1]) FROM pg_temp.tmp_validation") == 17
-    assert db.value("SELECT bool_and(relpersistence = 't') FROM pg_class WHERE relname LIKE 'tmp\\_%'")
-
-
 def test_output_goes_to_the_named_schema_and_quotes_are_honoured(db):
     db.run('CREATE SCHEMA "Other S"')
     train(db, output='"Other S"."My ""packed"" t"')
@@ -224,15 +203,6 @@ def test_output_goes_to_the_named_schema_and_quotes_are_honoured(db):
 
 
 # --- order ------------------------------------------------------------------------------------------------
-
-
-def test_same_seed_gives_the_same_bytes_and_another_seed_another_order(db):
-    db.run("SET pg_mop.seed = 42")
-    one, two = train(db, "rows17", "y", "x", 5), train(db, "rows17", "y", "x", 5)
-    db.run("SET pg_mop.seed = 43")
-    three = train(db, "rows17", "y", "x", 5)
-    assert buffers(db, one) == buffers(db, two) != buffers(db, three)
-    assert "seed 42" in db.value(f"SELECT obj_description('{one}'::regclass)")
 
 
 def test_training_rows_are_shuffled_over_the_whole_table(db):
@@ -334,10 +304,6 @@ def test_numeric_array_labels_pass_through(db, column, kind):
     for table in (packed, validation):
         row = summary(db, table)
         assert (row[column + "_class_values"], row["num_classes"], row["dependent_vartype"]) == (None, [], [kind])
-
-
-def test_num_classes_of_a_numeric_array_records_its_real_width(db):
-    assert summary(db, train(db, "rows17", "hot4", "x", None, 1, [7]))["num_classes"] == [2]
 
 
 def test_null_is_the_first_class(db):
@@ -454,16 +420,6 @@ def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
         assert row["y2_class_values"] == ["0", "1", None] and row["dependent_varname"] == ["y1", "y2", "y3"]
 
 
-def test_quoted_names_with_quotes_commas_and_capitals_work(db):
-    db.run('CREATE TABLE "Odd, ""T""" ("X ""1"", a" int[], "Select" text, "ümläut%%s" int)'.replace("%%", "%"))
-    db.run("INSERT INTO \"Odd, \"\"T\"\"\" VALUES ('{1,2}', 'a', 1), ('{3,4}', 'b', 2)")
-    packed = train(db, '"Odd, ""T"""', '"Select", "ümläut%s"', '"X ""1"", a"')
-    table = validate(db, packed, '"Odd, ""T"""', 'Select, "ümläut%s"', '"X ""1"", a"')
-    assert unpack(db, table, 'X "1", a', "<f4").tolist() == [[1, 2], [3, 4]]
-    assert summary(db, table)["dependent_varname"] == ["Select", "ümläut%s"]
-    assert labels(db, table, "ümläut%s") == [[1, 0], [0, 1]] and summary(db, table)["Select_class_values"] == ["a", "b"]
-
-
 def test_source_may_be_a_view_a_temporary_a_partitioned_or_a_foreign_table(db):
     db.run(
         "CREATE TEMP TABLE temporary AS SELECT * FROM rows17; CREATE VIEW viewed AS SELECT * FROM rows17;"
@@ -577,13 +533,6 @@ def test_bad_arguments_of_validation_name_the_fault(db, good, change, fragment):
     error = db.error(CALLS["validation"].format(**{**DEFAULTS, **change}))
     assert fragment in str(error)
     assert "no_table" not in str(error) or "training_preprocessor_dl" in error.diag.message_hint
-
-
-def test_unknown_classes_are_listed_and_null_is_one(db, good):
-    train(db, "rows17", "letter", output="abc")
-    db.run("CREATE VIEW stranger AS SELECT x, 'z'::text AS y FROM rows17 UNION ALL SELECT x, NULL FROM rows17")
-    error = db.error("SELECT madlib.validation_preprocessor_dl('stranger', 'never', 'y', 'x', 'abc')")
-    assert "subset" in str(error) and error.diag.message_detail == "Training has no class NULL, z."
 
 
 @pytest.mark.parametrize("column", ["x", "y"])

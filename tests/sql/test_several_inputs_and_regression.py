@@ -56,12 +56,6 @@ def test_predictions_of_several_outputs(db, two):
     assert np.mean([float(r["share"]) for r in right]) == pytest.approx(mean, abs=1e-6)
 
 
-def test_inputs_in_the_wrong_order_are_refused(db, two):
-    db.run("SELECT madlib.training_preprocessor_dl('raw', 'swapped', 'kind, side', 'slim, wide', 10)")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('swapped', 'm', 'mst', 1, FALSE)")
-    assert "input shape does not match" in str(error)
-
-
 def test_what_needs_a_single_output_is_a_misfit(db, two):
     selection(
         db,
@@ -250,20 +244,6 @@ def test_numbers_are_packed_as_float32(db, houses):
     y = np.frombuffer(bytes(rows["price"]), "<f4")
     assert rows["price_shape"] == [len(y), 1]
     assert y.tolist() == [0.25 * a - 0.5 * b + 0.125 for a, b in x]
-
-
-def test_a_linear_function_is_learnt(db, houses):
-    first, second = db.run("SELECT * FROM houses_models_info ORDER BY mst_key")
-    assert first["validation_loss_final"] < 0.05 and first["metrics_type"] == ["mae"]
-    assert second["error"] is None and second["loss_type"] == "huber"
-    assert db.value("SELECT dependent_dtype FROM houses_models_summary") == "float32"
-
-
-def test_who_packs_numbers_as_classes_is_told_how_else(db, houses):
-    db.run("SELECT madlib.training_preprocessor_dl('houses', 'price_classes', 'price', 'x', 20)")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('price_classes', 'never', 'houses_mst', 1, FALSE)")
-    assert "the architecture outputs 1 classes" in str(error)
-    assert "dependent_dtype => 'float32'" in error.diag.message_hint
 
 
 def test_predictions_are_the_numbers(db, houses):

@@ -294,16 +294,3 @@ def test_a_run_that_grows_is_known_to_the_planner(db, data):
         calling.end()
         caller.close()
         db.run("SELECT madlib.mop_drop_run(%s)", [last_run(db)])
-
-
-def test_a_run_goes_on_where_the_planner_cannot_be_told(db, data):
-    selection(db, "long", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=9") for k in range(2)])
-    body = db.value("SELECT prosrc FROM pg_proc WHERE oid = 'madlib.mop_count_rows()'::regprocedure")
-    change = "CREATE OR REPLACE FUNCTION madlib.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $f${}$f$"
-    db.run(change.format("BEGIN RAISE EXCEPTION 'canceling statement' USING ERRCODE = '57014'; END"))
-    try:
-        db.run("SELECT madlib.madlib_keras_fit_multiple_model('one_packed', 'told', 'long', 520, FALSE)")
-    finally:
-        db.run(change.format(body))
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [last_run(db)]) == "finished"
-    db.run("SELECT madlib.mop_drop_run(%s)", [last_run(db)])

@@ -69,23 +69,6 @@ def test_the_tree_is_drawn_named_and_followed_by_keyboard(db, browser, page, mad
     assert problems(browser) == []
 
 
-def test_arrow_keys_reach_every_trial(db, browser, page, made, screen):
-    screen(DESKTOP)
-    nodes = family(db, made)
-    opened(browser, page, f"/run/{made}?tab=family", "#family-picture svg circle")
-    shown(browser, "family")
-    focus(browser, "family")
-    press(browser, "HOME")
-    reached = set()
-    for _ in range(max(n["x"] for n in nodes) + 1):
-        for key in ["ARROW_UP"] * len(nodes) + ["ARROW_DOWN"] * len(nodes):
-            press(browser, key)
-            reached.add(int(readout(browser, "family").split()[1]))
-        press(browser, "ARROW_LEFT")
-    generation = max(n["x"] for n in nodes if n["mst_key"] in reached)
-    assert {n["mst_key"] for n in nodes if n["x"] <= generation} <= reached
-
-
 def test_the_report_has_the_tree_and_names_are_text(db, browser, made, screen, tmp_path):
     screen(DESKTOP)
     db.run("BEGIN")

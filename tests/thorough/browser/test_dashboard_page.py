@@ -6,9 +6,8 @@ import re
 import pytest
 
 from support.browser import DESKTOP, PHONE, SMALL, opened, press, problems, text, value
-from support.client import Calling
 from support.cluster import eventually
-from support.served import ATTACK, Served
+from support.served import ATTACK
 from support.workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
 CARDS = ("state", "best", "failed", "next")
@@ -207,38 +206,6 @@ def test_the_list_is_searched_sorted_and_filtered(db, browser, page, made, scree
     opened(browser, page, "/", "#table tbody tr")
     assert value(browser, stops) == 1
     assert problems(browser) == []
-
-
-def test_the_clock_goes_on_and_what_is_old_says_so(db, browser, page, made, screen):
-    screen(DESKTOP)
-    selection(db, "long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02, 0.03)])
-    caller = db.another()
-    calling = Calling(
-        caller,
-        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long_models', 'long', 3000, FALSE, NULL, 1)",
-    )
-    other = Served(db.uri())
-    try:
-        running = "SELECT run_id FROM madlib.mop_runs WHERE status = 'running'"
-        assert eventually(lambda: db.value(running) is not None, 120)
-        opened(browser, other, f"/run/{db.value(running)}", "#card-state progress")
-        assert eventually(lambda: re.search(r"done at \d+:\d\d", text(browser, "#card-state")), 120)
-        assert eventually(lambda: "best so far" in text(browser, "#headline"), 120)
-        other.process.kill()  # nothing answers now
-        took = "document.querySelector('[data-tick=time]').textContent"
-        before = value(browser, took)
-        assert eventually(lambda: value(browser, took) != before, 120)
-        assert eventually(lambda: re.search(r"as of \d+ s ago", value(browser, took)), 120)
-        old = r"^results as of \d+ s ago$"
-        assert eventually(lambda: re.search(old, text(browser, "#board-age")), 120)
-        assert re.search(old, value(browser, "document.querySelector('#card-best [data-tick=results]').textContent"))
-        assert "trying again" in text(browser, "#connection")
-    finally:
-        other.end()
-        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
-        calling.end()
-        caller.close()
-        browser.get_log("browser")
 
 
 def test_one_configuration_is_shown_in_a_drawer(db, browser, page, made, screen):

@@ -115,30 +115,6 @@ def test_a_part_of_an_axis_sets_the_one_filter(browser, page, made, screen):
     assert problems(browser) == []
 
 
-def test_a_filter_is_drawn_by_keyboard(browser, page, made, screen):
-    screen(DESKTOP)
-    opened(browser, page, f"/run/{made}")
-    shown(browser, "parallel")
-    focus(browser, "parallel")
-    for _ in range(axes(browser).index("learning_rate") + 1):
-        press(browser, "ARROW_RIGHT")
-    press(browser, "ARROW_UP")
-    assert "from 0.003 to 0.1" in readout(browser, "parallel")
-    assert eventually(lambda: value(browser, ROWS) == 12 and "low.learning_rate=0.003" in browser.current_url, 120)
-    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ARROW_DOWN).key_up(Keys.SHIFT).perform()
-    assert eventually(lambda: value(browser, ROWS) == 8 and "high.learning_rate=0.03" in browser.current_url, 120)
-    assert value(browser, "document.activeElement.closest('#parallel-picture') !== null")  # the focus stays
-    press(browser, "DELETE")
-    assert eventually(lambda: value(browser, ROWS) == 16, 120)
-    focus(browser, "slices")
-    press(browser, "ARROW_RIGHT")
-    press(browser, "[")
-    assert eventually(lambda: "low." in browser.current_url or "is." in browser.current_url, 120)
-    press(browser, "DELETE")
-    assert eventually(lambda: value(browser, ROWS) == 16, 120)
-    assert problems(browser) == []
-
-
 def test_two_parameters_make_a_map(browser, page, made, screen):
     screen(DESKTOP)
     opened(browser, page, f"/run/{made}")

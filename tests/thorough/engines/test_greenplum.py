@@ -648,28 +648,6 @@ def test_a_session_trains_all_segments_of_a_host_with_one_trainer(trained):
 START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_host_segment WHERE dist_key = %s"
 
 
-def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
-    ann.run("CREATE SCHEMA hers; SET search_path = hers; SET pg_mop.threads = 1; SET client_min_messages = warning")
-    make_data(ann, rows=60, buffer_size=9)
-    load(ann, "arch", dense())
-    selection(ann, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
-    run_id = fit(ann, "flowers_packed", "models", "mst")
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
-    assert bob.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
-    assert bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]).pgcode == "42501"
-    writes = {"fit_params": "batch_size=8, callbacks=[TensorBoard(log_dir='/tmp/x')]"}
-    place = ann.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
-    options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
-    ann.run(START, [json.dumps(options), place])
-    for unit, model in (({}, writes), (writes, {})):
-        assert "only a superuser may use callbacks" in str(
-            ann.error(
-                f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_host_segment WHERE dist_key = {place}",
-                [json.dumps({"unit": unit, "objects": [[]], "models": [model]})],
-            )
-        )
-
-
 def test_a_trainer_at_a_segment_is_within_the_roles_limits(db, ann):
     place = ann.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
     options, again = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow"}, db.another("ann")
@@ -748,18 +726,6 @@ def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting)
     client.run("INSERT INTO flowers VALUES (102, '{1,2,3,1}', 'a')")
     assert len(predicted(client, "flowers")) == 306, "what this transaction has written counts"
     client.run("ROLLBACK")
-    client.close()
-
-
-def test_ids_come_back_as_they_were_and_who_may_not_choose_the_planner_predicts_too(predicting):
-    client = predicting.another()
-    client.run(SETTINGS)
-    client.run("CREATE TABLE odd AS SELECT id * 1.000000001::float8 AS id, x FROM flowers DISTRIBUTED BY (id)")
-    client.run(PREDICT, ["odd", "of_odd"])
-    assert client.value("SELECT count(*) FROM of_odd o JOIN odd USING (id)") == 303
-    client.run("SET optimizer_control = off")
-    client.run(PREDICT, ["flowers", "of_flowers"])
-    assert client.value("SELECT count(*) FROM of_flowers") == 303
     client.close()
 
 
@@ -1049,55 +1015,6 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
         assert problem.pgcode == "0A000" and "is not supported on Greenplum yet" in str(problem), call
     assert trained.run("SELECT * FROM madlib.mop_models") == []
     assert trained.value("SELECT count(*) FROM pg_class WHERE relname ~ '^(never|parts)'") == 0
-
-
-def evolution(output):
-    """A call of mop_search by regularized-evolution in the model space `family`."""
-    return f"""SELECT madlib.mop_search('flowers_packed', '{output}', NULL, $${{'loss': ['categorical_crossentropy'],
-        'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}}], 'batch_size': [8]}}$$,
-        'regularized-evolution', 'population=2, tournament=2, trials=4, iterations=1, parallel=1, inherit=on',
-        validation_table := 'flowers_val', model_space := 'family', random_state := 3)"""
-
-
-@pytest.fixture(scope="module")
-def evolved(trained):
-    """The session of `trained` with a model space, and the number of a run that searched it."""
-    trained.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
-    assert (
-        trained.value("""SELECT madlib.mop_space('family', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
-            "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
-        == 3
-    )
-    trained.run(evolution("bred"))
-    return trained, trained.value("SELECT max(run_id) FROM madlib.mop_runs")
-
-
-def test_a_call_is_explained_and_leaves_nothing(evolved, db):
-    client, run_id = evolved
-    explain, runs = "SELECT madlib.mop_explain(%s, 'json')", "SELECT count(*) FROM madlib.mop_runs"
-    before = client.value(runs)
-    train = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'expected', 'mst', 2, FALSE)"
-    plan = json.loads(client.value(explain, [train]))
-    assert (plan["engine"], plan["source"]["segments"], plan["source"]["rows"]) == ("Greenplum", 3, 101)
-    assert "Train 2 configurations" in client.value("SELECT madlib.mop_explain(%s)", [train])
-    assert json.loads(client.value(explain, [evolution("expected")]))["function"] == "mop_search"
-    assert client.value(runs) == before
-    assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^expected'") == 0
-    bad = client.error("SELECT madlib.mop_explain(%s)", [train.replace("flowers_packed", "nowhere")])
-    assert (bad.diag.message_primary, bad.pgcode) == (
-        "pg_mop: madlib_keras_fit_multiple_model: source table 'nowhere' does not exist",
-        "42P01",
-    )
-    measured = client.error("SELECT madlib.mop_explain(%s, 'text', TRUE)", [train])
-    assert measured.pgcode == "0A000" and "measure" in measured.diag.message_primary
-    other = client.error("SELECT madlib.mop_explain(%s)", ["SELECT madlib.mop_train('churn', 'flowers', 'y')"])
-    assert other.pgcode == "0A000" and "mop_train is not supported on Greenplum yet" in str(other)
-    client.run(train)  # (nothing is explained any more)
-    trained_run = client.value("SELECT max(run_id) FROM madlib.mop_runs")
-    assert trained_run > run_id and client.value("SELECT count(*) FROM expected") == 2
-    told = json.loads(client.value("SELECT madlib.mop_explain_run(%s, 'json')", [trained_run]))
-    assert told["prediction"]["training_units"] == 12
-    client.run("DROP TABLE expected, expected_info, expected_summary")
 
 
 # Keras' own, by another name and shape: it must give the very same numbers

@@ -307,26 +307,6 @@ def test_noted_copies_are_compared_and_stay_and_missing_ones_are_made_anew(serve
     servers.same(run_id)
 
 
-def test_one_server_under_two_names_joins_once(servers):
-    db = servers.db
-    add_server(db, "w3b", servers.third).close()
-    try:
-        with servers.busy():
-            call, run_id = servers.train()
-            db.run("SELECT madlib.mop_add_server(%s, name) FROM unnest(ARRAY['w3', 'w3b']) name", [run_id])
-            assert eventually(lambda: servers.is_joined(run_id), 120)
-            add(servers, run_id, "w3b")
-            told = f"run {run_id} goes on without server w3b, which does not join"
-            assert eventually(lambda: servers.coordinator.said().count(told) == 2, 120), (
-                "while w3 joins, and afterwards"
-            )
-        assert call.end() is None
-        assert 'server "w3b" is server "w3", under another name' in said(call)
-        servers.same(run_id)
-    finally:
-        db.run("DROP SERVER w3b CASCADE")
-
-
 def test_the_coordinator_is_killed_and_the_resumed_run_goes_on_with_it(servers):
     with servers.busy():
         call, run_id = servers.train()
