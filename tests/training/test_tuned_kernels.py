@@ -302,18 +302,6 @@ def test_what_is_compiled_counts():
     assert small.nbytes > 3 * once
 
 
-def test_memory_for_compiled_models_follows_the_limit_in_force():
-    import os
-
-    from mop_udf.training import model_cache
-
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0))
-    assert model_cache.cache_bytes(0, cores) == int(model_cache.CACHE_SHARE * memory)
-    assert model_cache.cache_bytes(0, 1) == int(model_cache.CACHE_SHARE * memory / cores)
-    assert model_cache.cache_bytes(1, 1) == 0 < model_cache.cache_bytes(100_000, 1) < 100_000 << 20
-
-
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
     from mop_udf.training import evaluation, model_cache
 

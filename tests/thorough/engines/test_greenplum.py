@@ -231,31 +231,6 @@ def finished_run(client, **changed):
     return run_id
 
 
-def state_tables(db, run_id):
-    return db.value(
-        "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s", [f"mop\\_state\\_{run_id}\\_%"]
-    )
-
-
-def test_a_run_is_opened_with_all_that_was_asked(ann):
-    run_id = open_run(ann)
-    assert ann.run("SELECT owner, status, seed, num_iterations FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == [
-        {"owner": "ann", "status": "running", "seed": 7, "num_iterations": 2}
-    ]
-    assert ann.value("SELECT metrics_iterations FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == [1, 2]
-    assert ann.run(
-        "SELECT stage, mst_keys, units_done FROM madlib.mop_stages WHERE run_id = %s ORDER BY 1", [run_id]
-    ) == [
-        {"stage": 1, "mst_keys": [1, 2], "units_done": 0},
-        {"stage": 2, "mst_keys": [1], "units_done": 0},
-        {"stage": 3, "mst_keys": [2], "units_done": 0},
-    ]
-    assert ann.value(
-        "SELECT array_agg(stage ORDER BY stage) FROM madlib.mop_own_stage WHERE run_id = %s AND evaluated", [run_id]
-    ) == [1, 3]
-    assert ann.value("SELECT count(*) FROM madlib.mop_own_copy WHERE run_id = %s", [run_id]) == 1
-
-
 def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     run_id = open_run(ann)
     token = ann.value("SELECT token FROM madlib.mop_tokens")
@@ -322,59 +297,6 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     db.run("REVOKE ann FROM bob")
 
 
-def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
-    lost = ann.another()
-    run_id = open_run(lost)
-    train(lost, run_id, 1, 0, 1)
-    lost.run(BEGIN.format(1, 1), [run_id])
-    busy = Calling(lost, "SELECT pg_sleep(600)")  # as the call that trains: a session that is idle runs nothing
-    assert eventually(
-        lambda: ann.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
-            [lost.connection.info.backend_pid],
-        ),
-        30,
-    )
-    reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tokens))"
-    assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
-    assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
-    ann.run("SELECT madlib.mop_housekeeping()")
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "running"
-    ann.run("SELECT pg_terminate_backend(%s)", [lost.connection.info.backend_pid])
-    while ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [lost.connection.info.backend_pid]):
-        pass
-    busy.end()
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
-    assert (
-        ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared", [run_id])
-        == "cancelled"
-    )
-    assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
-    assert ann.value(reopen, [run_id]) == 2
-    assert "taken over by another session" in str(ann.error(BEGIN.format(1, 2), [run_id]))
-    ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'infrastructure')", [run_id])
-    assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"segment": 0, "status": "finished"},
-        {"segment": 1, "status": "cancelled"},
-    ]
-
-
-def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
-    lost = ann.another()
-    runs = [open_run(lost), open_run(lost, function="madlib_keras_evaluate")]
-    lost.close()
-    while ann.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = ANY (%s) AND status = 'running'", [runs]):
-        pass
-    ann.run("SELECT madlib.mop_housekeeping()")
-    assert ann.run("SELECT run_id, status, error FROM madlib.mop_own_run WHERE run_id = ANY (%s)", [runs]) == [
-        {
-            "run_id": runs[0],
-            "status": "failed",
-            "error": "the session that ran it has ended; mop_resume goes on with it",
-        }
-    ]
-
-
 def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
     run_id = open_run(ann)
     second = ann.another()
@@ -387,21 +309,6 @@ def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
     ann.run("COMMIT")
     second.run(TAKE, [run_id])
     second.close()
-
-
-def test_a_run_is_dropped_with_all_that_is_its(db, ann):
-    run_id, other = finished_run(ann), finished_run(ann)
-    assert state_tables(db, run_id) == 1
-    ann.run("SELECT madlib.mop_drop_states(%s)", [run_id])
-    assert state_tables(db, run_id) == 0
-    assert ann.value("SELECT count(*) FROM madlib.mop_own_unit WHERE run_id = %s", [run_id]) == 6
-    ann.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-    for table in (*TABLES, "output", "partial"):
-        assert db.value(f"SELECT count(*) FROM madlib.mop_{table} WHERE run_id = %s", [run_id]) == 0, table
-    assert state_tables(db, other) == 1
-    db.run("SELECT madlib.mop_drop_run(%s)", [other])  # a superuser's choice
-    assert state_tables(db, other) == 0
-    assert "there is no run" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
 
 
 def test_what_people_want_of_a_run_reaches_it(ann):
@@ -427,22 +334,6 @@ def test_what_people_want_of_a_run_reaches_it(ann):
         {"path": [1], "reason": "enough"}
     ]
     assert "is not running" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 2)", [run_id]))
-
-
-def test_limits_count_by_name_and_a_table_is_reserved_by_one_session(db, ann, bob):
-    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('ann', 2), (NULL, 4)")
-    assert ann.value("SELECT threads FROM madlib.mop_limits()") == 2
-    assert bob.value("SELECT threads FROM madlib.mop_limits()") == 4
-    db.run("DELETE FROM madlib.mop_limit; CREATE SCHEMA shop; GRANT CREATE ON SCHEMA shop TO ann")
-    ann.run("BEGIN")
-    assert ann.value("SELECT madlib.mop_reserve('shop', 'models')") is True
-    second = ann.another()
-    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is False
-    assert second.value("SELECT madlib.mop_reserve('shop', 'others')") is True
-    ann.run("COMMIT")
-    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is True
-    assert "permission denied" in str(bob.error("SELECT madlib.mop_reserve('shop', 'models')"))
-    second.close()
 
 
 # --- packing ----------------------------------------------------------------------------------------------

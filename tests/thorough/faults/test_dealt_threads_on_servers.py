@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from support.client import Calling, Client
-from support.cluster import eventually
+from support.client import Client
 from support.servers import Servers
 from support.workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
 
@@ -111,23 +110,3 @@ def test_the_threads_of_a_server_are_limited_by_its_own_limit(servers, history, 
     large = threads(db, run_id, BIG)
     assert large[limited] == {FEW}, large
     assert all(CORES in found for server, found in large.items() if server != limited), large
-
-
-def test_a_server_that_is_killed_while_it_has_more_threads_loses_nothing(servers, history):
-    db = servers.db
-    db.run("DROP TABLE IF EXISTS m, m_info, m_summary")
-    client = Client(servers.coordinator, "postgres")
-    client.run(f"SET pg_mop.lock_timeout = '60s'; SET pg_mop.servers = 'w1, local, w2'; {DEALS}")
-    call = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'sizes', 16, FALSE)")
-    grown = (
-        "SELECT count(*) FROM madlib.mop_units WHERE threads > %s AND server = 'w1' "
-        "AND run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
-    )
-    assert eventually(lambda: db.value(grown, [FEW]), 120)
-    run_id = last_run(db)
-    servers.workers[0].kill()
-    servers.workers[0].start()
-    assert call.end() is None
-    client.close()
-    assert_invariants(db, run_id)
-    assert CORES in threads(db, run_id, BIG)["w2"]

@@ -57,24 +57,6 @@ def test_each_segment_has_copies_on_the_two_other_servers(servers):
     assert len(at) == 6 and len(copies) == 4
 
 
-def test_two_of_three_servers_are_killed_one_after_the_other(servers):
-    has = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND server = 'w2' AND status = 'running'"
-    try:
-        with servers.running() as (call, run_id, let_some_begin):
-            servers.kill_at_work(run_id, let_some_begin)
-            assert eventually(lambda: gone(servers, run_id, "w1") and servers.db.value(has, [run_id]), 120)
-            servers.workers[1].kill()
-        assert call.end() is None
-        for name in ("w1", "w2"):
-            assert f"run {run_id} goes on without server {name}, on copies" in said(call)
-        here = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND server IS NULL AND status = 'finished'"
-        elsewhere = "SELECT count(*) FROM madlib.mop_segment WHERE run_id = %s AND server IS NOT NULL"
-        assert servers.db.value(here, [run_id]) > 0 and servers.db.value(elsewhere, [run_id]) == 4
-    finally:
-        revive(servers)
-    servers.check(run_id, replay=True)
-
-
 def test_two_of_three_servers_are_killed_at_once(servers):
     call, run_id = servers.begin()
     for worker in servers.workers:
@@ -231,12 +213,3 @@ def test_a_table_with_fewer_copies_is_trained_and_the_run_says_so(servers):
     notices = " ".join(db.connection.notices)
     assert 'but 4 of the segments of "two_packed" have fewer than 2 copies' in notices
     db.run("SELECT madlib.mop_drop_packed('two_packed')")
-
-
-def test_all_copies_go_with_the_packed_table(servers):
-    servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
-    left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'flowers_packed%%' AND relkind IN ('r', 'f', 'p')"
-    for cluster in (servers.coordinator, *servers.workers):
-        client = Client(cluster, "postgres")
-        assert client.value(left) == 0
-        client.close()
