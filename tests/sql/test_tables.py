@@ -114,6 +114,30 @@ def test_parts_are_disjoint_complete_and_independent_of_settings(shop, method, b
     other.close()
 
 
+def test_a_row_a_table_and_an_output_table_have_the_same_answers(shop):
+    rows = {
+        r["id"]: r
+        for r in shop.run("SELECT t.id, p.* FROM (SELECT * FROM orders LIMIT 20) t, mop_predict('order_model', t) AS p")
+    }
+    table = {
+        r["kept"]["id"]: r
+        for r in shop.run("SELECT * FROM mop_predict('order_model', source => 'orders', keep => 'id')")
+    }
+    assert shop.value("SELECT mop_predict_into('order_model', 'orders', 'answers', keep => 'id, size, placed')") == ROWS
+    into = {r["id"]: r for r in shop.run("SELECT * FROM answers")}
+    assert len(table) == len(into) == ROWS and len(rows) == 20
+    for key, row in rows.items():
+        for other in (table[key], into[key]):
+            assert other["prediction"] == row["prediction"]
+            assert other["probability"] == pytest.approx(row["probability"], abs=1e-5)
+        assert set(row["probabilities"]) == {"high", "low"}
+    kinds = {
+        r["column_name"]: r["data_type"]
+        for r in shop.run("SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'answers'")
+    }
+    assert kinds["size"] == "USER-DEFINED" and kinds["placed"] == "date" and kinds["prediction"] == "text"
+
+
 def test_the_model_has_learnt_something_and_reports_agree_with_answers(shop):
     right = shop.value("SELECT avg((o.label = a.prediction)::int)::float8 FROM orders o JOIN answers a USING (id)")
     found = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('order_model', 'orders')")}
