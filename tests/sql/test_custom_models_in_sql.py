@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
 from support.custom_code import LAYER, MODEL, MODEL_FOR_JAX, of_class, pickle, put, stepper, with_scale
-from support.workload import ADAM, fit, holding, last_run, load, make_data, needs_jax, selection
+from support.workload import ADAM, ended_early, fit, last_run, load, make_data, needs_jax, selection
 
 FAST = ADAM.format(0.01)
 SETTINGS = "SET pg_mop.kernel = 'auto'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1"
@@ -107,15 +105,7 @@ def test_a_cancelled_run_goes_on(db):
     selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
     call = "SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{}', 'mst', 12, FALSE)"
     db.run(call.format("whole"))
-    finished = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        "'slow' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        going = Calling(other, call.format("slow"))
-        assert eventually(lambda: db.value(finished) > 2 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert going.end().pgcode == "57014"
+    assert ended_early(db, other, call.format("slow"), 2).pgcode == "57014"
     other.run("SELECT madlib.mop_resume((SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'slow'))")
     assert weights(db, "slow") == weights(db, "whole")
     other.close()

@@ -530,11 +530,6 @@ def texts(group):
     group.create_dataset("0", data=["x"] * 12, dtype=h5py.string_dtype())
 
 
-def renamed(member, name):
-    """An archive whose member `member` is called `name`, of equal length."""
-    return archive(**{member: "x"}).replace(member.encode(), name.encode())
-
-
 def symlink(mark):
     made_file = io.BytesIO(archive())
     with zipfile.ZipFile(made_file, "a") as file:

@@ -113,13 +113,6 @@ def valley(configuration):
     return abs(lr + 1.2) * 2 + abs(batch - 40) / 100
 
 
-def two(configuration):
-    """Two minima: the wider one is not the deeper one."""
-    lr, batch = numbers(configuration)
-    wide, deep = (lr + 3) ** 2 + ((batch - 400) / 100) ** 2, (lr + 0.8) ** 2 + ((batch - 100) / 100) ** 2
-    return min(0.3 + 1.5 * wide, 3.0 * deep)
-
-
 def mixed(configuration):
     """Of numbers, choices and branches."""
     lr, batch = numbers(configuration)

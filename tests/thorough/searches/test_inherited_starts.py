@@ -2,10 +2,8 @@
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
 from support.model_space import SETTINGS, SPACE, drop, make_space, weights
-from support.workload import holding, last_run, make_data
+from support.workload import ended_early, last_run, make_data
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
@@ -124,15 +122,7 @@ def test_a_search_that_is_cancelled_between_parent_and_child_ends_as_if_nothing_
         f"SELECT madlib.mop_search('one_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
         f"'{EVOLUTION}', metric => 'loss', model_space => 'nets')"
     )
-    finished = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        f"'{name}' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        call = Calling(other, sql)
-        assert eventually(lambda: db.value(finished) > 16 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert call.end().pgcode == "57014"
+    assert ended_early(db, other, sql, 16).pgcode == "57014"
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
     other.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert weights(db, name) == weights(db, "undisturbed")

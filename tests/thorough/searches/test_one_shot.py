@@ -4,10 +4,8 @@ import re
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
 from support.model_space import SETTINGS, SPACE, drop, make_space, weights
-from support.workload import holding, last_run, needs_jax
+from support.workload import ended_early, last_run, needs_jax
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
@@ -93,21 +91,13 @@ def test_a_later_search_takes_over_the_super_net_and_scores_its_members(db):
 def test_a_canceled_search_goes_on_where_it_was(db, finished):
     """After 3 of its 8 units the super-net is being trained; after 9 its members have scores, and two are trained."""
     other, name = db.another(), f"goes_on_{finished}"
-    other.run(f"{SETTINGS}; SET pg_mop.chain_seconds = 0")
+    other.run(SETTINGS)
     drop(db, name)
     sql = (
         f"SELECT madlib.mop_search('flowers_packed', '{name}', NULL, $s${SPACE}$s$, 'one-shot', '{PARAMETERS}', "
         "metric => 'accuracy', model_space => 'nets')"
     )
-    units = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        f"'{name}' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        call = Calling(other, sql)
-        assert eventually(lambda: db.value(units) >= finished or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert call.end().pgcode == "57014"
+    assert ended_early(db, other, sql, finished - 1).pgcode == "57014"
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
     del other.connection.notices[:]
     other.run("SELECT madlib.mop_resume(%s)", [run_id])
