@@ -11,13 +11,10 @@ import uuid
 
 import numpy
 import pandas
-import psycopg2
 import pytest
 
 from pg_mop_client import ClientError, Model, Selection, ServerError, images
 from pg_mop_client.command import main
-from pg_mop_client.database import make_engine
-from pg_mop_client.watching import Watcher
 from support.cluster import eventually
 from support.workload import HOSTILE, is_under_way
 
@@ -166,21 +163,6 @@ def test_pictures_show_the_numbers_of_the_reports(model, income, people):
     matplotlib.pyplot.close("all")
 
 
-def test_the_report_is_one_file_with_the_numbers_of_the_rows(model, people, tmp_path):
-    path = model.report(people, tmp_path / "leaving.html")
-    page = (tmp_path / "leaving.html").read_text()
-    assert path == str(tmp_path / "leaving.html") and "measured on a temporary table" in page
-    data = model.report_data(people)
-    own = {section["name"]: section for section in data["measured"]}
-    assert own["confusion"]["picture"]["counts"] == model.confusion_matrix(people).to_numpy().tolist()
-    assert {"measures", "classes", "roc", "calibration", "importance", "drift"} <= set(own)
-    assert data["stored"][0]["facts"]["rows"].count(",") == 2 and data["test_part"] == "leaving_test"
-    assert "Confusion matrix" not in model.report() and "<!DOCTYPE html>" in model.report()
-    assert model.report_data("leaving_test")["source"] == "leaving_test"
-    with pytest.raises(ClientError, match="the report cannot be written to"):
-        model.report(path=tmp_path / "no" / "such" / "folder.html")
-
-
 def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["-d", db.uri(), "report", "--model", "leaving", "--on", "leaving_test"]) == 0
@@ -198,15 +180,6 @@ def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch)
     ):
         assert main(["-d", db.uri(), "report", *arguments]) == 1
         assert said in capsys.readouterr().err
-
-
-def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income, people):
-    with pytest.raises(ServerError, match="predicts numbers: it has no classes") as caught:
-        income.confusion_matrix(people)
-    assert "mop_regression_report" in caught.value.hint
-    with pytest.raises(ServerError, match="predicts classes, not numbers") as caught:
-        model.regression_report(people)
-    assert "mop_class_report" in caught.value.hint
 
 
 def test_what_is_no_model_or_no_source_is_told(s, model, people):
@@ -273,22 +246,6 @@ def test_ctrl_c_cancels_the_training_and_leaves_nothing(db, s, people, model, ca
         left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'stopped%'"
         assert eventually(lambda: db.value(left) == 0, 60)
         assert watched.calls.execute("SELECT 1", {}).scalar() == 1
-
-
-def test_two_trainings_of_a_role_are_told_apart_by_their_names(db):
-    since = db.value("SELECT clock_timestamp()")
-    others = []
-    try:
-        for name in ("one", "other"):
-            others.append(psycopg2.connect(db.uri(), application_name=f"mop_train {name}"))
-        watcher = Watcher(make_engine(db.uri()), "madlib")
-        found = [watcher.steps_of({"since": since}, name).pid for name in ("one", "other", "yet another")]
-        assert found == [others[0].info.backend_pid, others[1].info.backend_pid, others[0].info.backend_pid]
-        assert watcher.steps_of({"since": db.value("SELECT clock_timestamp()")}, "one") is None
-        watcher.close()
-    finally:
-        for other in others:
-            other.close()
 
 
 # --- load ----------------------------------------------------------------------------------------------

@@ -174,29 +174,6 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
     db.run("DROP TABLE models_again, models_again_info, models_again_summary")
 
 
-def test_a_run_whose_session_has_gone_ended_with_its_last_unit(db, run_id):
-    last = db.value(
-        "SELECT extract(epoch FROM max(u.finished_at) - r.started_at)::float8 FROM madlib.mop_unit u JOIN "
-        "madlib.mop_run r USING (run_id) WHERE run_id = %s GROUP BY r.started_at",
-        [run_id],
-    )
-    db.run("BEGIN")
-    db.run(
-        "UPDATE madlib.mop_run SET status = 'running', finished_at = NULL, coordinator_pid = 1, coordinator_start = "
-        "now() WHERE run_id = %s",
-        [run_id],
-    )
-    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    db.run("SELECT madlib.mop_housekeeping()")
-    noted = db.value(
-        "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_run WHERE run_id = "
-        "%s AND status = 'failed'",
-        [run_id],
-    )
-    db.run("ROLLBACK")
-    assert data["run"]["seconds"] == pytest.approx(last) == pytest.approx(noted)
-
-
 def test_what_people_write_is_text_in_the_report(db, run_id):
     db.run("BEGIN")
     db.run(

@@ -532,23 +532,6 @@ def test_reports_know_classes_that_are_equal_and_differ_as_text(shop, sql_type):
     shop.run("RESET timezone")
 
 
-def test_texts_without_words_do_not_spoil_the_training(shop):
-    shop.run(
-        "CREATE TABLE remarks AS SELECT i AS id, i % 10 AS a, CASE WHEN i % 20 = 0 THEN NULL WHEN i % 21 = 0 THEN '...' ELSE "
-        "'this is a ' || (ARRAY['good', 'bad'])[1 + i % 2] || ' thing ' || i END AS remark, (i % 2)::text AS y "
-        "FROM generate_series(1, 400) i"
-    )
-    shop.run("SELECT mop_pack('remarks', 'remarks_packed', 'y', id => 'id')")
-    shop.run("SELECT mop_architecture('remarks_nets', 'remarks_packed', 'small')")
-    shop.run(
-        "SELECT madlib_keras_fit('remarks_packed', 'remarks_fitted', 'remarks_nets', 1, "
-        "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'$$, 'batch_size=16', 3)"
-    )
-    shop.run("SELECT mop_deploy('remarks_model', 'remarks_fitted')")
-    measured = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('remarks_model', 'remarks')")}
-    assert measured["accuracy"] > 0.9
-
-
 def test_series_of_various_lengths_are_padded_and_masked(shop):
     shop.run(
         "CREATE TABLE readings AS SELECT i AS id, CASE WHEN i % 10 > 0 THEN (SELECT array_agg(((i % 2) * 3 + (i * k) % 5)"

@@ -1,4 +1,4 @@
-"""Greenplum: the extension is made there, its catalog's functions do what they do on PostgreSQL, and rows are packed.
+"""Greenplum: what it has of its own. Rows are packed into its segments, and trainers stand beside these.
 
 (tests/thorough/engines/test_engines.py shows that it trains as the other engines do.)
 """
@@ -130,107 +130,6 @@ def open_run(client, **changed):
     return run_id
 
 
-# the run's number is to come; of stage 1: at version 0; on a segment, an attempt
-TAKE = "SELECT madlib.mop_take_states(%s, 1, '{1}', '{0}', true)"
-BEGIN = "SELECT madlib.mop_begin_units(%s, 1, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{{}}}', '{{0}}')"
-
-
-def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1, state=b"\0\1state"):
-    client.run(
-        "SELECT madlib.mop_begin_units(%s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
-        [run_id, fencing_token, stage, iteration, segment],
-    )
-    client.run("BEGIN")
-    taken = client.run(
-        "SELECT * FROM madlib.mop_take_states(%s, %s, ARRAY[%s], ARRAY[%s], true)",
-        [run_id, fencing_token, stage, version - 1],
-    )
-    client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
-    finish(
-        client,
-        run_id,
-        segment,
-        "train",
-        stage=stage,
-        version=version,
-        state_table=1,
-        bytes=len(state),
-        release=[],
-        loss=0.5,
-        compilations=1,
-        choice={},
-    )
-    client.run("COMMIT")
-    return taken[0]
-
-
-def finish(client, run_id, segment, kind, **more):
-    client.run(
-        "SELECT madlib.mop_finish_units(%s, %s, 'training', %s)",
-        [
-            run_id,
-            kind,
-            json.dumps(
-                [
-                    {
-                        "segment": segment,
-                        "attempt": 1,
-                        "kernel": "plain",
-                        "rows": 10,
-                        "read_seconds": 0,
-                        "train_seconds": 1,
-                        "write_seconds": 0,
-                        **more,
-                    }
-                ]
-            ),
-        ],
-    )
-
-
-def evaluate(client, run_id, stage, segment, sums):
-    client.run(
-        "SELECT madlib.mop_begin_units(%s, 1, 'evaluate', 'training', ARRAY[%s], '{1}', ARRAY[%s], '{1}', '{0}')",
-        [run_id, stage, segment],
-    )
-    row = client.run(
-        "SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
-        [run_id, stage, segment, len(sums), sums],
-    )[0]
-    total = None
-    if row["complete"]:
-        assert row["complete"] == [stage] and row["whose"] == [stage] * len(row["value"])
-        total = [
-            sum(values)
-            for values in zip(
-                *(
-                    [value for at, value in zip(row["segments"], row["value"]) if at == one]
-                    for one in set(row["segments"])
-                )
-            )
-        ]
-        client.run(
-            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{0.25}', '{0.5}', ARRAY[%s])",
-            [run_id, stage, json.dumps({"accuracy": 0.5})],
-        )
-    finish(client, run_id, segment, "evaluate", stage=stage, loss=0.25, metric=0.5, compilations=0)
-    return total
-
-
-def finished_run(client, **changed):
-    """A run that is trained to its end, whose output is written and whose states are checkpoints: its number."""
-    run_id = open_run(client, **changed)
-    for stage, iteration in ((1, 1), (2, 2), (3, 2)):
-        for segment in (0, 1):
-            train(client, run_id, stage, segment, 2 * (iteration - 1) + segment + 1, iteration)
-    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
-    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
-    client.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
-    return run_id
-
-
 def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     run_id = open_run(ann)
     token = ann.value("SELECT token FROM madlib.mop_tokens")
@@ -295,20 +194,6 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     assert bob.value("SELECT count(*) FROM madlib.mop_own_run") == 0
     assert "there is no run" in str(bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
     db.run("REVOKE ann FROM bob")
-
-
-def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
-    run_id = open_run(ann)
-    second = ann.another()
-    ann.run(f"BEGIN; {TAKE}", [run_id])
-    second.run("SET lock_timeout = 200")
-    assert "lock timeout" in str(second.error(TAKE, [run_id]))
-    # other stages, other runs, and what is written meanwhile, are not kept
-    second.run("SELECT madlib.mop_take_states(%s, 1, '{2}', '{2}', true)", [run_id])
-    train(second, open_run(second), 1, 0, 1)
-    ann.run("COMMIT")
-    second.run(TAKE, [run_id])
-    second.close()
 
 
 def test_what_people_want_of_a_run_reaches_it(ann):
@@ -620,26 +505,6 @@ def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting)
     client.close()
 
 
-def test_evaluations_of_different_stages_do_not_wait_for_each_other(ann, db):
-    """Both have put sums of a segment there, and then the others'."""
-    run_id, second = open_run(ann), db.another("ann")
-    for stage, segment in ((1, 0), (2, 0)):
-        evaluate(ann, run_id, stage, segment, [1, 2.5])
-    put = "SELECT complete FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', 1, '{2}', '{1,0.5}')"
-    for client, stage in ((ann, 1), (second, 2)):
-        client.run("BEGIN")
-        assert client.value(put, [run_id, stage]) == [stage]
-    for client, stage in ((ann, 1), (second, 2)):
-        client.run(
-            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{1}', '{1}', ARRAY['{}'])", [run_id, stage]
-        )
-        client.run("COMMIT")
-    ann.run("BEGIN")
-    assert not ann.value(put, [run_id, 1]), "it is noted already"
-    ann.run("ROLLBACK")
-    second.close()
-
-
 def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(predicting):
     client, session = another(predicting)
     client.run(
@@ -847,20 +712,6 @@ def come_back(*clients):
     for client in clients:
         assert eventually(lambda: answers(client), 60)  # noqa: B023
         client.run(SETTINGS)
-
-
-def test_a_run_is_watched_and_reported_to_its_role_alone(ann, bob):
-    run_id = finished_run(ann)
-    assert ann.run("SELECT * FROM madlib.mop_watch") == [
-        {"run_id": run_id, "line": ann.value("SELECT line FROM madlib.mop_watch")}
-    ]
-    assert ann.value("SELECT line FROM madlib.mop_watch").startswith(f"run {run_id}: 8/14 units")
-    assert "best 1: unit loss 0.5000" in ann.value("SELECT line FROM madlib.mop_watch")
-    assert bob.run("SELECT * FROM madlib.mop_watch WHERE run_id = %s", [run_id]) == []
-    data = json.loads(ann.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    assert [c["mst_key"] for c in data["configurations"]] == [1, 2] and sum(bar[6] for bar in data["bars"]) == 6
-    assert "<html" in ann.value("SELECT madlib.mop_report(%s)", [run_id])
-    assert f"there is no run {run_id}" in str(bob.error("SELECT madlib.mop_report(%s)", [run_id]))
 
 
 def test_a_job_goes_on_without_its_client(trained, bob):

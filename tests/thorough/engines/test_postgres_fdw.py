@@ -335,26 +335,6 @@ def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):
     assert 'on server "files", which is not a server of postgres_fdw' in str(error)
 
 
-@pytest.mark.parametrize(
-    "segments,strengths,dealt",
-    [
-        (4, {"a": 1, "b": 1}, "abab"),
-        (3, {"a": 2, "b": 1}, "aba"),
-        (5, {"a": 8, "b": 8, "local": 4}, None),
-        (1, {"a": 1, "b": 5}, "b"),
-        (2, {"a": 1, "b": 1, "c": 1}, None),
-    ],
-)
-def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
-    from pg_mop.packing.placement import deal
-
-    found = deal(segments, strengths)
-    assert len(found) == segments and (dealt is None or "".join(found) == dealt)
-    total = sum(strengths.values())
-    for name, strength in strengths.items():
-        assert abs(found.count(name) - segments * strength / total) < 1
-
-
 def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db, worker):
     make = "SELECT * FROM madlib.mop_connect_servers('w1, w3')"
     for names in ("NULL", "''", "'w1'", "'w1, w1'", "'w1,,w3'"):
@@ -541,17 +521,3 @@ def test_the_scores_of_a_one_shot_search_leave_the_transaction_without_other_ser
     assert len(scores[0]) == 3 and scores[0] == pytest.approx(scores[1], rel=1e-4), (
         "the scores are not those of all rows"
     )
-
-
-def test_members_have_scores_by_a_validation_table_on_the_coordinator_alone(db):
-    db.run("SET pg_mop.servers = 'w1'; SET pg_mop.segments = 2")
-    db.run(PACK)
-    db.run("SET pg_mop.servers = 'local'; DROP TABLE IF EXISTS val, val_summary")
-    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'val', 'y', 'x', 'packed')")
-    db.run("""DROP TABLE IF EXISTS widths, found, found_info, found_summary, found_trials, found_one_shot;
-        SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match":
-        {"class": "Dense", "position": 1}, "argument": "units", "choices": [8, 12]}]'::text)""")
-    db.run("""SELECT madlib.mop_search('packed', 'found', NULL, $${'loss': ['categorical_crossentropy'],
-        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}], 'batch_size': [8]}$$, 'one-shot',
-        'iterations=1, retrain=0', 'loss', validation_table := 'val', model_space := 'widths')""")
-    assert db.value("SELECT count(*) FROM found_one_shot WHERE metric = 'validation_loss' AND one_shot_score > 0") == 2
