@@ -130,6 +130,88 @@ def open_run(client, **changed):
     return run_id
 
 
+def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1, state=b"\0\1state"):
+    client.run(
+        "SELECT madlib.mop_begin_units(%s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
+        [run_id, fencing_token, stage, iteration, segment],
+    )
+    client.run("BEGIN")
+    taken = client.run(
+        "SELECT * FROM madlib.mop_take_states(%s, %s, ARRAY[%s], ARRAY[%s], true)",
+        [run_id, fencing_token, stage, version - 1],
+    )
+    client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
+    finish(
+        client,
+        run_id,
+        segment,
+        "train",
+        stage=stage,
+        version=version,
+        state_table=1,
+        bytes=len(state),
+        release=[],
+        loss=0.5,
+        compilations=1,
+        choice={},
+    )
+    client.run("COMMIT")
+    return taken[0]
+
+
+def finish(client, run_id, segment, kind, **more):
+    client.run(
+        "SELECT madlib.mop_finish_units(%s, %s, 'training', %s)",
+        [
+            run_id,
+            kind,
+            json.dumps(
+                [
+                    {
+                        "segment": segment,
+                        "attempt": 1,
+                        "kernel": "plain",
+                        "rows": 10,
+                        "read_seconds": 0,
+                        "train_seconds": 1,
+                        "write_seconds": 0,
+                        **more,
+                    }
+                ]
+            ),
+        ],
+    )
+
+
+def evaluate(client, run_id, stage, segment, sums):
+    client.run(
+        "SELECT madlib.mop_begin_units(%s, 1, 'evaluate', 'training', ARRAY[%s], '{1}', ARRAY[%s], '{1}', '{0}')",
+        [run_id, stage, segment],
+    )
+    row = client.run(
+        "SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
+        [run_id, stage, segment, len(sums), sums],
+    )[0]
+    total = None
+    if row["complete"]:
+        assert row["complete"] == [stage] and row["whose"] == [stage] * len(row["value"])
+        total = [
+            sum(values)
+            for values in zip(
+                *(
+                    [value for at, value in zip(row["segments"], row["value"]) if at == one]
+                    for one in set(row["segments"])
+                )
+            )
+        ]
+        client.run(
+            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{0.25}', '{0.5}', ARRAY[%s])",
+            [run_id, stage, json.dumps({"accuracy": 0.5})],
+        )
+    finish(client, run_id, segment, "evaluate", stage=stage, loss=0.25, metric=0.5, compilations=0)
+    return total
+
+
 def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     run_id = open_run(ann)
     token = ann.value("SELECT token FROM madlib.mop_tokens")
