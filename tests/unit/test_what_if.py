@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from pg_mop.explain.what_if import Step, Work, compare
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan as makespan_of
 from pg_mop.schedule.simulator import simulate
-from pg_mop.schedule.what_if import Step, Work, compare
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------
