@@ -94,6 +94,19 @@ def test_an_object_table_must_exist(db, data):
     nothing_is_left(db, before)
 
 
+def test_a_source_made_in_the_same_transaction_is_refused_with_a_hint(db, data):
+    before = state(db)
+    db.run("BEGIN")
+    make_data(db, "fresh", segments=2)
+    error = db.error(call(source="'fresh_packed'"))
+    assert "fresh_packed" in str(error) and "COMMIT" in error.diag.message_hint
+    nothing_is_left(db, before)
+    db.run("BEGIN; UPDATE flowers_packed SET buffer_id = buffer_id + 0")
+    error = db.error(call())
+    assert "other sessions do not see" in str(error) and "COMMIT" in error.diag.message_hint
+    nothing_is_left(db, before)
+
+
 def test_a_temporary_source_is_refused_with_a_hint(db, data):
     db.run(
         "CREATE TEMP TABLE temporary AS SELECT * FROM flowers_packed;"

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from support.custom_code import SQUARED, put
+from support.custom_code import SQUARED, ZERO, put
 from support.workload import ADAM, dense, fit, layer, load, make_data, selection, sequential, two_in_two_out
 
 COMPILE = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
@@ -48,6 +48,25 @@ def test_a_superusers_tensorboard_writes_its_files_for_each_segment(db, data, tm
         folders = sorted(p.name for p in (pathlib.Path(tmp_path) / kind).iterdir())
         assert folders == [str(k) for k in range(data)]
         assert list((pathlib.Path(tmp_path) / kind / "0").rglob("events.out.tfevents*"))
+
+
+def test_callbacks_are_for_superusers(db, data, tmp_path):
+    db.run(
+        "DROP ROLE IF EXISTS plain_user; CREATE ROLE plain_user LOGIN; GRANT mop_user TO plain_user; "
+        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO plain_user; GRANT CREATE ON SCHEMA public TO plain_user"
+    )
+    client = db.another("plain_user")
+    callback = f"callbacks=[TensorBoard(log_dir=''{tmp_path}/x/'')]"
+    selection(db, "mst", "arch", [(1, ADAM.format(0.1), callback.replace("''", "'"))])
+    db.run("GRANT SELECT ON mst, mst_summary TO plain_user")
+    for call in (
+        "madlib_keras_fit_multiple_model('flowers_packed', 'none', 'mst', 1, FALSE)",
+        f"madlib_keras_fit('flowers_packed', 'none', 'arch', 1, $${COMPILE}$$, '{callback}', 1)",
+        f"load_model_selection_table('arch', 'none', ARRAY[1], ARRAY[$${COMPILE}$$], ARRAY['{callback}'])",
+    ):
+        assert "only a superuser may use callbacks" in str(client.error("SELECT madlib." + call))
+    client.close()
+    db.run("DROP OWNED BY plain_user; DROP ROLE plain_user")
 
 
 def test_integer_labels_with_a_null_class_and_room_for_five(db, data):
@@ -137,6 +156,27 @@ def test_a_temporary_selection_table_and_outputs_in_another_schema(db, data):
     assert db.value("SELECT loss FROM scores") == pytest.approx(
         db.value("SELECT training_loss_final FROM elsewhere.models_info"), rel=1e-5
     )
+
+
+def test_a_custom_zero_loss_by_madlib_keras_fit(db, data):
+    db.run("DROP TABLE IF EXISTS madlib.functions, scores")
+    put(db, "zero_loss", ZERO, "functions")
+    db.run("SELECT madlib.load_top_k_accuracy_function('functions', 3)")
+    row = train(
+        db,
+        compiled="loss='zero_loss', optimizer='SGD(lr=0.1)', metrics=['top_3_accuracy']",
+        rest="3, FALSE, NULL, 1, object_table := 'functions'",
+    )
+    assert row["training_loss"] == [0, 0, 0] and row["metrics_type"] == ["top_3_accuracy"]
+    assert row["training_metrics"] == [1, 1, 1], "one of three classes is among the best three"
+    db.run("SELECT madlib.madlib_keras_evaluate('one', 'flowers_packed', 'scores')")
+    assert db.run("SELECT * FROM scores")[0] == {
+        "loss": 0,
+        "metric": 1,
+        "metrics_type": ["top_3_accuracy"],
+        "loss_type": "zero_loss",
+        "all_metrics": {"top_3_accuracy": 1},
+    }
 
 
 def test_several_inputs_and_outputs_by_madlib_keras_fit(db, data):

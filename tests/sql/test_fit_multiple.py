@@ -1,6 +1,7 @@
 """madlib_keras_fit_multiple_model on a real server: what it makes, for all shapes of workload."""
 
 import json
+import re
 
 import pytest
 
@@ -79,6 +80,42 @@ def test_info_lines_tell_every_iteration_with_its_metrics(db, data):
     assert len(infos) == 3
     assert all(f"iteration {i} of 3" in infos[i - 1] for i in (1, 2, 3))
     assert "mst_key=1: " not in infos[0] and "mst_key=1: accuracy=" in infos[1] and "loss=" in infos[2]
+
+
+def test_between_two_evaluations_at_most_ten_iterations_are_told(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=50")])
+    del db.connection.notices[:]
+    fit(db, data, "models", "mst", iterations=35)
+    infos = [n for n in db.connection.notices if n.startswith("INFO:  iteration")]
+    assert [int(n.split()[2]) for n in infos] == [4, 8, 12, 16, 20, 24, 28, 32, 35] and "accuracy=" in infos[-1]
+
+
+def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db, data):
+    load(db, "arch2", dense(), dense(inputs=5, name="misfit"))
+    selection(
+        db,
+        "mst",
+        "arch2",
+        [(1, ADAM.format(0.001 * (i + 1)), "batch_size=50") for i in range(12)]
+        + [(2, ADAM.format(0.001 * i), "batch_size=50") for i in range(1, 7)],
+    )
+    del db.connection.notices[:]
+    fit(db, data, "models", "mst", iterations=2, frequency=1)
+    infos = [n for n in db.connection.notices if n.startswith("INFO")]
+    assert len(infos) == 2 and all("the best 5 of 12 configurations by training accuracy:" in n for n in infos)
+    assert all(n.count("mst_key=") == 6 and len(n.strip().splitlines()) == 8 for n in infos)
+    assert "s left" in infos[0] and "left" not in infos[1]
+    assert all("6 of 18 configurations failed, mst_key=13: " in n for n in infos)
+    best = [
+        r["mst_key"]
+        for r in db.run(
+            "SELECT mst_key FROM models_info WHERE error IS NULL "
+            "ORDER BY training_metrics_final DESC, training_loss_final, mst_key LIMIT 5"
+        )
+    ]
+    assert [int(key) for key in re.findall(r"  mst_key=(\d+)", infos[1])] == best
+    (warning,) = [n for n in db.connection.notices if n.startswith("WARNING")]
+    assert "13, 14, 15, 16, 17, 18" in warning and "and 1 more" in warning and "mst_key 18:" not in warning
 
 
 @pytest.mark.parametrize("configurations,segments", [(5, 3), (2, 3), (1, 3), (3, 1), (1, 1)])
@@ -365,3 +402,16 @@ def test_parameters_of_the_run_are_logged(db, data):
     parameters = db.value("SELECT parameters FROM madlib.mop_run ORDER BY run_id DESC LIMIT 1")
     parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)
     assert parameters["arguments"]["num_iterations"] and parameters["settings"]["seed"] is not None
+
+
+def test_the_summary_spells_names_as_the_caller_does(db):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    for output, info in (("Public.Odd_Models", "Public.Odd_Models_info"), ('public."My m"', 'public."My m_info"')):
+        db.run(f"DROP TABLE IF EXISTS {output}, {info}, {info.replace('_info', '_summary')}")
+        db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'mst', 1, FALSE)", [output])
+        row = db.run(f"SELECT model, model_info FROM {info.replace('_info', '_summary')}")[0]
+        assert row == {"model": output, "model_info": info}
+        db.run("DROP TABLE IF EXISTS odd_scores")
+        db.run("SELECT madlib.madlib_keras_evaluate(%s, 'flowers_packed', 'odd_scores', FALSE, 1)", [output])

@@ -202,6 +202,15 @@ def test_output_goes_to_the_named_schema_and_quotes_are_honoured(db):
     assert db.value('SELECT count(*) FROM "Other S"."My ""packed"" t_segment_0"') == 1
 
 
+def test_same_seed_gives_the_same_bytes_and_another_seed_another_order(db):
+    db.run("SET pg_mop.seed = 42")
+    one, two = train(db, "rows17", "y", "x", 5), train(db, "rows17", "y", "x", 5)
+    db.run("SET pg_mop.seed = 43")
+    three = train(db, "rows17", "y", "x", 5)
+    assert buffers(db, one) == buffers(db, two) != buffers(db, three)
+    assert "seed 42" in db.value(f"SELECT obj_description('{one}'::regclass)")
+
+
 # --- order ------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +313,10 @@ def test_numeric_array_labels_pass_through(db, column, kind):
     for table in (packed, validation):
         row = summary(db, table)
         assert (row[column + "_class_values"], row["num_classes"], row["dependent_vartype"]) == (None, [], [kind])
+
+
+def test_num_classes_of_a_numeric_array_records_its_real_width(db):
+    assert summary(db, train(db, "rows17", "hot4", "x", None, 1, [7]))["num_classes"] == [2]
 
 
 def test_null_is_the_first_class(db):
@@ -420,6 +433,16 @@ def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
         assert row["y2_class_values"] == ["0", "1", None] and row["dependent_varname"] == ["y1", "y2", "y3"]
 
 
+def test_quoted_names_with_quotes_commas_and_capitals_work(db):
+    db.run('CREATE TABLE "Odd, ""T""" ("X ""1"", a" int[], "Select" text, "ümläut%%s" int)'.replace("%%", "%"))
+    db.run("INSERT INTO \"Odd, \"\"T\"\"\" VALUES ('{1,2}', 'a', 1), ('{3,4}', 'b', 2)")
+    packed = train(db, '"Odd, ""T"""', '"Select", "ümläut%s"', '"X ""1"", a"')
+    table = validate(db, packed, '"Odd, ""T"""', 'Select, "ümläut%s"', '"X ""1"", a"')
+    assert unpack(db, table, 'X "1", a', "<f4").tolist() == [[1, 2], [3, 4]]
+    assert summary(db, table)["dependent_varname"] == ["Select", "ümläut%s"]
+    assert labels(db, table, "ümläut%s") == [[1, 0], [0, 1]] and summary(db, table)["Select_class_values"] == ["a", "b"]
+
+
 def test_source_may_be_a_view_a_temporary_a_partitioned_or_a_foreign_table(db):
     db.run(
         "CREATE TEMP TABLE temporary AS SELECT * FROM rows17; CREATE VIEW viewed AS SELECT * FROM rows17;"
@@ -533,6 +556,13 @@ def test_bad_arguments_of_validation_name_the_fault(db, good, change, fragment):
     error = db.error(CALLS["validation"].format(**{**DEFAULTS, **change}))
     assert fragment in str(error)
     assert "no_table" not in str(error) or "training_preprocessor_dl" in error.diag.message_hint
+
+
+def test_unknown_classes_are_listed_and_null_is_one(db, good):
+    train(db, "rows17", "letter", output="abc")
+    db.run("CREATE VIEW stranger AS SELECT x, 'z'::text AS y FROM rows17 UNION ALL SELECT x, NULL FROM rows17")
+    error = db.error("SELECT madlib.validation_preprocessor_dl('stranger', 'never', 'y', 'x', 'abc')")
+    assert "subset" in str(error) and error.diag.message_detail == "Training has no class NULL, z."
 
 
 @pytest.mark.parametrize("column", ["x", "y"])
