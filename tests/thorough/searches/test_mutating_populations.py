@@ -57,8 +57,10 @@ def check_copies(db, run_id):
     for key, row in trials.items():
         told = row["inheritance"] or {"trial": None, "iteration": 0}
         line[key] = told["iteration"] + line.get(told["trial"], 0)
-    ends = db.run("SELECT mst_key, iteration FROM bred_info JOIN bred_trials USING (mst_key) WHERE status = 'finished'")
-    assert len(ends) == 4 and {line[row["mst_key"]] + row["iteration"] for row in ends} == {8}
+    ends = db.run(
+        "SELECT mst_key, metric_iters[cardinality(metric_iters)] AS last FROM bred_trials WHERE status = 'finished'"
+    )
+    assert len(ends) == 4 and {line[row["mst_key"]] + row["last"] for row in ends} == {8}
     return copies
 
 
