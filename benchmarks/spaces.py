@@ -1,8 +1,7 @@
 """Searches over a space of models, compared by training units, for several seeds. Prints a table.
 
 At equal numbers of units: evolution whose children inherit weights, evolution whose children begin anew, and random search;
-one-shot search, and random search of longer trials. And how many units ASHA needs with a zero-cost filter for the accuracy that
-it reaches without.
+one-shot search, and random search of longer trials.
 
     demo/run.sh space; .local/venv/bin/python benchmarks/spaces.py "$(make -s dsn)"
     PYTHONPATH=plpy_modules:. .local/venv/bin/python benchmarks/spaces.py --large    # a space of 10^12 members, no server
@@ -14,7 +13,6 @@ the validation rows that any of its trials has at its end.
 
 import argparse
 import json
-import math
 import statistics
 import time
 
@@ -29,7 +27,6 @@ CONTENDERS = {
     "evolution": ("regularized-evolution", EVOLUTION),
     "random": ("random", "trials={trials}, iterations={iterations}"),
     "asha": ("asha", ASHA),
-    "filtered": ("asha", ASHA + ", filter=synflow, filter_members=200"),
     # 400 units each: two super-nets of 60 iterations and 8 members of 10, or 20 members of 10
     "one-shot": ("one-shot", "iterations=60, candidates=200, retrain=8, retrain_iterations=10"),
     "long": ("random", "trials=20, iterations=10"),
@@ -64,13 +61,6 @@ def main():
         for name in asked.contenders:
             found = best[name, seed] = search(connection, name, seed, asked)
             print(f"seed {seed}  {name:10} {found[0]:.4f}  {found[1]:.4f}  {found[2]:6}  {found[3]:7.1f}", flush=True)
-    for seed in range(1, asked.seeds + 1) if {"asha", "filtered"} <= set(asked.contenders) else ():
-        target, plain = best["asha", seed][0], best["asha", seed][4]
-        share = units_to(best["filtered", seed][4], target) / units_to(plain, target)
-        print(
-            f"seed {seed}: with the filter, {target:.4f} is reached in {share:.2f} of the units",
-            best["filtered", seed][5],
-        )
     for name in asked.contenders:
         mean = statistics.fmean(best[name, seed][0] for seed in range(1, asked.seeds + 1))
         line = f"{name:10} mean {mean:.4f}"
@@ -143,15 +133,13 @@ def large(dsn):
 
 
 def search(connection, name, seed, asked):
-    """(best accuracy, its loss, training units, seconds, events, notice) of a contender with a seed: `events`, the results in
-    their order, [(trial, iteration, accuracy), ...]; `notice`: that of a filter which was dropped."""
+    """(best accuracy, its loss, training units, seconds) of a contender with a seed."""
     procedure, parameters = CONTENDERS[name]
     space, name = SPACE.replace("0.001, 0.003", "0.003") if name in ONE_RATE else SPACE, name.replace("-", "_")
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS " + ", ".join(f"reach_{name}{suffix}" for suffix in TABLES))
-        cursor.execute("SET client_min_messages = notice; SET pg_mop.reuse = off; SET pg_mop.resume = off")
+        cursor.execute("SET pg_mop.reuse = off; SET pg_mop.resume = off")
         cursor.execute("SET pg_mop.seed = %s", [seed])
-        del connection.notices[:]
         began = time.monotonic()
         cursor.execute(
             "SELECT madlib.mop_search('digits_train_packed', %s, NULL, %s, %s, %s, metric => 'accuracy', "
@@ -169,23 +157,7 @@ def search(connection, name, seed, asked):
             "AND run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
         )
         units = cursor.fetchone()[0]
-        cursor.execute(
-            "SELECT event FROM madlib.mop_search_log WHERE run_id = (SELECT max(run_id) FROM madlib.mop_runs) "
-            "AND event ->> 0 = 'tell' ORDER BY number"
-        )
-        events = [tuple(event[1:4]) for (event,) in cursor if event[3] is not None]
-        notice = "".join("(the filter was dropped)" for text in connection.notices if "was dropped after" in text)
-        return accuracy, loss, units, seconds, events, notice
-
-
-def units_to(events, target):
-    """The iterations that all trials had had when one first had the target; infinite where none had it."""
-    reached = {}
-    for trial, iteration, accuracy in events:
-        reached[trial] = max(iteration, reached.get(trial, 0))
-        if accuracy >= target:
-            return sum(reached.values())
-    return math.inf
+        return accuracy, loss, units, seconds
 
 
 if __name__ == "__main__":

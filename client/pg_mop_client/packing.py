@@ -17,6 +17,7 @@ from pg_mop_client import reading
 from pg_mop_client.database import driver_errors, plain, quote, quote_table
 from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, few
+from pg_mop_client.tables import text_field
 
 LARGEST = float(numpy.finfo("float32").max)  # of SQL's real
 SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # float32 rounds this and smaller numbers to 0: refused
@@ -300,14 +301,4 @@ def _field(value: Any) -> str:
         return "\\N"
     if isinstance(value, bytes):
         raise ClientError(f"a class is bytes, {value[:20]!r}", hint="data[label].str.decode('utf-8')")
-    value = str(value)
-    if "\0" in value:
-        raise ClientError(f"a class has a NUL character, {value[:20]!r}", hint=r"data[label].str.replace('\0', '')")
-    if re.search("[\ud800-\udfff]", value):
-        raise ClientError(
-            f"a class has half of a character (a lone surrogate), {value[:20]!r}",
-            hint="data[label].str.encode('utf-8', 'replace').str.decode('utf-8')",
-        )
-    for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-        value = value.replace(character, code)
-    return value
+    return text_field(str(value), "class", "label")

@@ -120,7 +120,7 @@ def column(name: str, values: pandas.Series) -> tuple[str, Write]:
     if of.is_timedelta64_dtype(kind):
         return "interval", _interval
     if isinstance(kind, pandas.StringDtype):
-        return "text", _text
+        return "text", text_field
     if of.is_object_dtype(kind):
         return _of_objects(name, values)
     raise ClientError(
@@ -139,12 +139,12 @@ def _of_objects(name: str, values: pandas.Series) -> tuple[str, Write]:
     if contents in ("datetime", "datetime64"):
         return ("timestamptz" if getattr(sample, "tzinfo", None) else "timestamp"), _moment
     if contents in OF_OBJECTS:
-        writers: dict[str, Write] = {"boolean": _boolean, "interval": _interval, "bytea": _bytes, "text": _text}
+        writers: dict[str, Write] = {"boolean": _boolean, "interval": _interval, "bytea": _bytes, "text": text_field}
         writers["double precision"] = lambda value: repr(float(value))
         return OF_OBJECTS[contents], writers.get(OF_OBJECTS[contents], str)
     for kind, sql_type, write in (
         (ARRAYS, "double precision[]", _array),
-        (dict, "jsonb", lambda value: _text(json.dumps(value))),
+        (dict, "jsonb", lambda value: text_field(json.dumps(value))),
         (uuid.UUID, "uuid", str),
     ):
         if isinstance(sample, kind):
@@ -187,13 +187,16 @@ def _array(value: Any) -> str:
     return str(numbers.tolist()).replace("[", "{").replace("]", "}")
 
 
-def _text(value: str) -> str:
+def text_field(value: str, what: str = "text", column: str = "column") -> str:
+    """A text in COPY's format; `what` it is, and its `column`, as an error names them. Raises ClientError."""
     if "\0" in value:
-        raise ClientError(f"a text has a NUL character: {value[:20]!r}", hint=r"data[column].str.replace('\0', '')")
+        raise ClientError(
+            f"a {what} has a NUL character, {value[:20]!r}", hint=rf"data[{column}].str.replace('\0', '')"
+        )
     if re.search("[\ud800-\udfff]", value):
         raise ClientError(
-            f"a text has half of a character (a lone surrogate): {value[:20]!r}",
-            hint="data[column].str.encode('utf-8', 'replace').str.decode('utf-8')",
+            f"a {what} has half of a character (a lone surrogate), {value[:20]!r}",
+            hint=f"data[{column}].str.encode('utf-8', 'replace').str.decode('utf-8')",
         )
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(character, code)

@@ -266,16 +266,6 @@ class TrainerServer:
         except Exception as error:
             self._refuse(error)
 
-    def on_zero_cost(self, header, payloads):
-        try:
-            from mop_udf.training import zero_cost
-
-            self._check_device()
-            rows = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
-            self.channel.send({"scores": zero_cost.scores(header["models"], header["seed"], header["kind"], rows)})
-        except Exception as error:
-            self._refuse(error)
-
     def on_layer_shape(self, header, payloads):
         self.may_be_leased_again = False  # (a custom layer)
         try:

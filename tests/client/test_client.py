@@ -16,7 +16,7 @@ import pandas
 import pytest
 import sqlalchemy
 
-from pg_mop_client import ClientError, LostError, Selection, ServerError, plots
+from pg_mop_client import ClientError, LostError, Selection, ServerError
 from pg_mop_client.database import quote, quote_table
 from support.cluster import ROOT, eventually
 from support.workload import ADAM, HOSTILE, dense, is_under_way, load
@@ -92,16 +92,6 @@ def test_the_plan_of_a_call_has_data_and_a_picture(s, example):
     spans = [path for collection in axes.collections for path in collection.get_paths()]
     assert len(spans) == len(plan.data["prediction"]["units"]["rows"]) > 0
     assert "expected" in axes.get_title(loc="left") and len(axes.get_yticks()) == plan.data["sessions"]
-
-
-def test_a_plan_that_was_not_simulated_has_no_picture():
-    from pg_mop_client import plots
-
-    for prediction in (None, {"units": None, "makespan": 1.0}):
-        with pytest.raises(ClientError, match="summed up, not simulated"):
-            plots.plan({"prediction": prediction})
-    with pytest.raises(ClientError, match="nothing is left to train"):
-        plots.plan({"prediction": {"units": {"rows": [], "left_out": 0}, "makespan": 0.0}})
 
 
 def test_a_model_is_a_live_keras_model_and_goes_back(example, s, run):
@@ -275,12 +265,6 @@ def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, e
     assert list(run.predict(digits, features=list(digits.columns.drop("target")))) == list(found)
 
 
-def test_a_query_may_end_as_in_psql(s):
-    assert s.query("SELECT 1 AS one; ").one[0] == 1
-    assert s.query("""SELECT '{"a":1}'::json ->> 'a' AS one""").one[0] == "1"
-    assert s.query("SELECT :x AS one -- and no more", x="y").one[0] == "y"
-
-
 def test_a_call_shows_its_progress(s, example, capsys):
     s.progress = True
     s.set(reuse=False)
@@ -397,15 +381,6 @@ def test_confusion_counts_what_was_predicted(run, example):
     assert {text.get_text(): text.get_color() for text in axes.texts} == {"1000": "white", "200": "white"}
 
 
-def test_what_is_cut_off_is_what_comes_last(run):
-    whole = run.metrics()
-    with pytest.warns(UserWarning, match="these are the first 3 rows"):
-        assert run.metrics(cap=3).equals(whole.head(3))
-    assert whole.equals(whole.sort_values(["mst_key", "iteration", "dataset", "name"], ignore_index=True))
-    units = run.units()
-    assert len(units) and units.started_at.is_monotonic_increasing
-
-
 def test_a_picture_shows_the_numbers(run):
     axes = run.plot_curves("validation loss")
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
@@ -414,14 +389,6 @@ def test_a_picture_shows_the_numbers(run):
         assert drawn[str(key)] == pytest.approx(own.sort_values("iteration").value.tolist(), rel=1e-5)
     with pytest.raises(ClientError, match="there is no series 'nonsense'"):
         run.plot_curves("nonsense")
-
-
-def test_no_line_goes_over_a_parameter_that_a_configuration_has_not(run):
-    data = run.data
-    del data["configurations"][0]["parameters"][data["varied"][0]]
-    lines = [line.get_ydata() for line in plots.parallel(data).get_lines() if len(line.get_ydata()) > 2]
-    assert len(lines) == len(data["configurations"])
-    assert [int(numpy.isnan(line).sum()) for line in lines] == [0] * (len(lines) - 1) + [1]  # (the best is drawn last)
 
 
 def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run, example):
@@ -439,31 +406,6 @@ def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run
         db.run("DROP SCHEMA looker CASCADE")
         assert len(seen.predict(example["digits"][:3])) == 3
     db.run("DROP ROLE looker, taker")
-
-
-def test_a_run_that_has_nothing_to_draw_says_so(db, s, example):
-    s.set(reuse=False)
-    with pytest.raises(ServerError, match="all 1 configurations failed"):
-        s.load_model_selection_table(
-            "small", "bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"], ["batch_size=8"]
-        )
-        s.fit_multiple(example["train"], "nothing", "bad", 1)
-    failed = s.run()
-    assert failed.info.status == "failed" and "nonsense" in failed.leaderboard().reason[0]
-    for draw in (failed.plot_curves, failed.plot_leaderboard, failed.plot_parallel):
-        with pytest.raises(ClientError, match="no evaluations|no results|two configurations"):
-            draw()
-    with pytest.raises(ClientError, match="has a result yet"):
-        failed.predict(example["digits"])
-    assert "nonsense" in failed.report()
-
-
-def test_the_report_is_the_servers(db, run, tmp_path):
-    path = run.report(tmp_path / "report.html")
-    with open(path, encoding="utf-8") as file:
-        made = [file.read(), db.value("SELECT madlib.mop_report(%s)", [run.run_id])]
-    without = [re.sub(r"<p>Made .*? by", "", text) for text in made]
-    assert without[0] == without[1] and "py_models" in without[0]
 
 
 # --- bridges ---------------------------------------------------------------------------------------------------
@@ -565,51 +507,11 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
     db.run("DROP OWNED BY client_stranger; DROP ROLE client_stranger, client_nobody")
 
 
-def test_who_may_not_use_it_is_told_what_to_do(db):
-    db.run(
-        "DROP ROLE IF EXISTS looks_on, inherits_not; CREATE ROLE looks_on LOGIN; GRANT USAGE ON SCHEMA madlib TO "
-        "looks_on; CREATE ROLE inherits_not LOGIN NOINHERIT IN ROLE mop_user"
-    )
-    for role, hint in (
-        ("looks_on", 'GRANT mop_user TO "looks_on";'),
-        (
-            "inherits_not",
-            'The role is a member .*: (ALTER ROLE "inherits_not" INHERIT;|GRANT '
-            'mop_user TO "inherits_not" WITH INHERIT TRUE;)',
-        ),
-    ):
-        with pytest.raises(ClientError, match=f'role "{role}" may not use pg_mop\nHINT: {hint}'):
-            Selection(db.uri(role))
-    db.run("DROP OWNED BY looks_on; DROP ROLE looks_on, inherits_not")
-
-
 def test_one_models_fit_is_one_configuration(s, example):
     board = s.madlib_keras_fit(
         example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2, metrics_compute_frequency=1
     ).leaderboard()
     assert list(board.mst_key) == [1] and board["training loss"].notna().all() and board["training seconds"][0] > 0
-
-
-def test_an_extension_that_is_too_old_is_told(db):
-    db.run("DROP DATABASE IF EXISTS t_older WITH (FORCE)")
-    db.run("CREATE DATABASE t_older")
-    older = type(db)(db.server, "t_older")
-    older.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '0.3.0' CASCADE")
-    older.close()
-    with pytest.raises(ClientError, match="the server has pg_mop 0.3.0, and this client needs 0.4 or later"):
-        Selection(db.uri(database="t_older"))
-    db.run("DROP DATABASE t_older WITH (FORCE)")
-
-
-def test_another_drivers_engine_is_refused():
-    class Engine(sqlalchemy.Engine):
-        driver = "asyncpg"
-
-        def __init__(self):
-            pass
-
-    with pytest.raises(ClientError, match="the engine's driver is asyncpg, not psycopg2"):
-        Selection(Engine())
 
 
 @pytest.mark.parametrize(

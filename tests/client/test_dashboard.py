@@ -250,13 +250,6 @@ def test_what_is_seen_is_exported(page, run_id):
     assert "2 of 4 configurations" in page.call(f"/api/run/{run_id}/report.html?best=2")[2]
 
 
-def test_parameters_have_an_importance(page, run_id):
-    pytest.importorskip("optuna", reason="not run: the importance of parameters needs optuna")
-    pytest.importorskip("sklearn", reason="not run: the importance of parameters needs scikit-learn")
-    found = dict(page.json(f"/api/run/{run_id}/importance")["importance"])
-    assert found.keys() == {"learning_rate", "batch_size"} and sum(found.values()) == pytest.approx(1)
-
-
 def test_runs_are_compared(db, page, run_id):
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'others', 'mst', 1, FALSE, NULL, 1)")
     other = last_run(db)
@@ -290,33 +283,6 @@ def test_runs_are_compared(db, page, run_id):
 
 
 # a run of as many configurations as are asked for, each with two evaluations
-MANY = """
-INSERT INTO madlib.mop_run (run_id, owner, status, function, source_table, model_output_table, seed, scheduler,
-    num_iterations, metrics_iterations, configurations, segments, started_at, finished_at, parameters, coordinator_pid)
-SELECT %(run)s, owner, 'finished', function, source_table, 'many', 7, 'randomized', 2, '{2}', %(count)s, 2,
-       now() - interval '5 hours', now(), parameters, 1 FROM madlib.mop_run WHERE run_id = %(like)s;
-INSERT INTO madlib.mop_configuration SELECT %(run)s, k, 1, 'optimizer=''Adam(learning_rate=' || k / 1000.0 || ')'', '
-    || 'metrics=[''accuracy''], loss=''mse''', 'batch_size=8', '{}' FROM generate_series(1, %(count)s) k;
-INSERT INTO madlib.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, evaluated)
-SELECT %(run)s, k, NULL, 1, md5(k::text), k, 'c', true FROM generate_series(1, %(count)s) k;
-INSERT INTO madlib.mop_request SELECT %(run)s, mst_key, iteration, stage FROM madlib.mop_stage WHERE run_id = %(run)s;
-INSERT INTO madlib.mop_metric SELECT %(run)s, stage, 'training', 1.0 / stage, 0.5, json_build_object('accuracy', 0.5)
-FROM madlib.mop_stage WHERE run_id = %(run)s;
-"""
-
-
-def test_ten_thousand_configurations_come_in_pages(db, page, run_id):
-    db.run(MANY, {"run": 5000, "count": 10_000, "like": run_id})
-    db.run("ANALYZE")
-    try:
-        first = page.json("/api/run/5000")["view"]
-        assert first["all"] == 10_000 and first["pages"] == 500 and len(first["rows"]) == 20
-        assert len(first["configurations"]) == 500 and len(first["curves"]) == 60
-        assert "best 500 of 10000" in first["sampled"]["parallel"] and "60 of 10000" in first["sampled"]["curves"]
-        last = page.json("/api/run/5000?page=999999")["view"]
-        assert last["page"] == 500 and len(last["rows"]) == 20 and last["rows"][-1][0] == 10_000
-    finally:
-        db.run("DELETE FROM madlib.mop_run WHERE run_id = 5000")
 
 
 def test_what_people_write_stays_data(db, page, run_id):
@@ -419,19 +385,12 @@ def test_a_run_that_cannot_go_on_is_not_said_to(db, page):
         b"[" * 999,
         b'{"mst_key": ' + b"[" * 480 + b"]" * 480 + b"}",
         b'{"a":' * 160,
-        b"{" * 900,
         b"\xff\xfe{}",
-        b"\0",
         b'"x"',
         b"[]",
-        b"null",
         b"1e999",
-        b"NaN",
         b'{"mst_key": NaN, "sessions": Infinity}',
         b'{"mst_key": true}',
-        b'{"mst_key": {"a": 1}, "sessions": [1]}',
-        b'{"mst_key": "1; DROP", "sessions": 1.5}',
-        b'{"sessions": -1}',
         b'{"mst_key": 99999999999999999999999, "sessions": 1e400}',
         b"x" * 1001,
         b'{"mst_key": "\\ud800"}',

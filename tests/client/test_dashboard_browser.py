@@ -115,60 +115,6 @@ def test_what_people_write_is_text_in_the_page(db, browser, page):
     assert problems(browser) == []
 
 
-def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
-    selection(db, "few", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.03, 0.04)])
-    compared = []
-    for name in ("one", "other"):
-        db.run(
-            f"SET pg_mop.reuse = off; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
-            f"'few', 2, FALSE, NULL, 1)"
-        )
-        compared.append(last_run(db))
-    browser.get(page.address)  # (its token)
-    assert eventually(lambda: "token" not in browser.current_url, 120)
-    browser.get(f"http://127.0.0.1:{page.port}/compare?run={compared[0]}&run={compared[1]}")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 120)
-    assert f"run {compared[1]}: finished" in value(browser, "document.getElementById('headline').textContent")
-    assert value(browser, "document.getElementById('csv').checkVisibility()")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 120)
-    browser.execute_script("""window.saved = [];
-        HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
-        window.blobs = [];
-        const made = URL.createObjectURL;
-        URL.createObjectURL = blob => { window.blobs.push(blob); return made.call(URL, blob); };
-        document.getElementById('csv').click();
-        document.getElementById('html').click();
-        for (const made of document.querySelectorAll('[aria-label="Learning curves as a file"] button')) made.click();
-        """)
-    assert eventually(
-        lambda: (
-            sorted(value(browser, "window.saved")) == ["runs.csv", "runs.html", "runs_curves.png", "runs_curves.svg"]
-        ),
-        30,
-    )
-    texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
-    assert len(next(text for text in texts if text.startswith("rank,")).splitlines()) == 5
-    assert problems(browser) == []
-    series = value(browser, "document.getElementById('series').value")
-    drawing = next(text for text in texts if text.startswith("<svg"))
-    assert f"Learning curves: {series}<" in drawing
-    for own in browser.execute_script(
-        "return [...document.querySelectorAll('#curves-picture .legend button')].map("
-        "b => [b.textContent, getComputedStyle(b.firstChild).backgroundColor])"
-    ):
-        assert f'fill="{own[1]}"' in drawing and f">{own[0]}</text>" in drawing
-    (tmp_path / "runs.html").write_text(next(text for text in texts if text.startswith("<!DOCTYPE")), encoding="utf-8")
-    browser.get((tmp_path / "runs.html").as_uri())  # (the file needs neither the page nor its server)
-    assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 4
-    assert value(browser, "[...document.querySelectorAll('#board th')].every(h => h.textContent)")
-    assert value(browser, "document.querySelectorAll('#curves-picture svg path').length") >= 4
-    assert value(browser, "document.querySelectorAll('#curves-picture .legend i').length") == 4  # which curve is whose
-    assert value(browser, "document.querySelector('#curves-picture .note').textContent") == series
-    assert not value(browser, "document.querySelectorAll('button, input, script, link, template').length")
-    assert f"run {compared[1]}: finished" in value(browser, "document.body.innerText")
-    assert "token" not in value(browser, "document.documentElement.outerHTML")
-
-
 def test_fields_that_are_filled_in_together_all_hold(browser, page):
     browser.get(f"http://127.0.0.1:{page.port}/run/1")
     assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 6, 120)

@@ -5,20 +5,16 @@ import decimal
 import os
 import pathlib
 import re
-import resource
 import signal
 import threading
 import uuid
 
 import numpy
 import pandas
-import psycopg2
 import pytest
 
 from pg_mop_client import ClientError, Model, Selection, ServerError, images
 from pg_mop_client.command import main
-from pg_mop_client.database import make_engine
-from pg_mop_client.watching import Watcher
 from support.cluster import eventually
 from support.workload import HOSTILE, is_under_way
 
@@ -118,17 +114,6 @@ def test_types_of_pandas_that_mean_the_same_give_the_same_answers(model, people)
     assert nothing.equals(model.predict(rows.drop(columns=["score", "joined"])))
 
 
-def test_numbers_are_predicted_as_numbers(income, people):
-    found = income.predict(people.set_index("id", drop=False).drop(columns="income"))
-    assert list(found.columns) == ["prediction"] and found.prediction.dtype == "float64"
-    error = numpy.sqrt(((found.prediction.to_numpy() - people.income) ** 2).mean())
-    measured = income.evaluate(people).set_index("metric").value
-    assert measured["rmse"] == pytest.approx(error, rel=1e-5)
-    assert measured.equals(income.evaluate("clients").set_index("metric").value)
-    bands = income.regression_report(people)
-    assert bands.row_count.sum() == ROWS and len(bands) == 10
-
-
 def test_reports_agree_with_the_predictions(model, people):
     predicted = model.predict(people).prediction
     matrix = model.confusion_matrix(people)
@@ -178,21 +163,6 @@ def test_pictures_show_the_numbers_of_the_reports(model, income, people):
     matplotlib.pyplot.close("all")
 
 
-def test_the_report_is_one_file_with_the_numbers_of_the_rows(model, people, tmp_path):
-    path = model.report(people, tmp_path / "leaving.html")
-    page = (tmp_path / "leaving.html").read_text()
-    assert path == str(tmp_path / "leaving.html") and "measured on a temporary table" in page
-    data = model.report_data(people)
-    own = {section["name"]: section for section in data["measured"]}
-    assert own["confusion"]["picture"]["counts"] == model.confusion_matrix(people).to_numpy().tolist()
-    assert {"measures", "classes", "roc", "calibration", "importance", "drift"} <= set(own)
-    assert data["stored"][0]["facts"]["rows"].count(",") == 2 and data["test_part"] == "leaving_test"
-    assert "Confusion matrix" not in model.report() and "<!DOCTYPE html>" in model.report()
-    assert model.report_data("leaving_test")["source"] == "leaving_test"
-    with pytest.raises(ClientError, match="the report cannot be written to"):
-        model.report(path=tmp_path / "no" / "such" / "folder.html")
-
-
 def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["-d", db.uri(), "report", "--model", "leaving", "--on", "leaving_test"]) == 0
@@ -210,29 +180,6 @@ def test_the_command_writes_the_report(db, model, tmp_path, capsys, monkeypatch)
     ):
         assert main(["-d", db.uri(), "report", *arguments]) == 1
         assert said in capsys.readouterr().err
-
-
-def test_a_report_of_the_other_kind_is_refused_with_the_right_one(model, income, people):
-    with pytest.raises(ServerError, match="predicts numbers: it has no classes") as caught:
-        income.confusion_matrix(people)
-    assert "mop_regression_report" in caught.value.hint
-    with pytest.raises(ServerError, match="predicts classes, not numbers") as caught:
-        model.regression_report(people)
-    assert "mop_class_report" in caught.value.hint
-
-
-def test_versions_are_trained_compared_and_put_into_use(s, model, people):
-    assert 'Version 2 of model "leaving"' in model.retrain(time_limit="60 s", automatic=False)
-    assert list(model.versions().version) == [1, 2] and model.info.version == 2
-    first, second = (s.model("leaving", v).evaluate(people).set_index("metric").value for v in (1, 2))
-    compared = model.compare(1, 2, people).set_index("metric")
-    assert compared.first_value["accuracy"] == pytest.approx(first["accuracy"])
-    assert compared.second_value["accuracy"] == pytest.approx(second["accuracy"])
-    model.use_version(1)
-    assert model.info.version == 1
-    with pytest.raises(ClientError, match="model leaving has no version 9") as caught:
-        s.model("leaving", 9)
-    assert caught.value.hint == "The versions are 1, 2."
 
 
 def test_what_is_no_model_or_no_source_is_told(s, model, people):
@@ -301,22 +248,6 @@ def test_ctrl_c_cancels_the_training_and_leaves_nothing(db, s, people, model, ca
         assert watched.calls.execute("SELECT 1", {}).scalar() == 1
 
 
-def test_two_trainings_of_a_role_are_told_apart_by_their_names(db):
-    since = db.value("SELECT clock_timestamp()")
-    others = []
-    try:
-        for name in ("one", "other"):
-            others.append(psycopg2.connect(db.uri(), application_name=f"mop_train {name}"))
-        watcher = Watcher(make_engine(db.uri()), "madlib")
-        found = [watcher.steps_of({"since": since}, name).pid for name in ("one", "other", "yet another")]
-        assert found == [others[0].info.backend_pid, others[1].info.backend_pid, others[0].info.backend_pid]
-        assert watcher.steps_of({"since": db.value("SELECT clock_timestamp()")}, "one") is None
-        watcher.close()
-    finally:
-        for other in others:
-            other.close()
-
-
 # --- load ----------------------------------------------------------------------------------------------
 UTC = datetime.timezone.utc
 DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 250_000)
@@ -363,16 +294,6 @@ def test_a_column_gets_the_type_of_its_values(db, s, values, sql_type, stored):
     )
     assert row["t"] == sql_type
     assert [next(iter(r.values())) for r in db.run("TABLE loaded")] == stored
-
-
-def test_bytes_are_loaded(db, s):
-    s.load(pandas.DataFrame({"a": [b"\x00\xff\\", None]}), "loaded_bytes")
-    assert [r["a"] and bytes(r["a"]) for r in db.run("TABLE loaded_bytes")] == [b"\x00\xff\\", None]
-
-
-def test_many_rows_keep_their_order(db, s):
-    s.load(pandas.DataFrame({"n": range(25_000), "t": ["x" * 20] * 25_000}), "loaded_many", key="n")
-    assert db.value("SELECT count(*) = 25000 AND min(n) = 0 AND max(n) = 24999 AS all_of_them FROM loaded_many")
 
 
 @pytest.mark.parametrize(
@@ -432,17 +353,6 @@ def test_a_column_of_paths_becomes_the_bytes_of_the_files(db, s, photos, tmp_pat
         assert i == 7 or bytes(found[i]["photo"]) == bytes(found[i]["again"])
     s.load(photos.head(2), "photos", images="photo", replace=True)
     assert db.value("SELECT count(*) FROM photos") == 2
-
-
-def test_large_files_are_read_one_by_one(db, s, tmp_path):
-    """The client's memory does not grow with the number of files."""
-    large = tmp_path / "large.png"
-    large.write_bytes(images.MAGIC[0] + bytes(20_000_000))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    s.load(pandas.DataFrame({"photo": [large] * 12}), "large_photos", images="photo")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 250_000  # kilobytes
-    assert db.value("SELECT sum(octet_length(photo)) FROM large_photos") == 12 * 20_000_008
-    db.run("DROP TABLE large_photos")
 
 
 def test_what_is_no_image_is_named_with_its_row_before_anything_is_written(db, s, photos, tmp_path, monkeypatch):

@@ -2,11 +2,8 @@
 
 import datetime
 import decimal
-import io
 import json
 import re
-import struct
-import zlib
 
 import numpy
 import pandas
@@ -369,27 +366,6 @@ def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
             assert found.dtype == kind and (found == (0 if isinstance(low, list) else low)).all()
 
 
-def test_great_and_odd_numbers_come_back_as_they_are(db, s):
-    db.run(
-        "CREATE TABLE odd AS SELECT i AS id, ARRAY[i % 3, 1]::real[] AS x, "
-        "CASE WHEN i % 3 > 0 THEN 9007199254740992 + i % 3 END AS great, "
-        "(ARRAY['NaN', 'Infinity', '0.1'])[1 + i % 3]::real AS real FROM generate_series(1, 90) i"
-    )
-    load(db, "odd_net", sequential("odd", [2], layer("Dense", units=3, activation="softmax")))
-    s.load_model_selection_table(
-        "odd_net",
-        "odd_mst",
-        [1],
-        ["loss='categorical_crossentropy', optimizer='Adam(lr=0.3)', metrics=['accuracy']"],
-        ["batch_size=5"],
-    )
-    rows = numpy.float32([[0, 1], [1, 1], [2, 1]])
-    for label, wanted in (("great", [None, 2**53 + 1, 2**53 + 2]), ("real", [numpy.nan, numpy.inf, 0.1])):
-        s.training_preprocessor_dl("odd", f"odd_{label}", label, "x")
-        found = s.fit_multiple(f"odd_{label}", f"odd_{label}_models", "odd_mst", 15).predict(rows)
-        assert found.equals(pandas.Series(wanted, dtype="Int64" if label == "great" else "float64", name=label))
-
-
 def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkeypatch):
     """Nothing goes on in a new session, where each statement would be committed."""
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
@@ -525,68 +501,6 @@ def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
     assert (found == [path.split("/")[0] for path in sorted(written)]).mean() > 0.9
     s.pack(tmp_path / "pictures", "small_grey", size=(4, 5), mode="L")
     assert {numpy.array(r["pixels"]).shape for r in db.run("SELECT pixels FROM small_grey")} == {(4, 5, 1)}
-
-
-def deep_png():
-    """A PNG of 16 bits a channel."""
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    rows = b"".join(b"\0" + struct.pack(">15H", *[300] * 15) for _ in range(4))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0))
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
-
-
-def deep_tiff():
-    """A TIFF of 16 bits a channel, not compressed."""
-    tags = [
-        (256, 3, 1, 5),
-        (257, 3, 1, 4),
-        (258, 3, 3, 134),
-        (259, 3, 1, 1),
-        (262, 3, 1, 2),
-        (273, 4, 1, 140),
-        (277, 3, 1, 3),
-        (278, 3, 1, 4),
-        (279, 4, 1, 120),
-        (284, 3, 1, 1),
-    ]
-    head = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    return head + struct.pack("<I3H", 0, 16, 16, 16) + struct.pack("<60H", *[300] * 60)
-
-
-def deep_jpeg2000():
-    """The head of a JPEG 2000 that says 12 bits a channel, of one that has 8."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (5, 4)).save(file, "JPEG2000")
-    data = bytearray(file.getvalue())
-    at = data.index(b"\xff\x4f\xff\x51") + 42
-    data[at], data[at + 3], data[at + 6] = 11, 11, 11
-    return bytes(data)
-
-
-DEEP = {
-    "a.png": deep_png,
-    "a.tif": deep_tiff,
-    "a.jp2": deep_jpeg2000,
-    "a.ppm": lambda: b"P6 5 4 65535\n" + struct.pack(">60H", *[300] * 60),
-    "b.ppm": lambda: b"P3 5 4 1000\n" + b"300 " * 60,
-}
-
-
-@pytest.mark.parametrize("name", DEEP)
-def test_pictures_of_more_than_8_bits_a_channel_are_refused(s, tmp_path, name):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / name).write_bytes(DEEP[name]())
-    with pytest.raises(ClientError, match=f"{name}' has more than 8 bits a channel, which would be cut off"):
-        s.pack(tmp_path, "never")
 
 
 @pytest.mark.parametrize("kind", ["gif", "png", "webp", "tiff"])

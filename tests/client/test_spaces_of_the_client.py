@@ -47,11 +47,6 @@ def test_a_space_in_a_few_lines_is_searched(db, s):
     assert run.info.status == "finished" and db.value("SELECT count(*) FROM py_found_trials") == 2
 
 
-def test_without_base_models_a_space_has_all(s):
-    space = Space().choose("hidden", "units", [4, 8])
-    assert space.create(s, "py_all", "arch").size() == 4
-
-
 def test_the_server_refuses_what_it_always_does(db, s):
     with pytest.raises(ServerError, match="Lambda"):
         Space([1]).insert("hidden", [layer("Lambda", function="os.system")]).create(s, "py_bad", "arch")

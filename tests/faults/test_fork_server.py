@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -124,24 +123,6 @@ def test_a_call_that_trains_has_it_import_keras_meanwhile(own, db, alone):
     assert eventually(lambda: not fork_servers(own)), "it stays for as long as the call says"
     children = [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == backend]
     assert not children, "nobody has to wait for its end"
-    client.close()
-
-
-def test_packing_and_loading_an_architecture_have_it_import_keras(own, db, alone):
-    client = db.another()
-    client.run("SET pg_mop.fork_server_idle_timeout = 0; DROP TABLE IF EXISTS early_arch")
-    load(client, "early_arch", dense())
-    assert not fork_servers(own)
-    client.run("RESET pg_mop.fork_server_idle_timeout; DROP TABLE early_arch")
-    load(client, "early_arch", dense())
-    assert eventually(lambda: len(fork_servers(own)) == 1)
-    for pid in fork_servers(own):
-        os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not fork_servers(own))
-    client.run(
-        "DROP TABLE IF EXISTS early, early_summary; SELECT madlib.training_preprocessor_dl('flowers', 'early', 'y', 'x')"
-    )
-    assert eventually(lambda: len(fork_servers(own)) == 1)
     client.close()
 
 
@@ -310,31 +291,6 @@ def test_it_ends_when_nobody_needs_it_and_not_before(own, db, alone):
     assert not eventually(lambda: not fork_servers(own), 1.5), "its trainer lives"
     client.close()
     assert eventually(lambda: not fork_servers(own)) and not lives(pid)
-
-
-def test_those_of_other_packages_leave_nothing(own, db, alone):
-    folder(own).mkdir(exist_ok=True)
-    for name in ("fork-server-tensorflow-old", "fork-server-tensorflow-old.lock", "fork-server-tensorflow-old.log"):
-        (folder(own) / name).touch(0o600)
-    client = db.another()
-    start(client)
-    assert not list(folder(own).glob("*tensorflow-old*")) and fork_servers(own)
-    client.close()
-
-
-def test_one_of_an_older_version_ends_soon(own, db, alone):
-    client = db.another()
-    start(client, keep_ms=100)
-    client.close()
-    assert eventually(lambda: db.run("SELECT * FROM madlib.mop_trainers") == [])
-    older = fork_servers(own)
-    for path in folder(own).glob("fork-server-*"):
-        path.rename(path.with_name(re.sub("[0-9a-f]{16}", "0" * 16, path.name)))
-    client = db.another()
-    start(client)
-    assert eventually(lambda: older and not {*older} & {*fork_servers(own)}, 120), "not after 600 s"
-    assert len(fork_servers(own)) == 1
-    client.close()
 
 
 def test_an_ill_formed_request_harms_nobody(own, db, alone):

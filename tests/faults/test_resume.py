@@ -131,27 +131,6 @@ def test_a_run_does_not_go_on_with_rows_that_have_changed(db, data):
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE %s", [f"mop_state_{run_id}_%"]) == 0
 
 
-def test_a_run_whose_output_was_rolled_back_is_not_trained_again(db, data):
-    db.run("BEGIN")
-    db.run(call("rolled_back"))
-    db.run("ROLLBACK")
-    run_id = last_run(db)
-    db.run("SELECT madlib.mop_resume(%s)", [run_id])
-    assert weights(db, "rolled_back") == weights(db, "undisturbed")
-    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'", [run_id]) == 6
-
-
-def test_averaging_goes_on(db, data):
-    sql = "SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=8', 4)"
-    db.run(sql.format("whole"), [ADAM.format(0.01)])
-    client = db.another()
-    part = sql.format("part").replace("%s", "$$" + ADAM.format(0.01) + "$$")
-    assert isinstance(ended_early(db, client, part, more_than=3), psycopg2.errors.QueryCanceled)
-    client.close()
-    db.run("SELECT madlib.mop_resume(%s)", [last_run(db)])
-    assert db.value("SELECT a.model_weights = b.model_weights FROM whole a, part b")
-
-
 @pytest.mark.parametrize("sessions", [1, 3, 5])
 def test_a_replay_gives_the_same_bytes_on_any_number_of_sessions(db, data, sessions):
     if db.value("SELECT to_regclass('original')") is None:

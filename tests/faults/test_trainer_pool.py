@@ -15,19 +15,7 @@ from support.client import Calling, Client
 from support.cluster import Cluster, eventually, fork_servers
 from support.trainers import all_trainers, of_backend, trainers
 from support.tries import tries
-from support.workload import (
-    ADAM,
-    assert_invariants,
-    dense,
-    fit,
-    last_run,
-    layer,
-    load,
-    make_data,
-    pickled,
-    selection,
-    sequential,
-)
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, pickled, selection
 
 OPTIONS = {
     "threads": 1,
@@ -151,40 +139,6 @@ def test_one_trainer_has_one_lease_at_a_time(db):
         client.close()
 
 
-def test_the_last_trainer_of_a_role_goes_to_one_of_two_sessions(db):
-    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)")
-    try:
-        pid = returned(db, db.another("ana"))
-        clients = [db.another("ana"), db.another("ana")]
-        calls = [Calling(client, f"SELECT madlib.mop_start_trainer('{json.dumps(OPTIONS)}')") for client in clients]
-        errors = [call.end() for call in calls]
-        assert sum(error is None for error in errors) == 1
-        refused = next(error for error in errors if error is not None)
-        assert "as many as it may have at once" in str(refused) and refused.pgcode == "53000"
-        winner = clients[errors.index(None)]
-        winner.close()
-        assert eventually(lambda: pid in idle(db))
-        loser = next(client for client in clients if client is not winner)
-        lease(loser)
-        loser.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
-def test_idle_trainers_end_for_a_new_one_beyond_the_limit(db):
-    """A role cannot fill the memory with idle trainers of different settings."""
-    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 2)")
-    try:
-        ana = db.another("ana")
-        for cache_mb in range(64, 69):
-            pid = lease(ana, cache_mb=cache_mb)
-            assert eventually(lambda: db.value("SELECT count(*) <= 2 FROM madlib.mop_trainers"))
-        assert {row["pid"] for row in leased(db)} == {pid}
-        ana.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
 def test_a_role_does_not_get_what_another_has_left_in_the_session(db):
     db.run(
         "CREATE FUNCTION public.begin_trainer() RETURNS integer LANGUAGE plpython3u AS $$\nfrom mop_udf import aggregate\n"
@@ -221,20 +175,6 @@ def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
         assert [row["session_pid"] for row in leased(db)] == [ana.connection.info.backend_pid]
         ana.run(train, ["second"])
         ana.close()
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
-def test_a_lower_limit_holds_for_the_next_lease(db):
-    pid = returned(db, db.another("ana"))
-    db.run("INSERT INTO madlib.mop_limit (role, trainer_memory_mb) VALUES ('ana', 3000)")
-    try:
-        client = db.another("ana")
-        other = lease(client)
-        assert other != pid
-        words = pathlib.Path(f"/proc/{other}/cmdline").read_text().replace("\0", " ").split()
-        assert words[-2] == "3000"
-        client.close()
     finally:
         db.run("DELETE FROM madlib.mop_limit")
 
@@ -331,29 +271,6 @@ def test_a_trainer_that_has_run_a_custom_function_does_not_return(db):
     db.run("DROP TABLE madlib.functions")
 
 
-def test_a_lease_does_not_depend_on_the_one_before(db):
-    """Random states and optimizers begin anew: weights are the same from new trainers and from those of other leases."""
-    shaken = sequential(
-        "shaken",
-        [4],
-        layer("Dense", name="a", units=8, activation="relu"),
-        layer("Dropout", name="d", rate=0.5),
-        layer("Dense", name="b", units=3, activation="softmax"),
-    )
-    load(db, "shaken_arch", shaken)
-    selection(db, "shaken_mst", "shaken_arch", [(1, ADAM.format(0.01), "batch_size=5, shuffle=True")])
-    client = db.another()
-    client.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.reuse = off")
-    run_id = fit(client, "flowers_packed", "first", "shaken_mst")
-    trained = idle(db)
-    fit(client, "flowers_packed", "between", "mst")
-    client.run("SELECT madlib.mop_replay(%s, 'once_more')", [run_id])
-    assert idle(db) == trained
-    found = [client.run(f"SELECT model_weights::text FROM {output}") for output in ("first", "once_more")]
-    assert found[0] == found[1]
-    client.close()
-
-
 def test_a_session_does_not_kill_a_trainer_that_has_left_it(db):
     """After its idle time a trainer leaves. The session that had it may not end the lease of the session that has it."""
     first = db.another()
@@ -431,16 +348,6 @@ def test_a_session_that_waits_for_a_trainer_on_the_way_back_may_be_killed(db):
     other = db.another()
     assert lease(other) == pid
     other.close()
-
-
-def test_trainers_on_the_way_back_are_ended_on_request(db):
-    client = db.another()
-    pid = lease(client)
-    os.kill(pid, signal.SIGSTOP)
-    client.close()
-    assert eventually(lambda: db.value("SELECT state FROM madlib.mop_trainers") == "returning")
-    assert db.value("SELECT madlib.mop_end_trainers()") == 1
-    assert pid not in all_trainers()
 
 
 def test_the_pool_of_another_version_is_shown_and_ended(db):

@@ -41,9 +41,6 @@ def lodger(locked):
     client.close()
 
 
-CALL = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.models', 'lodger.mst', 1, FALSE)"
-
-
 def literal(text):
     return psycopg2.extensions.QuotedString(text).getquoted().decode()
 
@@ -54,51 +51,6 @@ def pack(client):
         "lodger.models_summary; SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'; SET pg_mop.segments = 2"
     )
     client.run("SELECT madlib.training_preprocessor_dl('lodger.flowers', 'lodger.packed', 'y', 'x', 10)")
-
-
-def follow(hint, db, password):
-    """Run the very commands of an error's HINT, the password filled in."""
-    commands = re.findall(r"(?:CREATE|GRANT|ALTER)\b[^;]*;", hint)
-    assert commands, hint
-    for command in commands:
-        db.run(command.replace("'...'", literal(password)))
-
-
-def test_without_a_user_mapping_the_hint_mends_it(locked, lodger):
-    _, db, _ = locked
-    pack(lodger)
-    error = lodger.error(CALL)
-    assert error.pgcode == "08001" and "password" in error.diag.message_detail
-    follow(error.diag.message_hint, db, SECRET)
-    lodger.run(CALL)
-    assert lodger.value("SELECT count(*) FROM lodger.models") == 2
-
-
-def test_after_a_wrong_password_the_hint_mends_it(locked, lodger):
-    _, db, how = locked
-    pack(lodger)
-    db.run(
-        "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop"
-        + ("" if how == "socket only" else " OPTIONS (host '127.0.0.1')")
-    )
-    db.run("GRANT USAGE ON FOREIGN SERVER pg_mop TO lodger")
-    # PUBLIC's mapping, which only the server's owner may read, is nobody's
-    db.run(f"CREATE USER MAPPING FOR PUBLIC SERVER pg_mop OPTIONS (password {literal(SECRET)})")
-    error = lodger.error(CALL)
-    assert "no password supplied" in error.diag.message_detail and "CREATE USER MAPPING" in error.diag.message_hint
-    lodger.run("CREATE USER MAPPING FOR lodger SERVER pg_mop")
-    error = lodger.error(CALL)
-    assert "no password supplied" in error.diag.message_detail
-    follow(error.diag.message_hint, db, WRONG)
-    error = lodger.error(CALL)
-    assert "password authentication failed" in (error.diag.message_detail or ""), str(error)
-    assert WRONG not in str(error) + str(error.diag.message_hint) + str(error.diag.context)
-    job = lodger.error("SELECT madlib.mop_submit('SELECT 1')")
-    assert "password authentication failed" in (job.diag.message_detail or ""), str(job)
-    assert WRONG not in str(job) + str(job.diag.message_hint) + str(job.diag.context)
-    follow(error.diag.message_hint, db, SECRET)
-    lodger.run(CALL)
-    assert lodger.value("SELECT count(*) FROM lodger.models") == 2
 
 
 def test_a_password_and_the_weights_are_nowhere_to_be_read(locked, lodger):

@@ -518,28 +518,6 @@ def test_a_damaged_summary_of_another_role_is_an_error_of_one_sentence(honest, p
         packed_by_forger.run("DROP TABLE lure_packed_summary")
 
 
-def test_shapes_that_a_packed_table_of_another_role_lacks_are_an_error_of_one_sentence(honest, packed_by_forger):
-    packed_by_forger.run("UPDATE lure_packed SET features_shape = NULL")
-    try:
-        for ask in OF_PACKED:
-            error = honest.error(ask)
-            assert error.pgcode == "22023" and "cannot be read" in str(error), str(error)
-    finally:
-        packed_by_forger.run("DROP TABLE lure_packed_summary")
-
-
-def test_details_of_another_role_that_are_too_deep_are_an_error_of_one_sentence(honest, forger):
-    deep = "[" * 3000 + "]" * 3000
-    forger.run(f"UPDATE forged SET details = '{deep}', in_use = true")
-    error = honest.error("SELECT madlib.mop_predict_row('forged', '{}')")
-    assert error.pgcode == "22023" and "its details name no custom code that can be read" in str(error)
-
-
-def test_a_model_whose_details_name_a_table_that_cannot_be_is_shared(honest, forger):
-    forger.run("""UPDATE forged SET details = '{"custom_code": {"object_table": "a.b.c\\"", "digests": {"x": "y"}}}'""")
-    forger.run("SELECT madlib.mop_share('forged', 'mop_user')")
-
-
 def test_a_locked_summary_and_a_missing_one_are_told_apart(honest, packed_by_forger):
     packed_by_forger.run("BEGIN; LOCK TABLE lure_packed_summary")
     try:
@@ -550,18 +528,6 @@ def test_a_locked_summary_and_a_missing_one_are_told_apart(honest, packed_by_for
     packed_by_forger.run("DROP TABLE lure_packed_summary")
     error = honest.error(OF_PACKED[0])
     assert error.pgcode == "42P01" and '"lure_packed" has no summary\n' in str(error)
-
-
-def test_a_table_of_ones_own_is_refused_in_other_words(honest, forger):
-    """And nothing is said that would remove it."""
-    forger.run("CREATE TABLE lure AS SELECT * FROM beans; SELECT mop_pack('lure', 'lure_packed', 'y', id => 'id')")
-    forger.run("ALTER TABLE lure_packed RENAME TO lure_rows; CREATE VIEW lure_packed AS SELECT * FROM lure_rows")
-    try:
-        error = forger.error(OF_PACKED[0])
-        assert '"public"."lure_packed" is not read here: it is no plain table' in str(error)
-        assert error.diag.message_hint is None
-    finally:
-        forger.run("DROP VIEW lure_packed; DROP TABLE lure, lure_rows, lure_packed_summary")
 
 
 def test_an_index_whose_predicate_hides_a_cast_is_code(honest, packed_by_forger):
@@ -582,34 +548,3 @@ def test_an_index_whose_predicate_hides_a_cast_is_code(honest, packed_by_forger)
         assert "of an expression" in error
     finally:
         packed_by_forger.run("DROP TABLE cast_rows, lure_packed_summary; DROP TYPE sprung CASCADE")
-
-
-def test_a_message_with_half_of_a_character_leaves_the_session_whole(honest):
-    """PL/Python's own error would pass Python's frames, and the next call of the session would end the server."""
-    honest.run("CREATE EXTENSION IF NOT EXISTS plpython3u")
-    begun = honest.value("SELECT pg_postmaster_start_time()")
-    pid = honest.value("SELECT pg_backend_pid()")
-    for report in ("raise_error(plpy, half, '22023', half, half)", "db.info(half)", "db.notice(half, half, half)"):
-        block = (
-            "DO $$from mop_udf.errors import raise_error\nfrom pg_mop.backend.database import Database\n"
-            f"half, db = 'half ' + chr(0xD800), Database(plpy, 'madlib')\n{report} $$ LANGUAGE plpython3u"
-        )
-        if "raise" in report:
-            error = honest.error(block)
-            assert (
-                error.pgcode == "22023" and r"half \ud800" in str(error) and error.diag.message_hint == r"half \ud800"
-            )
-        else:
-            honest.run(block)
-        assert "does not exist" in str(honest.error("SELECT madlib.mop_use_version('nothing', 1)"))
-    assert honest.value("SELECT pg_backend_pid()") == pid
-    assert honest.value("SELECT pg_postmaster_start_time()") == begun
-
-
-def test_a_row_of_another_role_that_lacks_a_value_is_an_error_that_names_it(honest, forger):
-    forger.run(
-        "ALTER TABLE forged ALTER model_weights DROP NOT NULL; UPDATE forged SET model_weights = NULL, in_use = true"
-    )
-    assert "cannot be used: model_weights is NULL" in str(honest.error("SELECT madlib.mop_predict_row('forged', '{}')"))
-    for role in ("NULL", "''"):
-        assert "no role is named" in str(forger.error(f"SELECT madlib.mop_share('forged', {role})"))

@@ -147,17 +147,6 @@ def test_groups_that_do_not_fit(clients, group, code):
     assert clients["eve"].error("SELECT madlib.mop_share_training(%s)", [group]).pgcode == code
 
 
-def test_a_role_sees_what_it_has_said(db, clients):
-    ann = clients["ann"]
-    said = "SELECT group_role, in_force FROM madlib.mop_my_sharing"
-    assert ann.run(said) == [{"group_role": "team", "in_force": True}]
-    db.run("REVOKE team FROM ann")
-    assert ann.run(said) == [{"group_role": "team", "in_force": False}]
-    assert clients["eve"].run(said) == []
-    ann.run("SELECT madlib.mop_share_training(NULL)")
-    assert ann.run(said) == []
-
-
 @pytest.mark.parametrize(
     "why, when", [*((why, "before") for why in NARROW), ("no right on the table", "after"), ("row security", "after")]
 )

@@ -6,8 +6,6 @@ import time
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
 from support.workload import ADAM, dense, load, make_data, selection
 
 COSTS = "SELECT * FROM madlib.mop_unit_costs ORDER BY kernel"
@@ -98,28 +96,6 @@ def test_an_idle_trainer_compiles_what_the_next_run_gains_from(db):
         if setting == "on" and first.get("xla") != 0 and os.getloadavg()[0] > len(os.sched_getaffinity(0)):
             pytest.skip("that an idle trainer compiles ahead was NOT RUN: no core of this machine was idle")
         assert (first.get("xla") == 0) == (setting == "on")
-
-
-def test_a_run_that_was_cancelled_tells_too_and_a_forced_kernel_heeds_nothing(db):
-    db.run("DELETE FROM madlib.mop_cost")
-    db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
-    other = db.another()
-    other.run("SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0")
-    call = Calling(other, CALL.format(5000))
-    assert eventually(
-        lambda: db.value(
-            "SELECT count(*) > 20 FROM madlib.mop_unit JOIN madlib.mop_run USING (run_id) "
-            "WHERE mop_run.status = 'running' AND mop_unit.status = 'finished'"
-        ),
-        60,
-    )
-    db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert call.end() is not None
-    other.close()
-    assert {row["runs"] for row in db.run(COSTS)} == {1}
-    db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[1e-9]")
-    _, choices = train(db, "SET pg_mop.kernel = plain", 1)
-    assert {row["kernel"] for row in choices} == {"plain"}
 
 
 def test_nobody_sees_others(db):

@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
 from support.custom_code import LAYER, made, pickle, put, with_scale
-from support.workload import ADAM, dense, fit, holding, last_run, load, make_data, pickled, selection
+from support.workload import ADAM, dense, fit, last_run, load, make_data, pickled, selection
 
 CODE = (
     LAYER
@@ -122,30 +120,6 @@ def test_another_code_is_another_stage(db):
     taken = "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run IS NOT NULL"
     assert [db.value(taken, [run]) for run in (first, same, other)] == [0, 2, 0]
     assert weights(db, "made") == weights(db, "same") != weights(db, "other")
-
-
-def test_a_cancelled_run_goes_on(db):
-    make_data(db, "one", segments=1, seed=3)
-    other = db.another()
-    other.run(
-        "SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.reuse = off"
-    )
-    db.run("DROP TABLE IF EXISTS slow, slow_info, slow_summary, whole, whole_info, whole_summary")
-    selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{}', 'mst', 12, FALSE)"
-    db.run(call.format("whole"))
-    finished = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        "'slow' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        going = Calling(other, call.format("slow"))
-        assert eventually(lambda: db.value(finished) > 2 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert going.end().pgcode == "57014"
-    other.run("SELECT madlib.mop_resume((SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'slow'))")
-    assert weights(db, "slow") == weights(db, "whole")
-    other.close()
 
 
 def test_losses_may_be_classes_beside_layers(db):

@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
-from support.custom_code import LAYER, MARK, MODEL, MODEL_FOR_JAX, of_class, pickle, put, stepper, with_scale
-from support.workload import ADAM, dense, fit, holding, last_run, load, make_data, needs_jax, selection
+from support.custom_code import LAYER, MODEL, MODEL_FOR_JAX, of_class, pickle, put, stepper, with_scale
+from support.workload import ADAM, ended_early, fit, last_run, load, make_data, needs_jax, selection
 
 FAST = ADAM.format(0.01)
 SETTINGS = "SET pg_mop.kernel = 'auto'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '300s'; SET pg_mop.threads = 1"
@@ -100,13 +98,6 @@ def test_explain_says_why_the_kernel_is_plain(db):
     assert "Kernel: plain (only this kernel runs the code of model class Stepper)" in text
 
 
-def test_a_replay_gives_the_same_bytes(db):
-    run_id = train(db)
-    db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
-    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
-    assert weights(db, "made") == weights(db, "again")
-
-
 def test_a_cancelled_run_goes_on(db):
     other = db.another()
     other.run(SETTINGS + "; SET pg_mop.reuse = off")
@@ -114,15 +105,7 @@ def test_a_cancelled_run_goes_on(db):
     selection(db, "mst", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
     call = "SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{}', 'mst', 12, FALSE)"
     db.run(call.format("whole"))
-    finished = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        "'slow' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        going = Calling(other, call.format("slow"))
-        assert eventually(lambda: db.value(finished) > 2 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert going.end().pgcode == "57014"
+    assert ended_early(db, other, call.format("slow"), 2).pgcode == "57014"
     other.run("SELECT madlib.mop_resume((SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'slow'))")
     assert weights(db, "slow") == weights(db, "whole")
     other.close()
@@ -169,31 +152,6 @@ def test_on_jax_the_step_takes_the_state(db):
     assert "SET pg_mop.keras_backend" in errors[1]["error"]
 
 
-@pytest.mark.parametrize(
-    "architecture,fragment",
-    [
-        (stepper("Other"), "class 'Other'"),
-        (stepper("stepper"), "class 'stepper'"),
-        (stepper(module="keras.models"), "class 'Stepper'"),
-        (stepper('a"b'), "'a\"b'"),
-        (stepper("a'b"), '"a\'b"'),
-        (stepper("os.system", module="os"), "is not Keras' own"),
-        (stepper(config={"name": "x", "of": 1}), "model class 'Stepper' has no list of layers"),
-    ],
-)
-def test_attacks_are_refused_before_anything_is_trained(db, architecture, fragment):
-    put(db, 'a"b', pickle("Stepper", MODEL))
-    put(db, "a'b", pickle("Stepper", MODEL))
-    db.run("DROP TABLE IF EXISTS arch")
-    db.run("CREATE TABLE arch (model_id integer, model_arch json, model_weights bytea, name text)")
-    db.run("INSERT INTO arch VALUES (1, %s, NULL, 'x')", [architecture])
-    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
-    with pytest.raises(Exception) as error:
-        train(db)
-    assert fragment in str(error.value), str(error.value)
-    assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
-
-
 def test_what_the_trainer_finds_is_the_configurations_error(db):
     """A layer in place of a model, a pickle that does not load, and an optimizer that no state keeps."""
     put(db, "Scale", pickle("Scale", LAYER))
@@ -207,46 +165,3 @@ def test_what_the_trainer_finds_is_the_configurations_error(db):
     assert "'Scale'" in errors[0]
     assert "model class Two has an optimizer of its own in 'second'" in errors[1]
     assert "custom function 'Broken' cannot be used" in errors[2] and errors[3] is None
-
-
-def test_no_code_runs_of_a_table_that_another_role_may_change(db, tmp_path):
-    tmp_path.chmod(0o777)
-    mark = tmp_path / "mark"
-    db.run("DROP ROLE IF EXISTS model_maker; CREATE ROLE model_maker LOGIN; GRANT mop_user TO model_maker")
-    with pytest.raises(Exception, match="class 'Stepper' is not Keras' own|'Stepper'"):
-        train(db, table=None)
-    db.run("CREATE TABLE madlib.mine (id serial, name text, description text, object bytea)")
-    try:
-        code = MARK.format(name="Stepper", base="Model", path=str(mark))
-        db.run("INSERT INTO madlib.mine (name, object) VALUES ('Stepper', %s)", [pickle("Stepper", code)])
-        for change, fragment in (
-            ("ALTER TABLE madlib.mine OWNER TO model_maker", "is no superuser"),
-            (
-                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO model_maker",
-                'may be written by "model_maker"',
-            ),
-        ):
-            db.run(change)
-            with pytest.raises(Exception, match=fragment):
-                train(db, table="madlib.mine")
-        assert not mark.exists()
-        db.run("REVOKE ALL ON madlib.mine FROM model_maker")
-        train(db, table="madlib.mine")
-        assert mark.exists(), "the code marks where it runs"
-    finally:
-        db.run("DROP TABLE madlib.mine; DROP OWNED BY model_maker; DROP ROLE model_maker")
-
-
-def test_names_of_keras_stay_keras_own(db):
-    put(db, "Functional", pickle("Stepper", MODEL))
-    load(db, "arch", stepper("Functional"), dense())
-    train(db, models=(1, 2))
-    errors = db.run("SELECT error FROM madlib.mop_configuration WHERE run_id = %s", [last_run(db)])
-    assert [row["error"] for row in errors] == [None, None]
-    assert (
-        db.value(
-            "SELECT count(*) FROM madlib.mop_kernel_choices WHERE run_id = %s AND refused::text LIKE '%%own%%'",
-            [last_run(db)],
-        )
-        == 0
-    )

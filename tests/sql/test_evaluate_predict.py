@@ -1,13 +1,11 @@
 """madlib_keras_evaluate and madlib_keras_predict for the models of fit_multiple."""
 
 import math
-import os
 import pathlib
 import re
 
 import pytest
 
-from support.client import Calling
 from support.cluster import eventually
 from support.tries import tries
 from support.workload import ADAM, alike, dense, fit, load, make_data, runs_made, selection
@@ -189,11 +187,8 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
     "call,fragment",
     [
         ("predict(NULL, 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-        ("predict('models', NULL, 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-        ("predict('models', 'flowers', 'id', 'x', NULL, 'prob', FALSE, 1)", "NULL/empty output table name"),
         ("predict('nowhere', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "does not exist"),
         ("predict('models', 'flowers', 'no', 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
-        ("predict('models', 'flowers', NULL, 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
         ("predict('models', 'flowers', 'id', 'no', 'out', 'prob', FALSE, 1)", "invalid independent_varname"),
         ("predict('models', 'flowers_packed', 'buffer_id', 'x', 'out', 'prob', FALSE, 1)", "not a packed table"),
         *(
@@ -213,11 +208,8 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
         ),
         ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
         ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
-        ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
-        ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
         ("evaluate('models', 'arch', 'out', FALSE, 1)", 'column "y" does not exist'),
         ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
-        ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
         ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
     ],
 )
@@ -250,14 +242,6 @@ def test_what_has_no_finite_prediction_gets_null_and_no_class(db, models, kind, 
     assert all(r["class_value"] in CLASSES and 0 <= r["prob"] <= 1 for r in found if r not in unknown)
     assert rows is None or len(found) == 87 * rows + 3
     assert any("3 predictions are NULL" in n for n in db.connection.notices)
-
-
-def test_columns_of_domains_over_arrays_are_predicted(db, models):
-    db.run("DROP DOMAIN IF EXISTS features CASCADE; CREATE DOMAIN features AS real[]")
-    db.run("DROP TABLE IF EXISTS tame; CREATE TABLE tame AS SELECT id, x::features AS x FROM flowers")
-    own = predict(db, ", 'response', FALSE, 1")
-    db.run("DROP TABLE out")
-    assert predict(db, ", 'response', FALSE, 1", test="tame") == own
 
 
 def test_damaged_weights_are_an_error_with_both_counts(db, models):
@@ -462,63 +446,3 @@ def test_a_number_that_a_partition_holds_and_no_float_is_told_of(db, parted):
     assert db.value("SELECT to_regclass('out')") is None
     assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE function ~ 'predict'") == 0
     db.run("DELETE FROM parted WHERE id = 2000; ALTER TABLE parted ALTER COLUMN x TYPE real[]")
-
-
-def test_a_loss_that_is_nan_is_told(db, models):
-    db.run(
-        "CREATE TABLE broken AS SELECT mst_key, decode(repeat('0000c07f', octet_length(model_weights) / 4), 'hex') "
-        "AS model_weights, model_arch FROM models; CREATE TABLE broken_info AS TABLE models_info; "
-        "CREATE TABLE broken_summary AS TABLE models_summary"
-    )
-    _, by_run = runs_made(
-        db, lambda: db.run("SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)")
-    )
-    assert by_run and math.isnan(db.value("SELECT loss FROM out"))
-
-
-def test_many_partitions_take_no_more_sessions_than_cores(db, models):
-    db.run("CREATE TABLE finely (LIKE flowers) PARTITION BY HASH (id)")
-    for i in range(12):
-        db.run(f"CREATE TABLE finely_{i} PARTITION OF finely FOR VALUES WITH (MODULUS 12, REMAINDER {i})")
-    db.run("INSERT INTO finely SELECT * FROM flowers WHERE id <= 90")
-    client = db.another()
-    warmed(db, client, "warmer")
-    sessions = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
-        "NOT LIKE '%catalog'"
-    )
-    before = db.value(sessions)
-    _, by_run = runs_made(db, lambda: predict(client, ", 'prob', FALSE, 1", test="finely"))
-    assert by_run and db.value("SELECT count(*) FROM out") == 270
-    assert db.value(sessions) <= max(before, len(os.sched_getaffinity(0)))
-    client.close()
-    db.run("DROP TABLE finely")
-
-
-def test_who_waits_for_the_table_does_not_keep_it_from_being_predicted(db, parted):
-    """A TRUNCATE that waits for the caller's own lock is waited for by worker sessions, too."""
-    rows, _ = both(db)
-    caller, other = db.another(), db.another()
-    warmed(db, caller, "warmest")
-    caller.run("SET pg_mop.lock_timeout = '1s'; BEGIN; SELECT count(*) FROM parted")
-    waiting = Calling(other, "BEGIN; TRUNCATE parted_a; ROLLBACK")
-    assert eventually(lambda: db.value("SELECT count(*) FROM pg_locks WHERE NOT granted"))
-    assert predict(caller, ", 'prob', FALSE, 1", test="parted") == alike(rows)
-    assert "this session works alone" in "".join(caller.connection.notices)
-    caller.run("ROLLBACK")
-    assert waiting.end() is None
-    caller.close(), other.close()
-
-
-def test_an_evaluation_keeps_nobody_from_writing(db, models):
-    caller = db.another()
-    warmed(db, caller, "warmly")
-    caller.run("BEGIN")
-    _, by_run = runs_made(
-        db, lambda: caller.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)")
-    )
-    assert by_run
-    db.run("SET lock_timeout = '1s'; UPDATE flowers_packed SET buffer_id = buffer_id WHERE false; RESET lock_timeout")
-    assert caller.value("SHOW lock_timeout") == "0"
-    caller.run("ROLLBACK")
-    caller.close()

@@ -238,16 +238,6 @@ def test_rows_that_others_do_not_see_are_refused_as_in_the_call(db):
     other.close()
 
 
-def test_a_table_that_another_session_trains_into_is_refused(db):
-    other = db.another()
-    other.run("BEGIN")
-    other.run("SELECT madlib.mop_reserve('public', 'm')")
-    assert "another session is training into" in str(db.error("SELECT madlib.mop_explain(%s)", [FIT]))
-    other.run("ROLLBACK")
-    other.close()
-    assert explain(db, FIT)
-
-
 def test_the_mode_ends_with_every_error(db):
     """After an explanation that failed or was cancelled, the call runs."""
     with pytest.raises(psycopg2.Error):
@@ -286,15 +276,6 @@ def test_what_is_left_of_a_cancelled_run_is_planned(db):
     )
     client.close()
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-
-
-def test_a_configuration_that_takes_longest_is_named(db):
-    load(db, "two", dense(), dense(width=512, name="large"))
-    rows = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)]
-    selection(db, "uneven", "two", [*rows, (1, ADAM.format(0.03), "batch_size=1, epochs=50")])
-    found = plan(db, FIT.replace("'mst'", "'uneven'"))
-    assert found["prediction"]["longest_path"]["mst_key"] == 3
-    assert any(text.startswith("configuration 3 is") for text in found["prediction"]["limits"])
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -360,16 +341,6 @@ def test_a_stored_prediction_leaves_out_what_earlier_runs_have_trained(db):
     assert db.value("SELECT madlib.mop_explain_run(%s)", [nothing_new]).startswith(f"Run {nothing_new}: ")
 
 
-def test_a_run_that_is_not_there(db):
-    for run_id in (123456, None):
-        error = db.error("SELECT madlib.mop_explain_run(%s)", [run_id])
-        assert "there is no run" in str(error) and "mop_runs" in error.diag.message_hint and error.pgcode == "22023"
-    run_id = fit(db, "flowers_packed", "m", "mst", 1)
-    db.run("DROP TABLE m, m_info, m_summary")
-    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-    assert "there is no run" in str(db.error("SELECT madlib.mop_explain_run(%s)", [run_id]))
-
-
 def test_a_plan_counts_the_typical_unit_and_not_the_least_mini_batch(db):
     fit(db, "flowers_packed", "m", "mst", 1)
     db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
@@ -412,14 +383,6 @@ def test_more_iterations_of_a_configuration_are_planned(db):
     db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints(); RESET pg_mop.reuse")
 
 
-def test_a_role_with_few_sessions_is_planned_with_these(db):
-    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES (NULL, 1)")
-    try:
-        assert plan(db, FIT)["sessions"] == 1
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-
-
 def test_a_limit_refuses_a_run_by_its_estimate_and_so_does_its_explanation(db):
     load(db, "large", dense(width=100_000))
     selection(db, "long", "large", [(1, ADAM.format(0.01), "batch_size=1, epochs=1000")])
@@ -455,27 +418,6 @@ def test_a_limit_of_seconds_wants_a_time_limit_of_a_search(db):
 def test_equal_calls_have_equal_plans(db):
     plans = [explain(db, FIT) for _ in range(3)]
     assert plans[0] == plans[1] == plans[2]
-
-
-def test_many_epochs_are_not_measured(db):
-    selection(db, "epochs", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2000000")])
-    began = time.monotonic()
-    found = json.loads(db.value("SELECT madlib.mop_explain(%s, 'json', TRUE)", [FIT.replace("'mst'", "'epochs'")]))
-    assert "measured" not in {net["source"] for net in found["nets"]} and time.monotonic() - began < 200
-
-
-def test_a_guess_takes_the_speed_of_nets_of_its_own_framework(db):
-    db.run("DELETE FROM madlib.mop_cost")
-    load(db, "broad", dense(width=2048), dense(width=1024, name="half"))
-    for name, model in (("broad_mst", 1), ("half_mst", 2)):
-        selection(db, name, "broad", [(model, ADAM.format(0.01), "batch_size=50")])
-    fit(db, "flowers_packed", "m", "broad_mst", 1)
-    db.run("DROP TABLE m, m_info, m_summary; SELECT madlib.mop_drop_checkpoints()")
-    call = FIT.replace("'mst'", "'half_mst'")
-    guess = plan(db, call)["nets"][0]
-    db.run("UPDATE madlib.mop_cost SET version = replace(version, ', tensorflow ', ', jax ')")
-    other = plan(db, call)["nets"][0]
-    assert other["source"] == "arithmetic" and guess["source"] == "other nets"
 
 
 def test_measure_times_each_net_in_a_trial_that_is_rolled_back(db):

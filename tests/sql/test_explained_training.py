@@ -97,14 +97,9 @@ def test_folds_are_planned(db):
         "'persons', 'm', target => 'nothing'",
         "'persons', 'm'",
         "'persons', 'm', target => 'leaves', time_limit => '0 s'",
-        "'persons', 'm', target => 'leaves', kind => 'ranking'",
-        "'persons', 'm', target => 'leaves', transform => '{\"age\": \"cubic\"}'",
         "'persons', 'm', target => 'leaves', split => 'time'",
-        "'persons', 'm', target => 'leaves', split => 'fold'",
         "'persons', 'm', target => 'id', kind => 'classification'",
-        "'persons', 'm', target => 'leaves', exclude => 'id, age, plan, score'",
         "'persons', 'persons', target => 'leaves'",
-        "'nowhere', 'm', target => 'leaves'",
     ],
 )
 def test_a_training_that_would_fail_fails_with_its_own_error(db, arguments):

@@ -283,20 +283,6 @@ def test_a_session_trains_its_nets_on_all_segments_where_it_may_hold_their_rows(
     caller.close()
 
 
-def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
-    selection(db, "mst", "arch", [(1, ADAM.format(0.01 * k), "batch_size=8") for k in (1, 2, 3)])
-    db.run("SET pg_mop.scheduler = 'round-robin'")
-    run_id = fit(db, data, "models", "mst", iterations=1)
-    db.run("RESET pg_mop.scheduler")
-    assert_invariants(db, run_id)
-    for row in db.run(
-        "SELECT array_agg(segment ORDER BY position) AS s FROM madlib.mop_visit_order "
-        "WHERE run_id = %s GROUP BY mst_key",
-        [run_id],
-    ):
-        assert row["s"] == [(row["s"][0] + k) % 3 for k in range(3)]
-
-
 def test_failing_configurations_are_marked_and_the_others_finish(db, data):
     load(db, "arch3", dense(), dense(inputs=5, name="misfit"), dense(classes=4, name="fourclasses"))
     selection(
@@ -410,29 +396,6 @@ def pool(db):
     assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'"))
     rows = db.run("SELECT pid, nets, rows_bytes FROM madlib.mop_trainers WHERE database = current_database()")
     return {row["pid"]: (row["nets"], row["rows_bytes"]) for row in rows}
-
-
-def test_trainers_outlive_the_client_and_serve_the_next_one(db, data):
-    db.run("SELECT madlib.mop_end_trainers()")
-    assert pool(db) == {}
-    found, sessions = [], []
-    for output in ("warm1", "warm2"):
-        client = db.another()
-        selection(client, "mst_warm", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
-        run_id = fit(client, data, output, "mst_warm", iterations=1)
-        sessions.append(
-            {
-                r["backend_pid"]
-                for r in client.run("SELECT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])
-            }
-        )
-        client.close()
-        found.append(pool(db))
-    assert found[0].keys() == found[1].keys() and len(found[0]) == 3
-    assert any(size for _, size in found[0].values()) and any(nets for nets, _ in found[0].values())
-    assert found[0] == found[1], "nothing was compiled or sent again"
-    assert not sessions[0] & sessions[1], "the sessions ended with the runs"
-    assert db.value("SELECT madlib.mop_end_trainers()") == 3 and pool(db) == {}
 
 
 def test_parameters_of_the_run_are_logged(db, data):

@@ -131,25 +131,6 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     assert db.value("SELECT madlib.mop_wait(%s)", [percent]) == "finished"
 
 
-def test_rows_without_end_take_no_memory(db):
-    """There is more of them than the job supervisor may have of memory; a single row must have room."""
-    db.run("SELECT pg_advisory_lock(1)")
-    number = submit(
-        db,
-        "SELECT 1; SELECT repeat('x', 1000000) FROM generate_series(1, 1500); "
-        "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)",
-    )
-    assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 180)
-    with open(f"/proc/{supervisor_of(db, number)}/status") as file:
-        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    assert peak < 200 << 10  # kB
-    db.run("SELECT pg_advisory_unlock(1)")
-    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
-    number = submit(db, "SELECT repeat('x', 500000000)")
-    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
-    assert "memory" in job(db, number)["error"] and "may be committed" in job(db, number)["error"]
-
-
 @pytest.mark.parametrize(
     "command, fragment",
     [
@@ -172,25 +153,6 @@ def test_wrong_settings_are_refused(db):
     error = db.error("SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')")
     assert 'invalid value for setting "pg_mop.kernel"' in str(error)
     db.run("RESET pg_mop.kernel")
-
-
-def test_a_setting_that_the_submitter_has_emptied_is_empty(db):
-    """That of his role, which he has hidden, does not come back."""
-    db.run(
-        "DROP ROLE IF EXISTS emil; CREATE ROLE emil LOGIN; GRANT mop_user TO emil; "
-        "ALTER ROLE emil SET pg_mop.seed = 9; ALTER ROLE emil SET pg_mop.segments = 3"
-    )
-    client = db.another("emil")
-    client.run("SET pg_mop.seed = ''; SET search_path = ''")
-    number = submit(
-        client,
-        "DO $x$ BEGIN RAISE NOTICE '<%> <%> <%>', current_setting('pg_mop.seed'), "
-        "current_setting('pg_mop.segments'), current_setting('search_path'); END $x$",
-    )
-    assert client.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
-    assert job(client, number)["messages"] == ['NOTICE:  <> <3> <"">']
-    client.close()
-    db.run("DROP OWNED BY emil; DROP ROLE emil")
 
 
 def test_a_job_is_of_its_role(db, data):

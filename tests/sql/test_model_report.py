@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from pg_mop.inference import scores
-from support.browser import problems, value
-from support.cluster import eventually
-from support.pages import ATTACK, KEY, Page
+from support.pages import ATTACK, Page
 
 ROWS = 300
-KINDS = ("confusion", "classes", "roc", "calibration", "importance", "drift", "baselines")
 
 
 @pytest.fixture(scope="module")
@@ -197,51 +194,3 @@ def test_the_file_is_whole_and_asks_for_nothing(guests):
     assert page.count("img") == 0 and page.count("b") == 0
     assert any("the query SELECT * FROM guests WHERE '<b>' <> town" in own for own in page.text)
     assert page.count("svg") == 0 and page.count("noscript") == 6 and page.count("caption") >= 8
-
-
-NAMES = "[...document.querySelectorAll('svg, [role=group], [role=region]')].map(e => e.ariaLabel || '')"
-
-
-def test_the_page_works_in_a_browser(guests, tmp_path, browser):
-    guests.run(
-        "BEGIN; UPDATE drinks SET details = jsonb_build_object('contenders', json_build_object("
-        "'pg_mop', '{\"accuracy\": 0.8}'::json, %s, '{\"accuracy\": 0.5}'::json))",
-        [ATTACK],
-    )
-    (tmp_path / "classes.html").write_text(guests.value("SELECT mop_model_report('drinks', 'guests')"))
-    guests.run("ROLLBACK")
-    (tmp_path / "numbers.html").write_text(guests.value("SELECT mop_model_report('spending', 'guests')"))
-    try:
-        for name, kinds in (("classes", KINDS), ("numbers", ("predicted", "importance", "drift"))):
-            for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
-                browser.execute_cdp_cmd(
-                    "Emulation.setDeviceMetricsOverride",
-                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
-                )
-                browser.execute_cdp_cmd(
-                    "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-                )
-                browser.get((tmp_path / f"{name}.html").as_uri())
-                for kind in kinds:
-                    picture = browser.find_element("id", f"{kind}-picture")
-                    browser.execute_script("arguments[0].scrollIntoView()", picture)
-                    drawn = "svg rect, svg path:not(.axis), svg circle"
-                    assert eventually(lambda: picture.find_elements("css selector", drawn), 60)  # noqa: B023
-                assert value(browser, "document.documentElement.scrollWidth") <= width
-                paper = value(browser, "getComputedStyle(document.body).backgroundColor")
-                assert (sum(map(int, re.findall(r"\d+", paper))) < 200) == (scheme == "dark")
-            assert all(value(browser, NAMES))
-            for kind in kinds:  # the keyboard reaches the numbers of each picture
-                browser.execute_script(
-                    KEY, browser.find_element("css selector", f"#{kind}-picture [tabindex]"), "ArrowRight"
-                )
-                assert value(browser, f"document.querySelector('#{kind}-picture .readout').textContent")
-        assert value(browser, "'attacked' in window") is False and problems(browser) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    browser.get((tmp_path / "classes.html").as_uri())
-    browser.execute_script(KEY, browser.find_element("css selector", "#confusion-picture [tabindex]"), "ArrowRight")
-    said = value(browser, "document.querySelector('#confusion-picture .readout').textContent")
-    assert said.startswith("actual ") and said.endswith("% of the class") and ATTACK in said
-    assert value(browser, "'attacked' in window") is False and problems(browser) == []

@@ -219,38 +219,6 @@ def test_no_role_makes_the_numbers_too_large_for_all(db, roles):
     db.run("DELETE FROM madlib.mop_past_count c USING madlib.mop_owner o WHERE o.owner = c.owner AND role = 'trains'")
 
 
-def test_a_scrape_waits_for_no_transaction_that_drops_states(db, roles):
-    trains, watcher = roles["trains"], db.another("watcher")
-    run = own_run(trains, state=bytes(1000))
-    watcher.run("SET statement_timeout = '3 min'")
-    before = numbers(watcher)["state_bytes"]
-    assert before > 0
-    trains.run("BEGIN; SELECT madlib.mop_drop_states(%s)", [run])
-    assert numbers(watcher)["state_bytes"] == before
-    trains.run("COMMIT")
-    assert numbers(watcher)["state_bytes"] < before
-    watcher.close()
-
-
-def test_worker_sessions_count_for_the_role_of_their_run(db, roles):
-    run = own_run(roles["trains_too"])
-
-    def sessions():
-        return [numbers(roles["watcher"], role)["worker_sessions"] for role in ("trains", "trains_too")]
-
-    before = sessions()
-    db.run("GRANT trains_too TO trains")
-    member = db.another("trains")
-    member.run("SELECT set_config('application_name', %s, false)", [f"pg_mop run {run}"])
-    assert sessions() == [before[0], before[1] + 1], "another login acts for the role"
-    db.run("REVOKE trains_too FROM trains")
-    assert sessions() == [before[0] + 1, before[1]], "a name is no proof"
-    for name in ("pg_mop run x", "pg_mop run 99999999999999999999", "pg_mop run 0 relay"):
-        member.run("SELECT set_config('application_name', %s, false)", [name])
-        assert sessions() == [before[0] + 1, before[1]], name
-    member.close()
-
-
 def test_a_running_run_adds_its_units_before_it_ends(db, roles):
     trains, watcher = roles["trains"], roles["watcher"]
     make_data(trains, "long_rows", rows=20_000, segments=2)

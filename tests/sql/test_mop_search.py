@@ -1,6 +1,5 @@
 """mop_search: what its procedures make of a real run, people's hands, what it resumes from, and what it refuses."""
 
-import contextlib
 import time
 
 import psycopg2
@@ -203,19 +202,6 @@ def test_a_search_whose_end_was_cancelled_is_written_by_mop_resume(db, data):
     assert db.run(trials) == wanted and db.value(units, [run_id]) == before
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
     db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
-
-
-def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
-    db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
-    db.run(
-        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')", [SPACE]
-    )
-    run_id = last_run(db)
-    units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s"
-    before = db.value(units, [run_id])
-    db.run("ROLLBACK")
-    assert search(db, procedure="random", parameters="iterations=2, trials=3") == run_id
-    assert db.value(units, [run_id]) == before and db.value("SELECT count(*) FROM found") == 3
 
 
 def test_people_stop_trials_and_add_some(db, data):
@@ -518,21 +504,6 @@ def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, d
     db.run("RESET pg_mop.reuse; RESET pg_mop.sharing; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
-def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
-    rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
-    db.run("SET pg_mop.reuse = off")
-    for name in ("asha", "median-stopping"):
-        search(
-            db,
-            space="{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
-            "'optimizer_params_list': [{'optimizer': ['Adam'], " + rates + "}]}",
-            procedure=name,
-            parameters="iterations=9, trials=4, parallel=1",
-        )
-        assert db.value("SELECT count(*) FROM found_trials WHERE status <> 'failed'") == 4
-    db.run("RESET pg_mop.reuse")
-
-
 def test_max_trials_counts_what_is_tried_now(db, data):
     """A person's trial is beside it, and what is known from earlier does not count."""
     first = search(db, procedure="random", parameters="iterations=1, trials=6")
@@ -588,21 +559,6 @@ def test_nothing_is_left_to_try(db, data):
     assert "nothing is left to try" in str(error)
 
 
-def test_more_of_a_search_brings_its_trials_up_to_date(db, data):
-    space = GRID.replace("[8]", "[8], 'keep': ['last']")  # (the best iteration need not be the last)
-    run_id = search(db, space=space, procedure="grid", parameters="iterations=2", metric="accuracy")
-    for given, length in ((run_id, 3), (None, 4)):  # then of that run
-        db.run("SELECT madlib.mop_more(%s, 3, 1)", [given or last_run(db)])
-        trial = db.run("SELECT * FROM found_trials WHERE mst_key = 3")[0]
-        info = db.run("SELECT * FROM found_info WHERE mst_key = 3")[0]
-        assert trial["iterations"] == info["iteration"] == trial["metric_iters"][-1] == length
-        assert trial["metric_final"] == trial["metric"][-1] == info["training_metrics_final"]
-    assert db.value(
-        "SELECT metric_final = (SELECT max(metric_final) FROM found_trials) FROM found_trials WHERE "
-        "mst_key = (SELECT best_mst_key FROM found_summary)"
-    )
-
-
 @pytest.mark.parametrize("strategy", ["averaging", "sequential"])
 def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
     other = db.another()
@@ -655,36 +611,6 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 60)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
-    other.close()
-
-
-def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
-    """Also where the run is shorter than the time between its coordinator's looks."""
-    db.run(
-        "DROP TABLE IF EXISTS mst, mst_summary; SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], "
-        "ARRAY[%s], ARRAY['batch_size=4'])",
-        [ADAM.format(0.01)],
-    )
-    other = db.another()
-    for once in tries(10):
-        db.run("DROP TABLE IF EXISTS held, held_info, held_summary")
-        before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
-        call = Calling(
-            other,
-            f"SET pg_mop.reuse = off; SET pg_mop.seed = {once.number}; SELECT "
-            "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)",
-        )
-        begun = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}"
-        assert eventually(lambda sql=begun: db.value(sql), 60)
-        run_id = db.value(begun)
-        with contextlib.suppress(psycopg2.errors.ObjectNotInPrerequisiteState):  # it has ended
-            db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
-        asked = db.value("SELECT clock_timestamp()")
-        assert call.end() is None
-        once.counts = asked < db.value(
-            "SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1", [run_id]
-        )
-    assert db.value("SELECT count(*) FROM held") == 2
     other.close()
 
 
@@ -796,12 +722,10 @@ SIZES = ", ".join(map(str, range(1, 61)))
 SOME = "{'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': [['accuracy']], 'batch_size': [%s]}" % SIZES
 SOME = f"[{SOME}, {{'loss': ['mse'], 'optimizer': ['SGD']}}]"  # of few of its configurations the metric is not known
 BAD = [
-    ({"space": "{}"}, "must be a dictionary with entries", None),
     ({"space": "{'metrics': [['accuracy']]}"}, "the space has no 'loss'", "For instance: space =>"),
     ({"space": "{'loss': ['mse'], 'color': ['red']}"}, "'color' is not accepted in space", None),
     ({"space": "[{'loss': ['mse']}, {'metrics': ['mae']}]"}, "no 'loss' in its dictionary 2", "For instance: space =>"),
     ({"space": "__import__('os')"}, "'__import__' is none of the sequences", None),
-    ({"space": "{'loss': [x]}"}, "not a Python dictionary of literals", None),
     ({"space": SPACE.replace("'accuracy'", "'no_such'")}, "'no_such' is no loss or metric", None),
     ({"space": SPACE[:-1] + ", 'model_id': [7]}"}, 'model_id 7 is not in "arch"', "SELECT model_id"),
     ({"procedure": "asah"}, "there is no search procedure 'asah'", "The procedures are"),
@@ -809,8 +733,6 @@ BAD = [
     ({"parameters": "iterations=0"}, "iterations of asha must be an integer from 1", None),
     ({"parameters": "eta=3"}, "'eta' is no parameter of asha", None),
     ({"procedure": "random", "parameters": "seed=1"}, "'seed' is no parameter of random", "random_state"),
-    ({"space": None}, "space must not be NULL", None),
-    ({"space": SPACE[:-1] + ", 'model_id': [True]}"}, "model_id True is not in", "SELECT model_id"),
     ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),
     ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
     (
@@ -818,11 +740,8 @@ BAD = [
         "some have none",
         "Write 'm",
     ),
-    ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
     ({"metric": "mine"}, 'it is not known whether more or less of metric "mine" is better', "'mine max'"),
     ({"time_limit": "0 s"}, "time_limit must be above 0", "1 hour"),
-    ({"max_trials": 0}, "max_trials must be at least 1", None),
-    ({"validation_table": "nowhere"}, "'nowhere' does not exist", None),
 ]
 
 
@@ -855,24 +774,3 @@ def test_another_role_neither_sees_nor_steers_a_search(db, data):
         assert "there is no run" in str(stranger.error(f"SELECT madlib.{call}", [run_id]))
     stranger.close()
     db.run("DROP OWNED BY stranger; DROP ROLE stranger")
-
-
-def test_copies_of_a_population_train_beside_decay(db, data):
-    space = SPACE.replace("['Adam']", "['SGD']").replace("'log']", "'log'], 'decay': [0.01, 0.1]")
-    run_id = search(db, "decaying", space, "population", "iterations=4, population=4, interval=1, fraction=0.5")
-    assert_search_invariants(db, run_id)
-    trials = db.run("SELECT mst_key, status, compile_params FROM decaying_trials ORDER BY 1")
-    assert len(trials) > 4 and {t["status"] for t in trials} <= {"finished", "stopped"}
-    assert all("decay=0." in t["compile_params"] for t in trials)
-    assert any("lr=[" in t["compile_params"] and t["status"] == "finished" for t in trials)
-
-
-@pytest.mark.parametrize(
-    "parameters", ["iterations=9, trials=20, sampler=tpe", "iterations=9, trials=12, sampler=cmaes"]
-)
-def test_asha_takes_samplers_that_learn(db, data, parameters):
-    if "cmaes" in parameters:
-        pytest.importorskip("cmaes", reason="not run: it needs cmaes")
-    run_id = search(db, "learning", procedure="asha", parameters=parameters, metric="accuracy")
-    assert_search_invariants(db, run_id)
-    assert db.value("SELECT count(*) FROM learning_trials") >= 12

@@ -96,15 +96,6 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     other.close()
 
 
-def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
-    with under_way(db, analyst, call("m", iterations=2)) as running:
-        killed = db.value(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog'"
-        )
-    assert killed == 1 and running.end() is None
-    assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
-
-
 def test_a_run_whose_session_was_killed_is_not_shown_as_running(db, analyst):
     killed = db.another("analyst")
     killed.run("SET search_path = analyst, public")
@@ -230,26 +221,6 @@ def test_what_cannot_be_trained_is_refused_before_any_work(db, data, change, fra
     source = "packed_view" if "packed_view" in change else "flowers_packed"
     assert fragment in str(db.error(call("odd_models", "odd", source=source)))
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
-
-
-def test_negative_keys_train(db, data):
-    load(db, "negative_arch", dense())
-    db.run("UPDATE negative_arch SET model_id = -1")
-    selection(db, "odd", "negative_arch", [(-1, ADAM.format(0.05), "shuffle=True")])
-    db.run("UPDATE odd SET mst_key = -7")
-    fit(db, "flowers_packed", "odd_models", "odd", 1)
-    assert db.value("SELECT error FROM odd_models_info WHERE mst_key = -7") is None
-
-
-def test_names_with_percent_signs_work(db, data):
-    db.run('DROP TABLE IF EXISTS "100 %s", "100 %s_summary", "a %", "m %", "m %_info", "m %_summary"')
-    db.run("SELECT madlib.training_preprocessor_dl('flowers', %s, 'y', 'x', 10)", ['"100 %s"'])
-    load(db, '"a %"', dense())
-    weights = b"\0" * 268
-    db.run('UPDATE "a %" SET model_weights = ' + "'\\x" + weights.hex() + "'")
-    selection(db, "odd", '"a %"', [(1, ADAM.format(0.05), "")])
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, 'odd', 1, FALSE)", ['"100 %s"', '"m %"'])
-    assert db.value('SELECT count(*) FROM "m %"') == 1
 
 
 # --- silent errors ----------------------------------------------------------------------------------

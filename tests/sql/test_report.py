@@ -174,73 +174,6 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
     db.run("DROP TABLE models_again, models_again_info, models_again_summary")
 
 
-def test_the_newest_evaluation_may_lack_the_validation_rows_yet(db, run_id):
-    """As it is for a moment while a run goes on, and for good where it was cancelled then."""
-
-    def report():
-        return json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-
-    whole = report()["configurations"][0]
-    db.run("BEGIN")
-    db.run(
-        "DELETE FROM madlib.mop_metric WHERE run_id = %s AND dataset = 'validation' AND stage = (SELECT path[3] "
-        "FROM madlib.mop_trials WHERE run_id = %s AND mst_key = %s)",
-        [run_id, run_id, whole["mst_key"]],
-    )
-    data = report()
-    db.run("ROLLBACK")
-    (own,) = (c for c in data["configurations"] if c["mst_key"] == whole["mst_key"])
-    before = dict(data["curves"][str(whole["mst_key"])]["validation accuracy"])
-    assert sorted(before) == [1, 2] and own["last"]["validation accuracy"] == before[2]
-    assert own["last"]["training accuracy"] == whole["last"]["training accuracy"]
-    accuracies = [c["last"]["validation accuracy"] for c in data["configurations"][:2]]
-    assert accuracies == sorted(accuracies, reverse=True)
-
-
-def test_a_run_whose_session_has_gone_ended_with_its_last_unit(db, run_id):
-    last = db.value(
-        "SELECT extract(epoch FROM max(u.finished_at) - r.started_at)::float8 FROM madlib.mop_unit u JOIN "
-        "madlib.mop_run r USING (run_id) WHERE run_id = %s GROUP BY r.started_at",
-        [run_id],
-    )
-    db.run("BEGIN")
-    db.run(
-        "UPDATE madlib.mop_run SET status = 'running', finished_at = NULL, coordinator_pid = 1, coordinator_start = "
-        "now() WHERE run_id = %s",
-        [run_id],
-    )
-    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    db.run("SELECT madlib.mop_housekeeping()")
-    noted = db.value(
-        "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_run WHERE run_id = "
-        "%s AND status = 'failed'",
-        [run_id],
-    )
-    db.run("ROLLBACK")
-    assert data["run"]["seconds"] == pytest.approx(last) == pytest.approx(noted)
-
-
-def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run_id):
-    selection(db, "twins", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.05, 0.01)])
-    shared = fit(db, "flowers_packed", "twin_models", "twins", 2, "flowers_packed", 1)
-    whole, *alone = (
-        json.loads(db.value("SELECT madlib.mop_report(%s, 'json', %s)", [shared, keys]))
-        for keys in (None, [1], [2], [3], [1, 2], [])
-    )
-    ranks = {c["mst_key"]: c["rank"] for c in whole["configurations"]}
-    for data, keys in zip(alone, ([1], [2], [3], [1, 2], [])):
-        assert [c["mst_key"] for c in data["configurations"]] == sorted(keys, key=ranks.get)
-        assert all(c["rank"] == ranks[c["mst_key"]] for c in data["configurations"]) and data["all"] == 3
-        assert data["curves"] == {key: own for key, own in whole["curves"].items() if int(key) in keys}
-        assert sum(bar[6] for bar in data["bars"]) == (12 if keys else 0), "2 x (2 units trained, 4 evaluated), once"
-        assert {key for node in data["stages"] for key in node["keys"]} == set(keys)
-        assert set().union(*(bar[4] for bar in data["bars"])) == set(keys)
-    assert sum(bar[6] for bar in whole["bars"]) == 24
-    assert "2 of 3 configurations" in db.value("SELECT madlib.mop_report(%s, 'html', '{3,1}')", [shared])
-    error = db.error("SELECT madlib.mop_report(%s, 'html', '{3,99,1,NULL}')", [shared])
-    assert f"run {shared} has no configuration 99, NULL" in str(error) and "mop_trials" in error.diag.message_hint
-
-
 def test_what_people_write_is_text_in_the_report(db, run_id):
     db.run("BEGIN")
     db.run(
@@ -304,15 +237,6 @@ def test_a_report_is_for_those_who_may_see_the_run(db, run_id):
     stranger.close()
     db.run("UPDATE madlib.mop_run SET owner = %s WHERE run_id = %s", [mine, run_id])
     db.run("DROP OWNED BY stranger; DROP ROLE stranger, boss")
-
-
-def test_a_run_without_any_unit_has_a_report(db, run_id):
-    db.run("BEGIN; DELETE FROM madlib.mop_unit; DELETE FROM madlib.mop_metric")
-    page = Page(db.value("SELECT madlib.mop_report(%s)", [run_id]))
-    assert page.data["bars"] == [] and page.data["series"] == []
-    db.run("DELETE FROM madlib.mop_configuration")
-    assert "No configurations yet." in db.value("SELECT madlib.mop_report(%s)", [run_id])
-    db.run("ROLLBACK")
 
 
 ROWS = "[...document.querySelectorAll('#board tbody tr')]"

@@ -112,14 +112,6 @@ def test_rules_that_say_nothing_are_refused(db, data, fit_params, text):
     assert text in str(error)
 
 
-def test_averaged_models_have_no_rules(db, data):
-    error = db.error(
-        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, %s, 2)",
-        [ADAM.format(0.05), "stop={'patience': 1}"],
-    )
-    assert "not for averaged ones" in str(error)
-
-
 @pytest.mark.parametrize("reuse", ["on", "off"])
 def test_each_configuration_keeps_its_own_best_state_of_iterations_that_they_share(db, data, reuse):
     """By the loss the best is another iteration than by the accuracy: what one gives up the other keeps."""

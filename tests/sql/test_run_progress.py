@@ -51,21 +51,6 @@ def test_a_failed_configuration_has_no_units_left(db):
     assert row["units_done"] == row["units_total"] == row["done"] == row["total"]
 
 
-def test_a_shared_unit_counts_once(db):
-    selection(db, "twins", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.07, 0.07)])
-    row = both(db, fit(db, "flowers_packed", "twin_models", "twins", 2))
-    assert row["done"] == row["total"] == 2 * row["units_done"] == 2 * row["units_total"] > 0
-
-
-def test_stages_of_an_earlier_run_need_no_units(db):
-    selection(db, "again", "arch", [(1, ADAM.format(0.09), "batch_size=8")])
-    db.run("SET pg_mop.seed = 5")
-    fit(db, "flowers_packed", "first", "again", 2)
-    row = both(db, fit(db, "flowers_packed", "second", "again", 4))
-    assert row["units_done"] == row["units_total"] == row["done"] == row["total"] > 0
-    db.run("RESET pg_mop.seed")
-
-
 def test_folds_and_replicas_are_counted(db):
     selection(db, "mst_k", "arch", [(1, ADAM.format(0.03), "batch_size=8")])
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'folded', 'mst_k', 2, FALSE, folds => 2)")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from support.workload import dense, fit, layer, load, make_data, selection, sequential, two_in_two_out
+from support.workload import fit, layer, load, selection, sequential, two_in_two_out
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,6 @@ def test_predictions_of_several_outputs(db, two):
     assert [(r["class_name"], r["n"]) for r in right] == [("kind", 90), ("side", 90)]
     mean = db.value("SELECT training_metrics_final FROM models_info WHERE mst_key = 1")
     assert np.mean([float(r["share"]) for r in right]) == pytest.approx(mean, abs=1e-6)
-
-
-def test_inputs_in_the_wrong_order_are_refused(db, two):
-    db.run("SELECT madlib.training_preprocessor_dl('raw', 'swapped', 'kind, side', 'slim, wide', 10)")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('swapped', 'm', 'mst', 1, FALSE)")
-    assert "input shape does not match" in str(error)
 
 
 def test_what_needs_a_single_output_is_a_misfit(db, two):
@@ -252,20 +246,6 @@ def test_numbers_are_packed_as_float32(db, houses):
     assert y.tolist() == [0.25 * a - 0.5 * b + 0.125 for a, b in x]
 
 
-def test_a_linear_function_is_learnt(db, houses):
-    first, second = db.run("SELECT * FROM houses_models_info ORDER BY mst_key")
-    assert first["validation_loss_final"] < 0.05 and first["metrics_type"] == ["mae"]
-    assert second["error"] is None and second["loss_type"] == "huber"
-    assert db.value("SELECT dependent_dtype FROM houses_models_summary") == "float32"
-
-
-def test_who_packs_numbers_as_classes_is_told_how_else(db, houses):
-    db.run("SELECT madlib.training_preprocessor_dl('houses', 'price_classes', 'price', 'x', 20)")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('price_classes', 'never', 'houses_mst', 1, FALSE)")
-    assert "the architecture outputs 1 classes" in str(error)
-    assert "dependent_dtype => 'float32'" in error.diag.message_hint
-
-
 def test_predictions_are_the_numbers(db, houses):
     for kind, ranked in (("'prob'", True), ("'response'", False), ("NULL::text", True)):
         db.run("DROP TABLE IF EXISTS prices")
@@ -381,28 +361,3 @@ def test_a_table_of_the_other_type_is_refused(db, soft):
         "fit_multiple_model('soft_packed', 'e', 'soft_mst', 1, FALSE, 'hard_packed')",
     ):
         assert "dependent_dtype int16, not float32" in str(db.error("SELECT madlib.madlib_keras_" + call))
-
-
-@pytest.mark.parametrize("column,classes", [("yes", {"true", "false"}), ("n", {"0", "1"})])
-def test_the_net_of_tutorials_for_two_classes_works(db, column, classes):
-    """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('two_classes', 'models_s', 'mst_s', 2, FALSE)"
-    db.run("DROP VIEW IF EXISTS halves")
-    make_data(db, segments=2)
-    load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
-    compiled = "loss='{}', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
-    selection(db, "mst_s", "sigmoid", [(1, compiled.format("binary_crossentropy"), "batch_size=8")])
-    db.run(
-        "DROP TABLE IF EXISTS two_classes, two_classes_summary, models_s, models_s_info, models_s_summary, halved; "
-        "CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers"
-    )
-    db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
-    db.run(call)
-    db.run("SELECT madlib.madlib_keras_predict('models_s', 'halves', 'id', 'x', 'halved', 'prob', FALSE, 1)")
-    sums = db.run("SELECT id, sum(prob) AS s, count(*) AS n FROM halved GROUP BY 1")
-    assert all(row["n"] == 2 and row["s"] == pytest.approx(1) for row in sums) and sums
-    assert {row["class_value"] for row in db.run("SELECT DISTINCT class_value FROM halved")} == classes
-    selection(db, "mst_s", "sigmoid", [(1, compiled.format("categorical_crossentropy"), "batch_size=8")])
-    db.run("DROP TABLE models_s, models_s_info, models_s_summary")
-    error = db.error(call)
-    assert "needs a unit for each of two classes" in str(error) and "Dense(1, 'sigmoid')" in error.diag.message_hint

@@ -120,17 +120,3 @@ def test_the_solver_of_milp_plans_while_long_units_are_trained(db, run_id):
     )
     assert len(units) == 8 and all(u["units"] == 3 for u in units)
     assert seen and eventually(lambda: not seen & set(solvers())), "a process has solved, and has ended with the run"
-
-
-@pytest.mark.parametrize("scheduler", ["vector-rearrangement", "milp", "monte-carlo"])
-def test_a_run_with_a_scheduler_that_plans_trains_everything_once(db, run_id, scheduler):
-    db.run(f"SET pg_mop.scheduler = '{scheduler}'; SET pg_mop.reuse = off")
-    again = fit(db, "flowers_packed", f"models_{scheduler[:4]}", "mst", 2)
-    db.run("RESET pg_mop.scheduler; RESET pg_mop.reuse")
-    units = db.run(
-        "SELECT mst_key, iteration, array_agg(segment ORDER BY segment) AS segments FROM madlib.mop_units "
-        "WHERE run_id = %s AND kind = 'train' GROUP BY 1, 2",
-        [again],
-    )
-    assert len(units) == 8 and all(u["segments"] == [0, 1, 2] for u in units)
-    assert db.value("SELECT scheduler FROM madlib.mop_runs WHERE run_id = %s", [again]) == scheduler

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from support.client import Calling
-from support.cluster import ROOT, eventually
-from support.workload import HOSTILE, dense, holding, last_run, layer, load, make_data, sequential
+from support.cluster import ROOT
+from support.workload import HOSTILE, dense, last_run, layer, load, make_data, sequential
 
 MUTATORS = json.dumps(
     [
@@ -91,18 +90,6 @@ def test_a_sample_is_of_members_that_can_be_trained(db):
         assert isinstance(row["primitives"], list)
     sample = "SELECT member FROM madlib.mop_space_sample('nets', 5, %s)"
     assert db.run(sample, [1]) == db.run(sample, [1]) != db.run(sample, [2])
-
-
-def test_a_space_of_10_to_the_12_members_is_described_and_1000_members_are_checked(db):
-    load(db, "large_arch", sequential("s", [4], *(layer("Dense", name=f"d{i}", units=3) for i in range(5))))
-    values = [
-        {"change": "value", "match": f"d{i}", "argument": "units", "choices": list(range(1, 1001))} for i in range(4)
-    ]
-    assert make(db, "large", json.dumps(values), base=(1,), table="large_arch") == 10**12
-    start = time.monotonic()
-    rows = db.run("SELECT member, parameters FROM madlib.mop_space_sample('large', 1000, 1)")
-    assert time.monotonic() - start < 60
-    assert len({row["member"] for row in rows}) == 1000 and all(row["parameters"] for row in rows)
 
 
 def test_the_text_of_a_space_shows_its_choice_points(db):
@@ -298,27 +285,6 @@ def test_evolution_tells_of_each_child_what_was_changed(db):
     assert {key: t["parent"] for key, t in trials.items()} == {key: row["parent"] for key, row in rows.items()}
 
 
-def test_equal_members_are_trained_once_across_runs(db):
-    db.run("SET pg_mop.reuse = on")
-    first = search(db, parameters="iterations=2, trials=4", random_state=9)
-    second = search(db, "later", parameters="iterations=2, trials=4", random_state=9)
-    db.run("RESET pg_mop.reuse")
-    stages = "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND source_run = %s"
-    assert db.value(stages, [second, first]) == 8
-    weights = "SELECT mst_key, encode(model_weights, 'hex') FROM {} ORDER BY 1"
-    assert [list(r.values()) for r in db.run(weights.format("found"))] == [
-        list(r.values()) for r in db.run(weights.format("later"))
-    ]
-
-
-def test_a_search_goes_on_from_the_results_of_an_earlier_one(db):
-    first = search(db, procedure="random", parameters="iterations=1, trials=6")
-    known = {(t["model_id"], t["compile_params"], t["fit_params"]) for t in db.run("TABLE found_trials")}
-    search(db, "later", procedure="random", parameters="iterations=1, trials=6", continue_from=first)
-    later = {(t["model_id"], t["compile_params"], t["fit_params"]) for t in db.run("TABLE later_trials")}
-    assert len(later) == 6 and not later & known
-
-
 def test_members_that_do_not_fit_are_no_trials(db):
     both = json.dumps([{"change": "value", "match": {"class": "Dense"}, "argument": "units", "choices": [3, 4]}])
     make(db, "half", both, base=(1,))
@@ -332,49 +298,6 @@ def test_members_that_do_not_fit_are_no_trials(db):
     )
     assert db.value("SELECT count(*) FROM found_trials") == 2
     assert any('members of "half" that were drawn do not fit together' in text for text in db.connection.notices)
-
-
-EVOLUTION = "population=3, tournament=2, trials=8, iterations=2, parallel=2"
-
-
-@pytest.mark.parametrize("again", ["mop_resume", "the same call"])
-def test_a_cancelled_evolution_goes_on_as_if_nothing_had_happened(db, again):
-    other, name = db.another(), f"goes_on_{again.split(' ')[-1]}"
-    other.run("SET pg_mop.kernel = 'plain'; SET pg_mop.seed = 3; SET pg_mop.lock_timeout = '60s'")
-    db.run("DROP TABLE IF EXISTS " + ", ".join(name + suffix for suffix in TABLES))
-    sql = (
-        f"SELECT madlib.mop_search('flowers_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
-        f"'{EVOLUTION}', metric => 'accuracy', model_space => 'nets')"
-    )
-    with holding(db.another()) as let_some_begin:
-        call = Calling(other, sql)
-        finished = (
-            "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-            f"'{name}' AND u.status = 'finished'"
-        )
-        assert eventually(lambda: db.value(finished) > 12 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert call.end().pgcode == "57014"
-    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
-    lineage = "SELECT mst_key, parent, changed, member FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1"
-    before = db.run(lineage, [run_id])
-    if again == "mop_resume":
-        other.run("SELECT madlib.mop_resume(%s)", [run_id])
-    else:
-        del other.connection.notices[:]
-        other.run(sql)
-        assert any(f"going on with run {run_id} of the same call" in text for text in other.connection.notices), (
-            other.connection.notices
-        )
-    assert db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name]) == run_id
-    after = db.run(lineage, [run_id])
-    assert after[: len(before)] == before and len(after) == 8 > len(before) > 0
-    assert db.value(f"SELECT count(*) FROM {name}_trials WHERE status = 'finished'") == 8
-    db.run("DROP TABLE IF EXISTS " + ", ".join("repeated" + suffix for suffix in TABLES))
-    db.run("SELECT madlib.mop_replay(%s, 'repeated')", [run_id])
-    trials = "SELECT mst_key, model_id, choices, parent, metric_final FROM {}_trials ORDER BY 1"
-    assert db.run(trials.format(name)) == db.run(trials.format("repeated"))
-    other.close()
 
 
 def test_a_search_goes_on_only_with_the_space_that_it_began_with(db):
@@ -408,18 +331,6 @@ def test_a_member_above_the_memory_limit_fails_alone(db):
     trials = db.run("SELECT choices, status, reason FROM found_trials ORDER BY mst_key")
     assert [(t["choices"]["hidden.units"], t["status"]) for t in trials] == [(8, "finished"), (1_000_000, "failed")]
     assert "max_model_mb" in trials[1]["reason"]
-
-
-def test_folds_are_of_the_same_member(db):
-    run_id = search(db, parameters="iterations=1, trials=3", folds=2)
-    trials = db.run("SELECT choices FROM found_trials")
-    assert len(trials) == 3 and all(t["choices"] for t in trials)
-    assert db.value("SELECT count(*) FROM madlib.mop_lineage WHERE run_id = %s", [run_id]) == 3
-    differs = (
-        "SELECT count(*) FROM madlib.mop_configuration f JOIN madlib.mop_configuration c ON (c.run_id, c.mst_key) = "
-        "(f.run_id, f.fold_of) WHERE f.run_id = %s AND f.model_arch IS DISTINCT FROM c.model_arch"
-    )
-    assert db.value(differs, [run_id]) == 0
 
 
 def test_reports_and_named_models_take_such_a_run(db):

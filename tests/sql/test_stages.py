@@ -6,18 +6,7 @@ import pytest
 
 from support.client import Calling
 from support.cluster import eventually
-from support.workload import (
-    ADAM,
-    assert_invariants,
-    dense,
-    fit,
-    last_run,
-    layer,
-    load,
-    make_data,
-    selection,
-    sequential,
-)
+from support.workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SGD = "loss='categorical_crossentropy', optimizer='SGD(lr={}, momentum=0.9)', metrics=['accuracy']"
 RATES = ("MultiStep(0.1, [1], 0.1)", "MultiStep(0.1, [2], 0.1)", "Constant(0.1)", "[0.1, 0.1, 0.01]")
@@ -209,42 +198,6 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
 
-def test_disk_is_bounded_by_the_live_states(db, data):
-    """States of 4 MB; ten configurations that part at each of four iterations, into eight ends."""
-    load(
-        db,
-        "large_arch",
-        sequential(
-            "large",
-            [4],
-            layer("Dense", name="a", units=600, activation="relu"),
-            layer("Dense", name="b", units=600, activation="relu"),
-            layer("Dense", name="c", units=3, activation="softmax"),
-        ),
-    )
-    selection(
-        db,
-        "large",
-        "large_arch",
-        [
-            (1, ADAM.format(f"MultiStep(0.001, {list(milestones)}, 0.5)"), "batch_size=8")
-            for milestones in ((1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3), (4,), (1,), (2,))
-        ],
-    )
-    client = db.another()
-    client.run("BEGIN")
-    run_id = fit(client, data, "large_models", "large", 4)
-    assert merge_rate(client, run_id) == 40 / (1 + 2 + 4 + 8)
-    sizes = db.run("SELECT state_bytes FROM madlib.mop_stages WHERE run_id = %s AND state_bytes > 0", [run_id])
-    assert len(sizes) == 8
-    live = sum(s["state_bytes"] for s in sizes)
-    assert live > 8 * 4e6
-    assert db.value("SELECT state_bytes FROM madlib.mop_runs WHERE run_id = %s", [run_id]) < 3 * live
-    client.run("ROLLBACK")
-    client.close()
-    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-
-
 def test_a_stage_at_fault_fails_all_that_share_it_and_only_them(db, data):
     bad = "loss='mse', optimizer='SGD(lr={}, weight_decay=[1e-9, 1e38])'"  # an infinite decay from iteration 2 on
     selection(
@@ -312,33 +265,6 @@ def test_who_starts_apart_or_writes_files_shares_nothing(db, data, tmp_path):
     assert merge_rate(db, run_id) == 2
 
 
-def test_two_roles_see_and_share_nothing_of_one_another(db, data, run_id):
-    db.run(
-        "DROP ROLE IF EXISTS ann, bob; CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN; GRANT mop_user TO ann, bob; "
-        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann, bob; GRANT USAGE ON SCHEMA madlib TO ann, bob; "
-        "CREATE SCHEMA ann AUTHORIZATION ann; CREATE SCHEMA bob AUTHORIZATION bob"
-    )
-    runs = {}
-    for role in ("ann", "bob"):
-        client = db.another(role)
-        client.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5")
-        runs[role] = fit(client, data, f"{role}.models", "mst", 3)
-        for view in ("mop_stages", "mop_trials", "mop_units", "mop_visit_order"):
-            seen = {r["run_id"] for r in client.run(f"SELECT DISTINCT run_id FROM madlib.{view}")}
-            assert seen == {runs[role]}, view
-        for table in ("mop_stage", "mop_request"):
-            assert {r["run_id"] for r in client.run(f"SELECT DISTINCT run_id FROM madlib.{table}")} == {runs[role]}
-        assert merge_rate(client, runs[role]) == 2
-        assert client.value("SELECT count(*) FROM madlib.mop_units WHERE NOT shared AND kind = 'train'") == 6 * 3
-        client.close()
-    db.run("GRANT ann TO bob")
-    client = db.another("bob")
-    assert {r["run_id"] for r in client.run("SELECT DISTINCT run_id FROM madlib.mop_stages")} == set(runs.values())
-    client.close()
-    db.run("DROP OWNED BY ann, bob CASCADE; DROP ROLE ann, bob")
-    assert last_run(db) == runs["bob"]
-
-
 def test_a_run_that_grows_is_known_to_the_planner(db, data):
     """Else who looks at it waits for what is looked up again and again: it would be taken for one of a row or two."""
     selection(db, "long", "arch", [(1, ADAM.format(0.01), "batch_size=9"), (1, ADAM.format(0.02), "batch_size=9")])
@@ -368,16 +294,3 @@ def test_a_run_that_grows_is_known_to_the_planner(db, data):
         calling.end()
         caller.close()
         db.run("SELECT madlib.mop_drop_run(%s)", [last_run(db)])
-
-
-def test_a_run_goes_on_where_the_planner_cannot_be_told(db, data):
-    selection(db, "long", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=9") for k in range(2)])
-    body = db.value("SELECT prosrc FROM pg_proc WHERE oid = 'madlib.mop_count_rows()'::regprocedure")
-    change = "CREATE OR REPLACE FUNCTION madlib.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $f${}$f$"
-    db.run(change.format("BEGIN RAISE EXCEPTION 'canceling statement' USING ERRCODE = '57014'; END"))
-    try:
-        db.run("SELECT madlib.madlib_keras_fit_multiple_model('one_packed', 'told', 'long', 520, FALSE)")
-    finally:
-        db.run(change.format(body))
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [last_run(db)]) == "finished"
-    db.run("SELECT madlib.mop_drop_run(%s)", [last_run(db)])

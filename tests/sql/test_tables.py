@@ -324,24 +324,6 @@ def test_bad_input_names_what_is_wrong(shop, call, fragment):
     assert not shop.value("SELECT to_regclass('no') IS NOT NULL")
 
 
-def test_odd_names_types_and_sizes(shop):
-    shop.run(
-        'CREATE DOMAIN positive AS integer CHECK (VALUE > 0); CREATE TABLE "Odd" AS SELECT i AS "a ""b"" \\c", '
-        "(i % 7 + 1)::positive AS p, (i % 3)::text::char(5) AS features, make_interval(days => i % 11) AS wait, "
-        "CASE WHEN i % 5 > 0 THEN timestamp '2024-01-01' + i * interval '1 hour' ELSE 'infinity' END AS t, "
-        'i % 2 = 0 AS "Target" FROM generate_series(1, 50) i'
-    )
-    shop.run("""SELECT mop_pack('"Odd"', '"Packed Odd"', target => '"Target"')""")
-    shop.run("SELECT mop_architecture('odd_nets', '\"Packed Odd\"', '8')")
-    names = shop.value('SELECT independent_varname FROM "Packed Odd_summary"')
-    assert names == ["features"]
-    wide = ", ".join(f"(i * {k} % 17)::real AS c{k}" for k in range(1, 1001))
-    shop.run(f"CREATE TABLE wide AS SELECT {wide}, i % 2 = 0 AS y FROM generate_series(1, 40) i")
-    shop.run("SELECT mop_pack('wide', 'wide_packed', target => 'y')")
-    assert shop.value("SELECT features_shape[2] FROM wide_packed LIMIT 1") > 900
-    shop.run("SELECT mop_pack('SELECT price, label FROM orders LIMIT 5 -- few', 'few', target => 'label')")
-
-
 def test_leaks_and_identifiers_get_a_warning(shop):
     del shop.connection.notices[:]
     shop.run(
@@ -410,25 +392,6 @@ def daily(shop):
     return shop
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        "day + time '18:30' AS day, n, v, code",
-        "day, 1e400::numeric AS n, v, code",
-        "day, n::float8, 3::int AS v, code::text",
-        "(day + time '23:00')::timestamptz AS day, n::numeric, v::float8, code",
-        "day, n",
-    ],
-)
-def test_a_row_and_a_table_of_other_types_have_the_same_answer(daily, columns):
-    query = f"SELECT {columns} FROM daily WHERE id = 7"
-    (row,) = daily.run(f"SELECT p.* FROM ({query}) t, mop_predict('daily_model', t) AS p")
-    (table,) = daily.run("SELECT * FROM mop_predict('daily_model', source => %s)", [query])
-    assert row["prediction"] == table["prediction"] and row["probability"] == pytest.approx(
-        table["probability"], abs=1e-6
-    )
-
-
 def test_bad_values_and_versions_are_named(daily):
     for value, fragment in (
         ("'soon'::text AS day", 'column "day" has "soon"'),
@@ -441,17 +404,6 @@ def test_bad_values_and_versions_are_named(daily):
             f"SELECT * FROM mop_predict('daily_model', source => 'daily', version => {version}::float8)"
         )
         assert fragment in str(error)
-
-
-def test_queries_may_have_comments(daily):
-    query = "-- the first days\n/* of\nthe year */ SELECT * FROM daily WHERE id < 5 -- no more"
-    assert daily.value("SELECT count(*) FROM mop_predict('daily_model', source => %s)", [query]) == 4
-    daily.run("SELECT * FROM mop_split(%s, 'commented', id => 'id')", [query.replace("< 5", "< 90")])
-
-
-def test_kept_columns_keep_their_length(daily):
-    daily.run("SELECT mop_predict_into('daily_model', 'daily', 'daily_answers', keep => 'id, code')")
-    assert daily.value("SELECT bool_and(a.code = d.code) FROM daily_answers a JOIN daily d USING (id)")
 
 
 def test_a_right_on_the_columns_of_a_model_suffices(daily):
@@ -491,16 +443,6 @@ def test_groups_by_any_type_stay_together_under_any_setting(shop, by):
         f"SELECT count(*) FROM (SELECT {by} FROM moments_{by}_train INTERSECT SELECT {by} FROM moments_{by}_test) t"
     )
     other.close()
-
-
-@pytest.mark.parametrize("rows, wanted", [(10, (6, 2, 2)), (11, (7, 2, 2)), (23, (13, 5, 5))])
-def test_small_tables_have_the_shares_that_are_asked_for(shop, rows, wanted):
-    for seed in range(3):
-        found = shop.run(
-            f"SELECT * FROM mop_split('SELECT * FROM orders LIMIT {rows}', 'toy', id => 'id', seed => {seed})"
-        )
-        assert tuple(r["row_count"] for r in found) == wanted
-        shop.run("DROP VIEW toy_train, toy_valid, toy_test")
 
 
 # {rows of id 1 to 400: their time}: the rows of each part, and of none
@@ -548,28 +490,6 @@ def test_rows_without_a_group_or_a_part_are_told(shop, method, kind):
     shop.run("DROP TABLE lacking CASCADE")
 
 
-def test_parts_do_not_overlap_where_ids_repeat(shop):
-    shop.run("CREATE TABLE doubled AS SELECT i % 40 AS id, i AS n, i % 2 AS y FROM generate_series(1, 400) i")
-    for attempt in range(3):
-        name = f"doubled_{attempt}"
-        shop.run(
-            f"SELECT * FROM mop_split('doubled', '{name}', method => 'stratified', by => 'y', id => 'id', seed => {attempt})"
-        )
-        parts = [{r["n"] for r in shop.run(f"SELECT n FROM {name}_{part}")} for part in ("train", "valid", "test")]
-        assert sum(map(len, parts)) == 400 == len(set.union(*parts))
-
-
-def test_a_column_of_parts_may_have_many_other_values(shop):
-    shop.run(
-        "CREATE TABLE by_column AS SELECT i AS id, CASE WHEN i > 50 THEN 'other ' || i WHEN i % 5 = 0 THEN 'test' "
-        "ELSE 'train' END AS part FROM generate_series(1, 100) i"
-    )
-    del shop.connection.notices[:]
-    found = shop.run("SELECT * FROM mop_split('by_column', 'parted', method => 'column', by => 'part')")
-    assert {r["part"]: r["row_count"] for r in found} == {"train": 40, "test": 10}
-    assert "50 rows are in no part" in "".join(shop.connection.notices)
-
-
 CLASSES = {  # type of the target: (two values that are equal and a third one; the first again in another type)
     "numeric": ("1.0", "1.00", "2", "float8"),
     "float8": ("0", "-0", "2", "numeric"),
@@ -610,23 +530,6 @@ def test_reports_know_classes_that_are_equal_and_differ_as_text(shop, sql_type):
         }
         assert dropped["a"] > 0.2
     shop.run("RESET timezone")
-
-
-def test_texts_without_words_do_not_spoil_the_training(shop):
-    shop.run(
-        "CREATE TABLE remarks AS SELECT i AS id, i % 10 AS a, CASE WHEN i % 20 = 0 THEN NULL WHEN i % 21 = 0 THEN '...' ELSE "
-        "'this is a ' || (ARRAY['good', 'bad'])[1 + i % 2] || ' thing ' || i END AS remark, (i % 2)::text AS y "
-        "FROM generate_series(1, 400) i"
-    )
-    shop.run("SELECT mop_pack('remarks', 'remarks_packed', 'y', id => 'id')")
-    shop.run("SELECT mop_architecture('remarks_nets', 'remarks_packed', 'small')")
-    shop.run(
-        "SELECT madlib_keras_fit('remarks_packed', 'remarks_fitted', 'remarks_nets', 1, "
-        "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)'$$, 'batch_size=16', 3)"
-    )
-    shop.run("SELECT mop_deploy('remarks_model', 'remarks_fitted')")
-    measured = {r["metric"]: r["value"] for r in shop.run("SELECT * FROM mop_evaluate('remarks_model', 'remarks')")}
-    assert measured["accuracy"] > 0.9
 
 
 def test_series_of_various_lengths_are_padded_and_masked(shop):
@@ -920,15 +823,6 @@ def test_a_label_of_an_enum_that_is_renamed_is_told_and_drifts(shop):
     finally:
         other.run("ALTER TYPE size RENAME VALUE 'middle' TO 'm'")
         other.close()
-
-
-def test_the_target_drifts_where_it_is_a_number(shop):
-    shop.run("SELECT mop_pack('SELECT id, price, discount FROM orders', 'priced', target => 'price', id => 'id')")
-    for more, verdict in ((0, "stable"), (70, "drifted")):
-        found = shop.run(f"SELECT * FROM mop_drift('priced', 'SELECT discount, price + {more} AS price FROM orders')")
-        assert {r["column_name"]: r["verdict"] for r in found} == {"discount": "stable", "price": verdict}
-    found = shop.run("SELECT column_name FROM mop_drift('priced', 'SELECT discount FROM orders')")
-    assert [r["column_name"] for r in found] == ["discount"]
 
 
 def test_numbers_beyond_the_range_are_cut_in_training_as_in_answers(shop):

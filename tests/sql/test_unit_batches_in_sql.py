@@ -163,15 +163,6 @@ def test_only_the_one_to_blame_is_given_up(db, data):
     assert_invariants(db, run_id)
 
 
-def test_rows_that_cannot_be_kept_are_read_for_each(db, data):
-    db.run("SET pg_mop.cache_mb = 0")
-    run_id = fit(db, "flowers_packed", "streamed", "many", iterations=2)
-    db.run("RESET pg_mop.cache_mb")
-    assert_invariants(db, run_id)
-    assert together(db, run_id) > 1
-    assert db.value("SELECT count(DISTINCT rows) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 1
-
-
 def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
     caller = db.another()
     caller.run("SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")

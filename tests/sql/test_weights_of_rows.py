@@ -1,10 +1,9 @@
 """Sample weights of mop_pack: several targets, replay, resume, other servers' copies of rows, and numbers by hand."""
 
 import numpy as np
-import psycopg2
 import pytest
 
-from support.workload import ended_early, last_run, selection
+from support.workload import selection
 
 COMPILE = "loss='{}', optimizer='Adam(lr=0.01)', metrics=['{}']"
 
@@ -69,35 +68,6 @@ def test_two_targets_share_the_weights(db, data):
     db.run("SELECT mop_architecture('both_plain_nets', 'both_plain', 'small')")
     plain = train(db, "both_plain", COMPILE.format("mse", "mae"), "of_both_plain")
     assert weighted["training_loss_final"] != pytest.approx(plain["training_loss_final"], rel=1e-2)
-
-
-def test_a_replay_has_the_same_weights_of_the_net(db, data):
-    train(db, "classes", COMPILE.format("categorical_crossentropy", "accuracy"), "played")
-    db.run("SELECT mop_replay(%s, 'played_again')", [last_run(db)])
-    assert db.value("SELECT a.model_weights = b.model_weights FROM played a JOIN played_again b USING (mst_key)")
-
-
-def test_a_resumed_run_ends_with_the_undisturbed_weights(db, data):
-    compiled = COMPILE.format("categorical_crossentropy", "accuracy")
-    db.run(  # (with one segment, the order of the visits is always the same)
-        "SET pg_mop.segments = 1; "
-        "SELECT mop_pack('sales', 'single', target => 'y', id => 'id', weight => 'w', exclude => 'z'); "
-        "SELECT mop_pack('SELECT * FROM sales WHERE id <= 50', 'single_valid', fitted_on => 'single'); SET pg_mop.segments = 2"
-    )
-    selection(db, "slow_mst", "classes_nets", [(1, compiled, "batch_size=1, epochs=10")])
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('single', '{}', 'slow_mst', 3, FALSE, 'single_valid', 1)"
-    # (of several kernels a run takes the one that it measures to be fastest, and they round differently)
-    settings = "SET pg_mop.kernel = plain; SET pg_mop.threads = 1"
-    db.run(f"{settings}; {call.format('undisturbed')}")
-    client = db.another()
-    client.run(f"SET search_path = public, madlib; SET pg_mop.seed = 3; SET pg_mop.reuse = off; {settings}")
-    assert isinstance(ended_early(db, client, call.format("resumed"), 1), psycopg2.errors.QueryCanceled)
-    client.close()
-    db.run("SELECT mop_resume(%s)", [last_run(db)])
-    db.run("RESET pg_mop.kernel; RESET pg_mop.threads")
-    assert db.value("SELECT a.model_weights = b.model_weights FROM undisturbed a JOIN resumed b USING (mst_key)")
-    info = db.run("SELECT validation_loss FROM undisturbed_info UNION ALL SELECT validation_loss FROM resumed_info")
-    assert info[0] == info[1]
 
 
 def test_the_weights_are_part_of_what_a_run_may_reuse(db, data):

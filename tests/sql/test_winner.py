@@ -1,7 +1,5 @@
 """The best configuration of a call: the summary and a NOTICE name it, and predictions and evaluations use it."""
 
-import json
-
 import pytest
 
 from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
@@ -132,10 +130,3 @@ def test_of_a_table_without_a_named_best_the_final_metrics_decide(db, models):
         assert "holds several models: mst_key must be given" in str(
             db.error(f"SELECT madlib.madlib_keras_{call}", [None])
         )
-
-
-def test_report_and_server_name_the_same_configuration(db, data):
-    selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (1e-5, 0.01, 1e-12, 2e-12, 0.02)])
-    run_id = fit(db, "flowers_packed", "models", "mst", 6)
-    report = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    assert report["configurations"][0]["mst_key"] == db.value("SELECT best_mst_key FROM models_summary")

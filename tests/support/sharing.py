@@ -255,17 +255,6 @@ FORGED = [
 ] + [("loss", "NaN"), ("loss", "-Infinity"), ("metric", "Infinity")]  # fmt: skip
 
 
-def with_weights(ann):
-    """ann.own: an architecture table of two models, the first one with weights; bob may read it."""
-    train(ann, iterations=1)
-    ann.run(
-        "DROP TABLE IF EXISTS own; "
-        "CREATE TABLE own AS SELECT n AS model_id, a.model_arch, CASE WHEN n = 1 THEN m.model_weights END AS model_weights, "
-        "a.name, a.description, a.__internal_madlib_id__ FROM rows.arch a, m, generate_series(1, 2) n WHERE mst_key = 1; "
-        "GRANT USAGE ON SCHEMA ann TO bob; GRANT SELECT ON own TO bob; DROP TABLE m, m_info, m_summary"
-    )
-
-
 def begun(db, role, meanwhile=lambda: None):
     """Waits until a run of the role trains; returns its number. `meanwhile` is called again and again until then."""
     sql = (

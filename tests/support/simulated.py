@@ -4,9 +4,7 @@ import itertools
 import random
 from collections import Counter
 
-from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
 from pg_mop.schedule.unit_batches import UnitBatches
 from support.conformance.schedulers import Keyed, board_of, orders
@@ -130,50 +128,6 @@ def assert_as_long_as_longest_first(kind, ahead, shapes, draws):
         )
         ratios.append(one / other)
     assert sum(ratios) / len(ratios) < 1.01
-
-
-def assert_nobody_is_idle_for_ever(name, seeds):
-    """Units that are lost, workers that come and go, configurations that stop and fail, while a plan is followed."""
-    strict = 0
-    for seed in seeds:
-        source = random.Random(seed)
-        configurations, places, iterations = source.randint(2, 8), source.randint(2, 5), source.randint(1, 3)
-        plan, costs = Plan(), [10 ** source.random() for _ in range(configurations)]
-        for key in range(1, configurations + 1):
-            metrics = [iterations] if source.random() < 0.3 else ()
-            plan.ask(key, str(key), lambda iteration, key=key: (str(key), ""), iterations, metrics)
-        board = Board(plan, range(places))
-        cost_of = lambda stage, costs=costs: costs[stage.mst_key - 1]  # noqa: E731
-        scheduler = SCHEDULERS[name](board, seed, lambda number, p=plan: p.stages[number].mst_key, cost_of)
-        running, waited = {}, False
-        for _ in range(5000):
-            waited = waited or scheduler.waits
-            for worker in scheduler.arrange([w for w in board.workers if w not in running]):
-                unit = None if worker in running else scheduler.choose(worker)
-                if unit is not None:
-                    board.start(unit)
-                    running[worker] = unit
-            if board.done:
-                break
-            assert running, f"seed {seed}: all workers are idle"
-            worker, luck = source.choice(sorted(running)), source.random()
-            if luck < 0.1:
-                board.release(running.pop(worker))
-            elif luck < 0.13:
-                board.serve(source.sample(range(places), source.randint(1, places)) if luck < 0.12 else range(places))
-                for gone in set(running) - set(board.workers):
-                    board.release(running.pop(gone))
-            elif luck < 0.14:
-                board.withdraw(source.randint(1, configurations))
-            elif luck < 0.145:
-                board.fail(running.pop(worker).stage)
-            else:
-                unit = running.pop(worker)
-                board.finish(unit)
-                scheduler.finished(unit, cost_of(plan.stages[unit.stage]))
-        assert board.done
-        strict += waited
-    assert strict > len(seeds) / 20
 
 
 # --- unit batches and chains --------------------------------------------------------------------------------------------

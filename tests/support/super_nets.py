@@ -25,7 +25,6 @@ SIGMOID = {"change": "insert", "match": "conv", "choices": [None, {"class": "Act
 TWO = {"change": "insert", "match": "flat", "choices": [[{"class": "Dropout", "rate": 0.1}, {"class": "ReLU"}], None]}
 ACTIVATION = {"change": "value", "match": "hidden", "argument": "activation", "choices": ["relu", "tanh", "elu"]}
 KERNEL = {"change": "value", "match": "conv", "argument": "kernel_size", "choices": [3, 5, 1]}
-REMOVED = {"change": "remove", "match": "drop"}
 
 
 def times(name, *choices, **more):

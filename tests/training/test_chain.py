@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from mop_udf import data
-from mop_udf.pool import nvml
-from mop_udf.training import chain, work_meter
-from support import gpu_library
+from mop_udf.training import chain
 from support.workload import NAN, dense, layer, random_rows, sequential
 
 ROWS = 30
@@ -147,16 +145,3 @@ def test_a_loss_that_is_no_number_ends_the_chain(cache):
     units = [model(1, 1), model(2, 1, compile_params=NAN)]
     with pytest.raises(ConfigurationError, match="NaN"):
         trained(cache, steps_of((0, *units), (1, *units), (2, *units)))
-
-
-def test_each_unit_tells_the_work_of_the_gpu(cache, tmp_path, monkeypatch):
-    meter = work_meter.WorkMeter(nvml.devices("0", gpu_library.compiled(tmp_path)), interval=3600.0)
-    monkeypatch.setattr(work_meter, "meter", lambda: meter)
-    reports, _ = trained(cache, steps_of(*CASES["one model"]))
-    assert [r["gpu_utilization"] for r in reports] == [0.4, 0.6, 0.8, 0.4], "a reading at the end of each"
-    assert [r["gpu_memory_bytes"] >> 30 for r in reports] == [1, 2, 3, 1]
-
-
-def test_without_a_gpu_units_tell_of_none(cache):
-    reports, _ = trained(cache, steps_of(*CASES["one model"]))
-    assert all("gpu_utilization" not in r and r["cpu_seconds"] > 0 for r in reports)

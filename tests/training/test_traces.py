@@ -86,21 +86,6 @@ def test_what_another_trainer_has_traced_does_the_same(traced, kernel, optimizer
     assert trained(kernel, optimizer=optimizer) == first and traced["functions"] == times
 
 
-def test_what_xla_trains_does_not_depend_on_how_the_rows_come(traced):
-    """The short batch at the end may come alone, and its loop may have run before for other kernels' sake."""
-    rows, results = random_rows(203), []
-    for cuts in ([], [200], [64, 201], [8, 9, 17]):
-        model = model_of()
-        if len(cuts) == 2:  # this one's loop has been made to be fast
-            model.kernels.train([rows], 203, 8, 1, forced="loop")
-            model.start(7)
-        parts = [tuple(column[a:b] for column in rows) for a, b in itertools.pairwise([0, *cuts, 203])]
-        report = model.kernels.train(iter(parts), 203, 8, 1, forced="xla", streams=bool(cuts))
-        assert report["kernel"] == "xla"
-        results.append([w.tobytes() for w in model.model.get_weights()])
-    assert all(result == results[0] for result in results)
-
-
 def test_after_a_short_batch_functions_are_made_fast_again(traced):
     from tensorflow.python.eager import context
 

@@ -206,26 +206,6 @@ def test_the_values_that_were_read_stay_when_the_variables_change():
     assert [value.tobytes() for value in state.values(model.weights)] != kept
 
 
-def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
-    from mop_udf.training.evaluation import Evaluation
-
-    model, other, data = compiled(), compiled("SGD()"), random_rows(203)
-    weights = state.values(model.model.weights)
-    different = [w + 0.5 for w in weights]
-    whole = Evaluation(model, weights, 1)
-    whole.add(data)
-    turns = [Evaluation(model, weights, 1), Evaluation(model, different, 1), Evaluation(other, weights, 1)]
-    for start in range(0, 203, 50):
-        for evaluation in turns:
-            evaluation.add(tuple(c[start : start + 50] for c in data))
-    reports = [evaluation.report() for evaluation in (whole, *turns)]
-    assert [r["rows"] for r in reports] == [203] * 4
-    for report in (reports[1], reports[3]):
-        assert report["loss"] == pytest.approx(reports[0]["loss"], rel=1e-5)
-        assert report["metric"] == pytest.approx(reports[0]["metric"], rel=1e-6)
-    assert reports[2]["loss"] != pytest.approx(reports[0]["loss"], rel=1e-3)
-
-
 @pytest.mark.parametrize("kernel", ["loop", "plain"])
 def test_an_error_says_what_is_wrong_first(kernel):
     import json
@@ -300,18 +280,6 @@ def test_what_is_compiled_counts():
     assert once > 1_000_000
     small.kernels.train([random_rows(64)], 64, 8, 1, forced="xla")
     assert small.nbytes > 3 * once
-
-
-def test_memory_for_compiled_models_follows_the_limit_in_force():
-    import os
-
-    from mop_udf.training import model_cache
-
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0))
-    assert model_cache.cache_bytes(0, cores) == int(model_cache.CACHE_SHARE * memory)
-    assert model_cache.cache_bytes(0, 1) == int(model_cache.CACHE_SHARE * memory / cores)
-    assert model_cache.cache_bytes(1, 1) == 0 < model_cache.cache_bytes(100_000, 1) < 100_000 << 20
 
 
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():

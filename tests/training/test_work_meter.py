@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from mop_udf.pool import child_process, nvml
+from mop_udf.pool import nvml
 from mop_udf.training import evaluation, work_meter
 from mop_udf.training.work_meter import WorkMeter
 from support import gpu_library
@@ -57,11 +57,6 @@ def test_devices_of_the_variable_are_all_there_or_none(compiled, tmp_path):
     (tmp_path / "text.so").write_text("no library")
     for none in (str(tmp_path / "missing.so"), str(tmp_path / "text.so"), compiled("-DWITHOUT_DRIVER"), "libm.so.6"):
         assert nvml.devices("0", none) == [], none
-
-
-def test_a_library_without_a_function_is_an_unknown_utilization(compiled):
-    (device,) = nvml.devices("0", compiled("-DWITHOUT_UTILIZATION"))
-    assert WorkMeter([device], LONG).read() == (None, GIB)
 
 
 def test_a_reading_is_the_mean_of_the_devices_and_the_fullest_of_them(compiled):
@@ -140,10 +135,6 @@ def test_a_process_whose_framework_has_no_gpu_looks_for_no_library(monkeypatch):
     work_meter.meter.cache_clear()
     assert work_meter.meter() is work_meter.meter() and asked == []
     work_meter.meter.cache_clear()
-
-
-def test_trainers_number_gpus_as_the_library_does():
-    assert child_process.environment("jax")["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_processor_seconds_count_threads_and_ended_children():

@@ -9,10 +9,8 @@ import pytest
 from pg_mop.report import again, causes, widening
 from pg_mop.report.advice import Facts, next_steps, remedy
 from pg_mop.report.summary import curve, told
-from support.cluster import ROOT
 from support.golden import assert_golden
 
-CSS = (ROOT / "plpy_modules" / "pg_mop" / "report" / "page.css").read_text()
 HOSTILE = """'); DROP TABLE x; -- "</script>"""
 
 
@@ -258,52 +256,3 @@ def test_a_new_name_is_short_enough_for_its_tables(name, suffix):
 
 # --- colours -------------------------------------------------------------------------------------------------
 # How the three kinds of colour blindness see linear RGB (Machado, Oliveira and Fernandes 2009, severity 1).
-SEEN = {
-    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
-}
-
-
-def linear(colour):
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-
-
-def lab(rgb):
-    """CIELAB of linear RGB, D65."""
-    r, g, b = rgb
-    xyz = (
-        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047,
-        0.2126 * r + 0.7152 * g + 0.0722 * b,
-        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883,
-    )
-    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
-    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
-
-
-def apart(one, other, kind):
-    seen = [
-        [min(1, max(0, sum(a * b for a, b in zip(row, linear(colour))))) for row in SEEN[kind]]
-        for colour in (one, other)
-    ]
-    return math.dist(*map(lab, seen))
-
-
-def luminance(colour):
-    r, g, b = linear(colour)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_colours_of_curves_are_told_apart_by_all_eyes_and_stand_out(dark):
-    theme = CSS.split("prefers-color-scheme: dark")[dark]
-    colours = [re.search(rf"--c{i}: (#\w{{6}});", theme)[1] for i in range(4)]
-    paper = re.search(r"--paper: (#\w{6});", theme)[1]
-    for one, other in itertools.combinations(colours, 2):
-        for kind in SEEN:
-            assert apart(one, other, kind) > 20, (one, other, kind)
-    for colour in colours:
-        low, high = sorted((luminance(colour), luminance(paper)))
-        assert (high + 0.05) / (low + 0.05) > 3, colour

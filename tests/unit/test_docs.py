@@ -73,27 +73,6 @@ def test_the_reference_is_the_one_that_the_tool_writes(reference):
     )
 
 
-def test_old_links_into_the_reference_lead_to_each_function_and_from_there_to_its_page(reference):
-    from pg_mop.api.common import help as helps
-
-    pages = reference.pages()
-    index = pages["reference.md"]
-    assert {"views", "settings", "functions", *helps.FUNCTIONS, *helps.OF_RUNS} <= _anchors(index)
-    for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
-        (page,) = set(re.findall(rf"\]\((reference/[\w-]+\.md)#{name}\)", index))
-        assert name in _anchors(pages[page])
-    nav = (ROOT / "mkdocs.yml").read_text()
-    assert re.findall(r"reference/[\w-]+\.md", nav) == [name for name in pages if "/" in name], "make reference"
-    assert reference.with_nav(nav) == nav and len(nav.splitlines()) > len(pages) + 20
-
-
-def test_a_family_that_is_gone_leaves_no_page(reference, tmp_path):
-    (tmp_path / "reference").mkdir()
-    (tmp_path / "reference" / "gone.md").write_text("x")
-    reference.write(tmp_path)
-    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == reference.pages().keys()
-
-
 def test_the_reference_has_every_function_view_and_setting(reference):
     from pg_mop.api.common import help as helps
 

@@ -16,7 +16,7 @@ from pg_mop.schedule.unit import Unit
 from pg_mop.search import create
 from pg_mop.search.space import Space
 from support.plans import configuration, workload
-from support.workload import HOSTILE, dense
+from support.workload import dense
 
 
 def values(text):
@@ -244,59 +244,7 @@ def test_of_a_large_family_the_lines_of_the_best_stay_and_the_others_are_counted
     assert [n["mst_key"] for n in family.shortened(nodes, "min", 4)] == [1, 2, 5, 6]
 
 
-def test_of_a_line_that_is_too_long_the_end_stays():
-    nodes = family.tree([row(1), *(row(key, key - 1) for key in range(2, 3000))], {2999: 1.0})
-    kept = family.shortened(nodes, "max", 240)
-    assert [n["mst_key"] for n in kept] == list(range(2760, 3000))
-    assert kept[0]["parent"] is None and kept[0]["above"] == 2759 and {n["y"] for n in kept} == {0}
-    assert [n["mst_key"] for n in family.shortened(family.tree([row(1), row(2)], {}), "min", 1)] == [1]
-
-
-def test_trials_that_are_made_from_each_other_do_not_vanish():
-    nodes = family.tree([row(1), row(2, 5), row(5, 6), row(6, 5), row(7, 7), row(8, 9), row(9, 10), row(10, 8)], {})
-    assert [(n["mst_key"], n["parent"], n["x"]) for n in nodes] == [
-        (1, None, 0),
-        (7, None, 0),
-        (5, None, 0),
-        (2, 2, 1),
-        (6, 2, 1),
-        (8, None, 0),
-        (10, 5, 1),
-        (9, 6, 2),
-    ]
-    assert sum(1 for _ in family.text(nodes)) == 8 and all(node["y"] is not None for node in nodes)
-
-
 def test_a_tree_as_text_has_a_line_for_each_trial_whatever_a_client_wrote():
     evil = "a\nb\r\x1b[2J\u2028\u202ec"
     (line,) = family.text(family.tree([row(1, None, evil, evil, evil, inherited=evil)], {}))
     assert line.isprintable() and line.count("a b  [2J  c") == 4
-
-
-@pytest.mark.filterwarnings("ignore:Glyph")  # of fonts
-def test_the_picture_of_a_family_draws_names_as_text():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from pg_mop_client import families
-    from pg_mop_client.errors import ClientError
-
-    rows = [row(1), row(2, 1, "units", "4", "8", inherits=True, same=True), row(3, 1), row(4, 2)]
-    data = {
-        "run": {"run_id": 5, "model_output_table": f"$x^{HOSTILE}"},
-        "measure": {"series": f"validation $a_{HOSTILE}"},
-        "sampled": {},
-        "family": family.tree(rows, {1: 0.5, 2: 0.75}),
-    }
-    axes = families.family(data)
-    axes.figure.canvas.draw()
-    assert axes.has_data() and axes.get_title(loc="left").startswith("run 5: $x^")
-    assert {text.get_text() for text in axes.texts} == {"1", "2", "3", "4"}
-    told = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert told == ["began with the parent's function", "anew"]
-    matplotlib.pyplot.close(axes.figure)
-    with pytest.raises(ClientError):
-        families.family({**data, "family": []})
-    large = family.shortened(data["family"], "max", 2)
-    axes = families.family({**data, "family": large})
-    assert {text.get_text() for text in axes.texts} == {"1 (+1)", "2 (+1)"}
-    matplotlib.pyplot.close(axes.figure)

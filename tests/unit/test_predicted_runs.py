@@ -1,7 +1,6 @@
 """What a run will take, before it is begun: arithmetic of nets, guesses, the real scheduler in simulated time, and the text."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -11,7 +10,7 @@ from pg_mop.explain.prediction import predict
 from pg_mop.plan import estimates as estimating
 from pg_mop.plan.arithmetic import Arithmetic, slots
 from pg_mop.plan.cost_history import CostHistory
-from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts, rate_of
+from pg_mop.plan.estimates import CommandCosts, Estimates, FixedCosts
 from pg_mop.plan.fixed_costs import learned
 from pg_mop.schedule.outline import outline
 from pg_mop.schedule.predicted import Prediction, in_brief, to_json
@@ -124,11 +123,6 @@ def test_a_guess_is_for_the_machine_at_hand():
     )
 
 
-def test_the_rate_is_a_median_which_one_odd_net_does_not_move():
-    assert rate_of([(1e8, 0.01005), (2e8, 0.02005), (1e8, 1.0), (1e3, 0.001)]) == (pytest.approx(1e10), 3)
-    assert rate_of([]) == (estimating.RATE, 0)
-
-
 def test_a_long_configuration_is_named_as_the_limit():
     configurations = [
         configuration(1, fit="batch_size=10, epochs=40"),
@@ -174,19 +168,6 @@ def test_a_large_plan_is_summed_up_and_agrees_with_its_simulation():
     simulated, summed = of(10_000), of(0)
     assert (simulated.simulated, summed.simulated) == (True, False)
     assert summed.makespan == pytest.approx(simulated.makespan, rel=0.2)
-
-
-def test_averaging_is_predicted_too():
-    found = predicted(workload(segments=3, averaging=True, options=CHAINS), [configuration(1)], 0.05)
-    assert found.units == 9 and found.makespan == pytest.approx(3 * 1.0, rel=0.2)
-    assert found.shares == {}, "the replicas are one configuration"
-
-
-def test_nothing_is_left_to_do():
-    planner = planned(workload(options=CHAINS), [configuration(1)], {1: "bad"})
-    found = predict(planner, [configuration(1)], {1: "bad"}, Estimates(planner, fixed=FIXED, sessions=4))
-    assert (found.units, found.makespan, found.limits) == (0, 0.0, [])
-    assert json.loads(json.dumps(to_json(found)))["training_units"] == 0
 
 
 # --- fixed costs by the log -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pg_mop.search.madlib_hyperopt import batches
 from pg_mop.search.median_stopping import Median
 from pg_mop.search.space import Space
 from support.conformance import ProcedureConformance
-from support.conformance.procedures import FIT, Study, flat, several, space, value
+from support.conformance.procedures import FIT, Study, flat, several, space
 
 OPEN = """{'loss': ['mse'], 'optimizer_params_list': [
     {'optimizer': ['Adam'], 'lr': [1e-4, 1, 'log']}, {'optimizer': ['SGD'], 'lr': [0.01, 0.1], 'momentum': [0.5, 0.99,
@@ -177,11 +177,6 @@ def test_successive_halving_promotes_the_best_of_each_rung_and_says_why_not_the_
     assert procedure.done and procedure.best == (4, 9, 0.05)
 
 
-def test_reduction_4_over_a_grid():
-    study = Study(made("successive-halving", over=flat(64), sampler="grid", iterations=64, reduction=4)).run()
-    assert rungs_of(study) == {1: 64, 4: 16, 16: 4, 64: 1}
-
-
 # (iterations, reduction, skip_last): brackets, each with trials x iterations of its rounds
 MADLIB_SCHEDULES = {
     (81, 3, 0): "81x1 27x3 9x9 3x27 1x81, 27x3 9x9 3x27 1x81, 9x9 3x27 1x81, 6x27 2x81, 5x81",
@@ -280,15 +275,6 @@ def test_asha_promotes_as_algorithm_2_does():
         procedure.tell(*asked, loss)
     assert job() == (10, 1)
     assert procedure.stopped() == {9: "failed at iteration 1"}
-
-
-def test_asha_keeps_its_places_busy():
-    procedure = made("asha", over=flat(200), parallel=7, trials=200)
-    study = Study(procedure)
-    while study.step():
-        study.ask()
-        if len(procedure.trials) < 200:
-            assert len(study.live) == 7
 
 
 def test_asha_trains_its_best_to_the_end_when_configurations_run_out():
@@ -482,18 +468,6 @@ def test_madlib_s_hyperband_adds_the_rounds_up_in_diagonals():
         procedure.tell(trial, budget, 0.05)
     assert procedure.done
     assert [procedure.place(t) for t in range(1, 6)] == [(1, 0), (1, 1), (1, 0), (0, 0), (0, 0)]
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
-def test_optuna_s_samplers_take_every_kind_of_dimension(sampler):
-    pytest.importorskip("optuna")
-    pytest.importorskip("cmaes")
-    study = Study(made("tpe", over=space(OPEN), sampler=sampler, trials=12, parallel=4)).run()
-    assert len(study.configurations) == 12
-    known = made("tpe", over=space(OPEN), sampler=sampler)
-    known.begin_with([(c, {4: value(c, 4)}) for c in study.configurations.values()])
-    known.ask()
-    assert known.sampler.count == 12
 
 
 def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):

@@ -150,69 +150,6 @@ def test_a_parent_is_the_best_of_a_tournament_of_the_youngest():
             assert lineage["parent"] in youngest, "the oldest have left the population"
 
 
-def test_evolution_finds_better_models_than_random_search():
-    # 4^8 members, of which the ones with the most units are best
-    wide = [
-        {"change": "repeat", "match": "hidden", "times": [8]},
-        {"change": "value", "match": "hidden*", "argument": "units", "choices": [1, 2, 3, 4]},
-    ]
-    for seed in range(2):
-        best = []
-        for name, parameters in (
-            ("regularized-evolution", {"population": 10, "tournament": 4, "trials": 60, "iterations": 1}),
-            ("random", {"trials": 60, "iterations": 1}),
-        ):
-            procedure = create(name, space(*wide, bases=[Base(1, dense())]), seed, "min", parameters)
-            driven(procedure, quality)
-            best.append(procedure.best[2])
-        assert best[0] < best[1]
-
-
-def test_evolution_goes_on_after_failed_trials():
-    procedure = evolution(space(), trials=15)
-    found = 0
-    live = list(procedure.ask())
-    while live:
-        trial = live.pop(0).trial
-        found += 1
-        if found <= 8:
-            procedure.tell(trial, None, None)
-        else:
-            procedure.tell(trial, 2, 1 / found)
-        live += procedure.ask()
-    assert procedure.done and found == 15
-
-
-def test_evolution_begins_with_earlier_results():
-    grid = {**GRID, "optimizer_params_list": [{"optimizer": ["Adam"], "lr": [0.001, 0.1, "log"]}]}
-    searched = space(grid=grid)
-    first = evolution(searched)
-    found = driven(first, quality)
-    second = evolution(searched, seed=2)
-    second.begin_with([(found[n], {2: first.trials[n].loss}) for n in found])
-    driven(second, quality)
-    assert any(second.lineage(n) for n in (1, 2, 3)), "its first members are those of the earlier search"
-    assert not set(found.values()) & {second.trials[n].configuration for n in (1, 2, 3)}
-
-
-@pytest.mark.parametrize(
-    "parameters,fragment",
-    [
-        ({"tournament": 7}, "tournament must be at most population, 6, not 7"),
-        ({"population": 1}, "population of regularized-evolution must be an integer from 2"),
-        ({"sample": 3}, "'sample' is no parameter"),
-    ],
-)
-def test_wrong_parameters_of_evolution(parameters, fragment):
-    with pytest.raises(SearchError, match=fragment):
-        evolution(space(), **parameters)
-
-
-def test_evolution_without_anything_to_change_trains_one_trial():
-    procedure = evolution(Space({"model_id": [1], "loss": ["mse"]}))
-    assert len(driven(procedure, lambda *_: 0.5)) == 1
-
-
 def test_evolution_changes_hyper_parameters_without_a_model_space():
     searched = Space({"model_id": [1, 2], "loss": ["mse"], "batch_size": [8, 16, 32], "dropout": [0.1, 0.5, "linear"]})
     procedure = evolution(searched)
@@ -380,12 +317,3 @@ def test_a_population_may_change_models_alone():
     with pytest.raises(SearchError, match="nothing to change in this space"):
         one = space({**WRONG, "choices": [3]}, grid=fixed, bases=[Base(1, dense())])
         create("population", one, 1, "min", {**BRED, "mutate": 1})
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.5, "often", True])
-def test_wrong_rates_of_mutation(value):
-    with pytest.raises(SearchError, match="mutate of population must be a number from 0 to 1"):
-        bred(mutate=value)
-    with pytest.raises(SearchError, match="mutate=0.5 changes the members of a model space") as error:
-        create("population", Space({**RATES, "model_id": [1]}), 1, "min", {"mutate": 0.5})
-    assert "model_space" in error.value.hint

@@ -197,20 +197,6 @@ def test_the_time_of_a_search_contains_the_scores_of_members():
         assert found[name] - without[name] == pytest.approx(500)
 
 
-@pytest.mark.parametrize(
-    "grid, message",
-    [
-        ({**GRID, "batch_size": [8, 16]}, "several values of 'batch_size'"),
-        ({**GRID, "optimizer_params_list": [{"optimizer": ["SGD"], "lr": [0.1, 0.01]}]}, "several values of 'lr'"),
-        ({**GRID, "optimizer_params_list": [{"lr": [0.001, 0.1, "log"]}]}, "several values of 'lr'"),
-        ({**GRID, "optimizer_params_list": [{"optimizer": ["SGD"]}, {"optimizer": ["Adam"]}]}, "several dictionaries"),
-    ],
-)
-def test_several_hyper_parameters_are_refused(grid, message):
-    with pytest.raises(SearchError, match=message):
-        one_shot(grid)
-
-
 def test_it_needs_a_model_space_and_right_parameters():
     plain = Space.of_texts([1], "{'loss': ['mse']}", "{'batch_size': [8]}")
     with pytest.raises(SearchError, match="one-shot trains the members of a model space"):

@@ -12,7 +12,6 @@ from mop_udf.pool import compile_cache
 jax.config.update("jax_enable_x64", True)  # sums over many rows, and schedules, are in float64
 
 from mop_udf.kernels.on_jax import devices  # noqa: E402
-from mop_udf.kernels.on_jax.gradients import of_inputs as input_gradients  # noqa: E402
 from mop_udf.kernels.on_jax.group import Group  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
 from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
@@ -36,7 +35,6 @@ __all__ = [
     "for_any_rows",
     "gpu_name",
     "has_gpu",
-    "input_gradients",
     "loops",
     "most_bytes",
     "ran_out",

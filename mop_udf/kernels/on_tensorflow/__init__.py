@@ -6,7 +6,6 @@ Besides the functions below, each framework's package has these names:
 - `Variables`: reads and sets a model's variables
 - `make_variable`: lets an optimizer's number change without a new compilation (scalars.variable_maker)
 - `Rate`: a learning rate that changes with every mini-batch
-- `input_gradients`: gradients with respect to a model's inputs (gradients.py)
 - `OUT_OF_MEMORY`: the errors that say that a batch was too large
 - `Group`: the kernel that trains several states of a model at once (on_jax/group.py), or None
 """
@@ -20,7 +19,6 @@ import keras
 import tensorflow as tf
 
 from mop_udf.kernels.on_tensorflow import traces
-from mop_udf.kernels.on_tensorflow.gradients import of_inputs as input_gradients
 from mop_udf.kernels.on_tensorflow.loop import Loop
 from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
 from mop_udf.kernels.on_tensorflow.plain import Plain
@@ -44,7 +42,6 @@ __all__ = [
     "for_any_rows",
     "gpu_name",
     "has_gpu",
-    "input_gradients",
     "loops",
     "most_bytes",
     "ran_out",

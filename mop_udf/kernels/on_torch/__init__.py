@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import torch
 
-from mop_udf.kernels.on_torch.gradients import of_inputs as input_gradients
 from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.scalars import Rate, make_variable
@@ -28,7 +27,6 @@ __all__ = [
     "for_any_rows",
     "gpu_name",
     "has_gpu",
-    "input_gradients",
     "loops",
     "most_bytes",
     "ran_out",

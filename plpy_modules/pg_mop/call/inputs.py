@@ -41,6 +41,15 @@ class Inputs:
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
+    def of_arguments(cls, db: Any, a: dict[str, Any], earlier: Earlier | None) -> Inputs:
+        """Of the arguments of a call that trains a fixed number of iterations. Raises MopError."""
+        tables, every = (
+            (a["source_table"], a["validation_table"]),
+            (a["num_iterations"], a["metrics_compute_frequency"]),
+        )
+        return cls.read(db, *tables, *every, a["use_gpus"], earlier)
+
+    @classmethod
     def read(
         cls,
         db: Any,

@@ -54,9 +54,8 @@ class Search:
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
     `best_line(mst_key, row, trials)`: the INFO line about a new best trial; `held_out`: the segments of each fold, where the
-    criterion is the mean over folds; `scores(procedure, seed)`: [[model_id, score], ...] of untrained members, of a search with
-    a zero-cost filter; `score_members(procedure, configuration, state, segments)`: [[model_id, score, what the log tells of
-    it], ...] of the candidates of a super-net, of a one-shot search; `segments`: of the search's dataset.
+    criterion is the mean over folds; `score_members(procedure, configuration, state, segments)`: [[model_id, score, what the
+    log tells of it], ...] of the candidates of a super-net, of a one-shot search; `segments`: of the search's dataset.
     """
 
     procedure: Callable[..., Any]
@@ -72,7 +71,6 @@ class Search:
     also_evaluated: Callable[[Procedure, int], Iterable[int]] = _nothing
     lines: Callable[[Procedure, Sequence[Any]], Iterable[str]] = _nothing
     held_out: Sequence[Sequence[int]] = ()
-    scores: Callable[[Procedure, int], Sequence[Sequence[Any]]] | None = None
     score_members: Callable[[Procedure, dict[str, Any], Any, Sequence[Any]], list[list[Any]]] | None = None
 
     def value(self, row: dict[str, Any]) -> float | None:

@@ -338,9 +338,7 @@ class Coordinator(PlannedRun):
             return FixedController(*basics, **iterations)
         events = catalog.search_log(run_id)
         if not events:  # (logged at once: a coordinator that resumes the run has both or none)
-            known = [["known", search.known]] if search.known else []
-            scores = [["scores", search.scores(self.procedure, self.seed)]] if search.scores is not None else []
-            events = [*known, *scores]
+            events = [["known", search.known]] if search.known else []
             catalog.log_search(run_id, 1, events)
         return SearchController(
             *basics,

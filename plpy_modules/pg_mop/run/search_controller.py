@@ -87,8 +87,6 @@ class SearchController(RunController):
                         for configuration, found in values[0]
                     ]
                 )
-            elif kind == "scores":
-                self.procedure.take_scores({int(model_id): value for model_id, value in values[0]})
             elif kind == "limit":
                 self.over = True
             elif kind != END:

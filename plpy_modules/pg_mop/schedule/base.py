@@ -49,6 +49,14 @@ class Scheduler(ABC):
         self.board, self.seed, self.random = board, seed, Random(seed)
         self.model_of: Callable[[StageNumber], CompiledModel] = model_of or (lambda number: None)
         self.expected: Callable[[Stage], float] = expected or (lambda stage: 0.0)
+        self.prepare()
+        self.watch()
+
+    def prepare(self) -> None:  # noqa: B027 (some have no fields of their own)
+        """Set the subclass' own fields; after those above, and before anything is told of the board."""
+
+    def watch(self) -> None:  # noqa: B027
+        """Begin to hear what the board tells."""
 
     def tie(self, number: StageNumber, segment: SegmentNumber) -> float:
         """A random number in [0, 1) that only the seed, the stage and the segment decide.

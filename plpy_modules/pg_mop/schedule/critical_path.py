@@ -1,13 +1,12 @@
 """Schedulers that know how long stages take, and start a critical path early."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from pg_mop.plan.stages import Stage, StageNumber
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.cost import Costs
 from pg_mop.schedule.priority import PriorityScheduler
-from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
+from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 
 class CriticalPathScheduler(PriorityScheduler):
@@ -15,22 +14,16 @@ class CriticalPathScheduler(PriorityScheduler):
 
     URGENT = 0.9  # a path is urgent if it is at least this share of the work left for a worker
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
         self.costs = Costs(
-            board,
+            self.board,
             lambda stage: None if (model := self.model_of(stage.number)) is None else (model, stage.parameters[1]),
-            expected,
+            self.expected,
         )
         self.waiting: list[tuple[float, StageNumber]] = []  # heap of (-seconds left, stage): not urgent
         self.urgent: dict[StageNumber, None] = {}
         self.urgent_running: set[StageNumber] = set()  # urgent stages that were running when they were last seen
-        super().__init__(board, seed, model_of, expected)
 
     def added(self, stages: Sequence[Stage]) -> None:
         for number in sorted(self.costs.added(stages)):

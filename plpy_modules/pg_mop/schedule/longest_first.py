@@ -1,10 +1,9 @@
 """Long stages before short ones, by the measured seconds of their units."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heapify
 
-from pg_mop.plan.stages import Stage, StageNumber
-from pg_mop.schedule.board import Board
+from pg_mop.plan.stages import Stage
 from pg_mop.schedule.critical_path import CriticalPathScheduler
 from pg_mop.schedule.priority import Queue
 from pg_mop.schedule.unit import CompiledModel, Unit, Worker
@@ -27,16 +26,10 @@ class LongestFirst(CriticalPathScheduler):
     name = "longest-first"
     QUEUES_BY_MODEL = True
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
         self.stale: set[Queue] = set()  # queues whose ranks are out of date
         self.last: dict[Worker, CompiledModel] = {}  # the compiled model of a worker's last stage
-        super().__init__(board, seed, model_of, expected)
 
     def rank(self, stage: Stage) -> tuple[int, int, float]:
         left = self.costs.left(stage.number)

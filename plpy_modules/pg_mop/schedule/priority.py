@@ -1,13 +1,12 @@
 """Schedulers that take the stage of least rank from priority queues, so that they scale to many stages."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT, Scheduler
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.unit import CompiledModel, Dataset, DatasetSegment, SegmentNumber, Server, Unit, Worker
 
 Entry = tuple[Any, float, StageNumber]  # (rank when it was queued, random tie breaker, stage number)
@@ -49,14 +48,7 @@ class PriorityScheduler(Scheduler):
 
     QUEUES_BY_MODEL = False  # keeps heaps of the stages that share a compiled model, too
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
-        super().__init__(board, seed, model_of, expected)
+    def prepare(self) -> None:
         self.affinity: dict[tuple[Server, CompiledModel], Worker] = {}
         self.queues: dict[Queue, list[Entry]] = {}
         self.evaluations: dict[EvaluationQueue, list[Entry]] = {}  # ranks: (not awaited, iteration)
@@ -66,7 +58,9 @@ class PriorityScheduler(Scheduler):
         self.parked: dict[StageNumber, list[tuple[Queue, float]]] = {}  # -> (queue, tie breaker) to return to
         self.strict = False  # workers take no stage with affinity for another worker
         self.units, self.seconds = 0, 0.0  # units that have ended, and the sum of their seconds
-        board.watch(self)
+
+    def watch(self) -> None:
+        self.board.watch(self)
 
     @abstractmethod
     def rank(self, stage: Stage) -> Any:

@@ -259,15 +259,6 @@ class Procedure(ABC):
         known = self._trial(trial)
         return (known.budget,) if known.outside else self._evaluates(known)
 
-    def take_scores(self, scores: Mapping[int, float | None]) -> None:
-        """Begin with the scores of untrained members, by model_id, where the procedure has a filter (search/zero_cost.py).
-        Raises SearchError after any other call."""
-        sampler = getattr(self, "sampler", None)
-        chosen = getattr(sampler, "filter", None)
-        if self._started or chosen is None:
-            raise SearchError("a search takes the scores of a filter before it asks for anything")
-        chosen.take(scores)
-
     def candidates(self, trial: TrialNumber) -> list[int] | None:
         """Of a trial that is a super-net (search/one_shot.py): the model_ids of the members that it gives scores, once it has
         its budget. It is never evaluated itself. None: the trial is none."""

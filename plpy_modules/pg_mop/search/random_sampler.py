@@ -3,7 +3,6 @@
 from pg_mop.search.parameters import SearchError
 from pg_mop.search.sampler import Sampler
 from pg_mop.search.space import Point, Space
-from pg_mop.search.zero_cost import Filter
 
 MOST_TRIES = 1000  # random draws in a row without a new configuration, before the remaining ones are listed
 MOST_LISTED = 1_000_000  # configurations of a space that are listed
@@ -52,24 +51,11 @@ class GridSampler(Sampler):
 class RandomSampler(Sampler):
     """Random points, without replacement."""
 
-    filter: Filter | None = None  # it gives the first members, once it has their scores
-
     def __init__(self, space: Space, seed: int) -> None:
         super().__init__(space, seed)
         self.left: list[Point] | None = None  # the remaining points, shuffled, once random draws find few of them
 
-    def tell(self, trial: int, budget: int, loss: float) -> None:
-        if self.filter is not None:
-            self.filter.tell(trial, loss)
-
-    def tell_lost(self, trial: int, failed: bool) -> None:
-        if self.filter is not None:
-            self.filter.tell_lost(trial)
-
     def ask(self, trial: int | None) -> Point | None:
-        while self.filter is not None and (point := self.filter.draw(trial, self.random)) is not None:
-            if self.claim(self.space.configuration(point)):
-                return point
         if self.left is None:
             for _ in range(MOST_TRIES):
                 point = self.space.sample(self.random)

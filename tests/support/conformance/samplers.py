@@ -113,13 +113,6 @@ def valley(configuration):
     return abs(lr + 1.2) * 2 + abs(batch - 40) / 100
 
 
-def two(configuration):
-    """Two minima: the wider one is not the deeper one."""
-    lr, batch = numbers(configuration)
-    wide, deep = (lr + 3) ** 2 + ((batch - 400) / 100) ** 2, (lr + 0.8) ** 2 + ((batch - 100) / 100) ** 2
-    return min(0.3 + 1.5 * wide, 3.0 * deep)
-
-
 def mixed(configuration):
     """Of numbers, choices and branches."""
     lr, batch = numbers(configuration)
@@ -134,16 +127,6 @@ def clean(badness, configuration, iteration):
 def noisy(badness, configuration, iteration):
     """The first iterations tell little."""
     return clean(badness, configuration, iteration) + Random(f"{configuration}{iteration}").gauss(0, 1) / iteration
-
-
-def crossing(badness, configuration, iteration):
-    """Large learning rates are ahead in the beginning."""
-    return badness(configuration) + (1.5 - numbers(configuration)[0]) / iteration
-
-
-def rising(badness, configuration, iteration):
-    """The longer a trial trains, the worse it is: who is stopped early looks good."""
-    return badness(configuration) + 3 * iteration
 
 
 def assert_better_than_chance(name, parameters, text, badness, shape, seeds):

@@ -8,9 +8,8 @@ import pytest
 import sqlalchemy
 
 from pg_mop_client import details
-from support.browser import DESKTOP, FAINT, PHONE, SMALL, focus, opened, press, problems, readout, shown, text, value
-from support.cluster import eventually
-from support.served import ATTACK, Served
+from support.browser import DESKTOP, FAINT, PHONE, SMALL, focus, opened, press, problems, readout, shown, value
+from support.served import ATTACK
 from support.workload import dense, last_run, load, make_data
 
 SPACE = (
@@ -18,7 +17,6 @@ SPACE = (
     "'lr': [0.001, 0.1, 'log']}], 'batch_size': [8]}"
 )
 DOTS = "document.querySelectorAll('#family-picture circle.node').length"
-TABS = "[...document.querySelectorAll('[role=tab]')].filter(t => t.checkVisibility()).map(t => t.textContent).join()"
 
 
 @pytest.fixture(scope="module")
@@ -71,45 +69,6 @@ def test_the_tree_is_drawn_named_and_followed_by_keyboard(db, browser, page, mad
     assert problems(browser) == []
 
 
-def test_arrow_keys_reach_every_trial(db, browser, page, made, screen):
-    screen(DESKTOP)
-    nodes = family(db, made)
-    opened(browser, page, f"/run/{made}?tab=family", "#family-picture svg circle")
-    shown(browser, "family")
-    focus(browser, "family")
-    press(browser, "HOME")
-    reached = set()
-    for _ in range(max(n["x"] for n in nodes) + 1):
-        for key in ["ARROW_UP"] * len(nodes) + ["ARROW_DOWN"] * len(nodes):
-            press(browser, key)
-            reached.add(int(readout(browser, "family").split()[1]))
-        press(browser, "ARROW_LEFT")
-    generation = max(n["x"] for n in nodes if n["mst_key"] in reached)
-    assert {n["mst_key"] for n in nodes if n["x"] <= generation} <= reached
-
-
-def test_a_run_without_a_family_has_no_such_tab(db, browser, page, made, screen):
-    screen(DESKTOP)
-    db.run("BEGIN")
-    db.run("CREATE TABLE members AS SELECT mst_key, member FROM madlib.mop_configuration WHERE run_id = %s", [made])
-    db.run("UPDATE madlib.mop_configuration SET member = NULL WHERE run_id = %s", [made])
-    db.run("COMMIT")
-    try:
-        other = Served(db.uri())
-        opened(browser, other, f"/run/{made}?tab=family", "#curves-picture svg path")
-        assert "Family" not in value(browser, TABS) and value(browser, "document.getElementById('tab-family').hidden")
-        assert value(browser, "!document.getElementById('tab-parameters').hidden") and problems(browser) == []
-        assert 'id="family"' not in db.value("SELECT madlib.mop_report(%s)", [made])
-        other.end()
-    finally:
-        db.run(
-            "UPDATE madlib.mop_configuration c SET member = m.member FROM members m WHERE run_id = %s AND "
-            "c.mst_key = m.mst_key",
-            [made],
-        )
-        db.run("DROP TABLE members")
-
-
 def test_the_report_has_the_tree_and_names_are_text(db, browser, made, screen, tmp_path):
     screen(DESKTOP)
     db.run("BEGIN")
@@ -151,13 +110,3 @@ def test_the_drawer_tells_the_lineage_of_a_trial_that_a_shortened_family_leaves_
         alone = [{**child, "parent": None}]  # (the first of a line whose beginning is left out)
         assert told(family=alone, **sampled) == known
     engine.dispose()
-
-
-def test_the_drawer_tells_whom_a_trial_was_made_from(db, browser, page, made, screen):
-    screen(DESKTOP)
-    nodes = family(db, made)
-    child = next(n for n in nodes if n["parent"] is not None)
-    opened(browser, page, f"/run/{made}?configuration={child['mst_key']}", "#drawer h2")
-    said = f"made from {nodes[child['parent']]['mst_key']}"
-    assert eventually(lambda: said in text(browser, "#drawer"), 120)
-    assert child["changed"] in text(browser, "#drawer")

@@ -107,16 +107,6 @@ def test_the_api_answers_filters_and_orders_from_memory(page):
     assert timed("sort in the API", lambda: ask("sort=learning_rate&desc=1"))["rows"][0][0] > 0
 
 
-def test_the_report_of_a_large_run_is_small(db, page):
-    html = timed("report", lambda: db.value("SELECT madlib.mop_report(%s)", [RUN]))
-    print(f", {len(html.encode()) / 1e6:.2f} MB", end="")
-    assert f"the best 1000 of {COUNT} configurations as dots" in html
-    assert len(html.encode()) < 1_500_000
-    summary = json.loads(timed("summary", lambda: db.value("SELECT madlib.mop_report(%s, 'summary')", [RUN])))
-    assert summary["summary"]["failed"] == COUNT // 50 and summary["summary"]["of"] == COUNT
-    assert summary["summary"]["over_time"][-1][1] >= summary["summary"]["best"]["value"]
-
-
 def test_merged_bars_cover_neither_gaps_nor_other_kinds(db, page):
     """Of the forged run, a session trains for 0.09 s, evaluates for 0.09 s, and then idles for 0.1 s."""
     data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [RUN]))

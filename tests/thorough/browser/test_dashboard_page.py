@@ -6,9 +6,8 @@ import re
 import pytest
 
 from support.browser import DESKTOP, PHONE, SMALL, opened, press, problems, text, value
-from support.client import Calling
 from support.cluster import eventually
-from support.served import ATTACK, Served
+from support.served import ATTACK
 from support.workload import ADAM, NAN, dense, last_run, load, make_data, selection
 
 CARDS = ("state", "best", "failed", "next")
@@ -30,9 +29,6 @@ RED = """const e = document.createElement('p');
     document.body.append(e);
     return getComputedStyle(e).color"""
 # boxes that scroll up and down within the page
-INNER = """return [...document.querySelectorAll('main *')]
-    .filter(e => e.scrollHeight > e.clientHeight + 2 && /auto|scroll/.test(getComputedStyle(e).overflowY))
-    .map(e => e.outerHTML.slice(0, 80))"""
 COPY_ALL = """window.copied = [];
     navigator.clipboard.writeText = text => { window.copied.push(text); return Promise.resolve(); };
     for (const own of document.querySelectorAll('.copy')) if (!own.textContent.startsWith('.')) own.click();"""
@@ -79,23 +75,6 @@ def test_five_questions_are_answered_above_the_fold(db, browser, page, made, scr
     red = browser.execute_script(RED)
     assert amber != red
     assert problems(browser) == []
-
-
-def test_table_and_curves_are_side_by_side_where_there_is_room(browser, page, made, screen):
-    screen(DESKTOP)
-    opened(browser, page, f"/run/{made}", "#curves-picture svg path")
-    boxes = {
-        name: value(browser, f"document.querySelector('{name}').getBoundingClientRect().toJSON()")
-        for name in ("#table", "#curves-picture svg")
-    }
-    assert boxes["#table"]["right"] <= boxes["#curves-picture svg"]["left"]
-    assert all(box["top"] < 600 for box in boxes.values())
-    screen((1000, 900, False))
-    opened(browser, page, f"/run/{made}", "#curves-picture svg path")
-    assert value(browser, "document.querySelector('#curves-picture svg').getBoundingClientRect().top") > value(
-        browser, "document.querySelector('#board').getBoundingClientRect().bottom"
-    )
-    assert browser.execute_script(INNER) == []  # the page scrolls, not boxes within it
 
 
 def test_all_that_is_used_is_large_enough_to_hit(browser, page, made, screen):
@@ -198,41 +177,6 @@ def test_all_failures_are_listed_by_cause(db, browser, page, made, screen):
     assert not value(browser, "'attacked' in window") and problems(browser) == []
 
 
-def test_a_cancelled_run_is_no_red_error(db, browser, page, made, screen):
-    screen(DESKTOP)
-    db.run(
-        "UPDATE madlib.mop_run SET status = 'cancelled', error = 'canceling statement due to user request' WHERE run_id = %s",
-        [made],
-    )
-    try:
-        other = Served(db.uri())
-        opened(browser, other, f"/run/{made}", "#card-next")
-        assert (
-            "cancelled" in text(browser, "#card-state")
-            and value(browser, "document.querySelectorAll('.error:not(:empty)').length") == 0
-        )
-        assert "canceling statement" in text(browser, "#error") and f"mop_resume({made})" in value(
-            browser, "document.querySelector('#card-next .copy').title"
-        )
-        other.end()
-    finally:
-        db.run("UPDATE madlib.mop_run SET status = 'finished', error = NULL WHERE run_id = %s", [made])
-
-
-def test_no_such_run_has_nothing_to_press(browser, page, screen):
-    screen(DESKTOP)
-    browser.get(page.address)
-    browser.get(f"http://127.0.0.1:{page.port}/run/999999")
-    assert eventually(lambda: "there is no run 999999" in text(browser, "#connection"), 120)
-    assert (
-        value(
-            browser, "[...document.querySelectorAll('main button, main input')].filter(e => e.checkVisibility()).length"
-        )
-        == 0
-    )
-    browser.get_log("browser")
-
-
 def test_the_list_is_searched_sorted_and_filtered(db, browser, page, made, screen):
     screen(DESKTOP)
     opened(browser, page, "/", "#table tbody tr")
@@ -262,51 +206,6 @@ def test_the_list_is_searched_sorted_and_filtered(db, browser, page, made, scree
     opened(browser, page, "/", "#table tbody tr")
     assert value(browser, stops) == 1
     assert problems(browser) == []
-
-
-def test_nobody_without_runs_is_left_alone(db, browser, page, screen):
-    screen(DESKTOP)
-    db.run("DROP ROLE IF EXISTS newcomer; CREATE ROLE newcomer LOGIN; GRANT mop_user TO newcomer")
-    other = Served(db.uri("newcomer"))
-    try:
-        opened(browser, other, "/", "#begin pre")
-        statements = value(browser, "[...document.querySelectorAll('#begin code')].map(e => e.textContent)")
-        assert len(statements) == 3 and all(sql.startswith("SELECT ") and "madlib" in sql for sql in statements)
-    finally:
-        other.end()
-        db.run("DROP OWNED BY newcomer; DROP ROLE newcomer")
-
-
-def test_the_clock_goes_on_and_what_is_old_says_so(db, browser, page, made, screen):
-    screen(DESKTOP)
-    selection(db, "long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02, 0.03)])
-    caller = db.another()
-    calling = Calling(
-        caller,
-        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long_models', 'long', 3000, FALSE, NULL, 1)",
-    )
-    other = Served(db.uri())
-    try:
-        running = "SELECT run_id FROM madlib.mop_runs WHERE status = 'running'"
-        assert eventually(lambda: db.value(running) is not None, 120)
-        opened(browser, other, f"/run/{db.value(running)}", "#card-state progress")
-        assert eventually(lambda: re.search(r"done at \d+:\d\d", text(browser, "#card-state")), 120)
-        assert eventually(lambda: "best so far" in text(browser, "#headline"), 120)
-        other.process.kill()  # nothing answers now
-        took = "document.querySelector('[data-tick=time]').textContent"
-        before = value(browser, took)
-        assert eventually(lambda: value(browser, took) != before, 120)
-        assert eventually(lambda: re.search(r"as of \d+ s ago", value(browser, took)), 120)
-        old = r"^results as of \d+ s ago$"
-        assert eventually(lambda: re.search(old, text(browser, "#board-age")), 120)
-        assert re.search(old, value(browser, "document.querySelector('#card-best [data-tick=results]').textContent"))
-        assert "trying again" in text(browser, "#connection")
-    finally:
-        other.end()
-        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
-        calling.end()
-        caller.close()
-        browser.get_log("browser")
 
 
 def test_one_configuration_is_shown_in_a_drawer(db, browser, page, made, screen):
@@ -345,67 +244,6 @@ def test_a_model_comes_as_a_keras_file(page, made):
     status, headers, _ = page.call(f"/api/run/{made}/model.keras?mst_key={best}", raw=True)
     assert status == 200 and f"run_{made}_{best}.keras" in headers["content-disposition"]
     assert page.call("/api/run/999999/model.keras?mst_key=1")[0] == 404
-
-
-def test_a_comparison_shows_first_what_differs(db, browser, page, made, screen):
-    screen(DESKTOP)
-    db.run(
-        "SET pg_mop.seed = 9; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'again', 'mst', 2, FALSE)"
-    )
-    other = last_run(db)
-    opened(browser, page, f"/compare?run={made}&run={other}", "#differences tbody tr")
-    rows = value(
-        browser, "[...document.querySelectorAll('#differences tr')].map(r => [...r.cells].map(c => c.textContent))"
-    )
-    assert rows[0][1:] == [f"run {made}", f"run {other}"] and [row[0] for row in rows[1:4]] == [
-        "best",
-        "seconds",
-        "failed",
-    ]
-    off = next(row for row in rows if row[0] == "longer (+) or shorter (-) than predicted")
-    assert all(re.fullmatch(r"[+-]\d+ %", cell) for cell in off[1:] if cell) and any(off[1:])
-    assert ["num_iterations", "4", "2"] in rows and ["model_output_table", "models", "again"] in rows
-    assert "function" not in [row[0] for row in rows]
-    browser.execute_script("document.getElementById('edf-picture').scrollIntoView({ block: 'center' })")
-    lines = "document.querySelectorAll('#edf-picture path.curve:not(.key)').length"
-    assert eventually(lambda: value(browser, lines) == 2, 120)
-    label = value(browser, "document.querySelector('#edf-picture svg').getAttribute('aria-label')")
-    assert f" of run {made}, " in label and f" of run {other}." in label
-    browser.execute_script("document.querySelector('#edf-picture > [tabindex]').focus()")
-    press(browser, "ARROW_RIGHT")
-    assert text(browser, "#edf-picture .readout").startswith(f"run {made}: ")
-    assert problems(browser) == []
-
-
-def test_the_model_of_a_configuration_is_measured_on_request(db, browser, page, made, screen):
-    for size, dark in ((DESKTOP, False), (PHONE, True)):
-        screen(size, dark)
-        opened(browser, page, f"/run/{made}?configuration=2", "#drawer-measure")
-        before = db.value("SELECT count(*) FROM pg_class")
-        browser.execute_script("document.getElementById('drawer-measure').focus()")
-        press(browser, "ENTER")
-        assert eventually(lambda: "Measured on 60 rows of flowers_packed" in text(browser, "#drawer-said"), 120)
-        for name in ("confusion", "roc", "importance"):
-            drawn = f"document.querySelectorAll('#own-{name}-picture svg *').length > 3"
-            browser.execute_script(f"document.getElementById('own-{name}-picture').scrollIntoView()")
-            assert eventually(lambda: value(browser, drawn), 60), name  # noqa: B023
-        assert value(browser, "document.documentElement.scrollWidth") <= size[0]
-        assert browser.execute_script(SMALL) == []
-        assert db.value("SELECT count(*) FROM pg_class") == before
-    assert problems(browser) == []
-    # the numbers are those of predictions with the same model
-    db.run("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'own_predicted', 'response', FALSE, 2)")
-    right = db.value("SELECT count(*) FROM own_predicted p JOIN flowers f USING (id) WHERE p.class_value = f.y")
-    db.run("DROP TABLE own_predicted")
-    found = page.post(f"/api/run/{made}/evaluate", mst_key=2)
-    assert found[0] == 200
-    sections = {own["name"]: own for own in found[1]["sections"]}
-    counts = sections["confusion"]["picture"]["counts"]
-    assert sum(counts[k][k] for k in range(3)) == right and sum(map(sum, counts)) == 60
-    assert {row[0] for row in sections["importance"]["tables"][0]["rows"]} == {f"x[{k}]" for k in (1, 2, 3, 4)}
-    for given in ({"mst_key": 99}, {"mst_key": 4}, {}, {"mst_key": "x"}):
-        assert page.post(f"/api/run/{made}/evaluate", **given)[0] in (400, 409), given
-    assert page.call(f"/api/run/{made}/evaluate", "POST", {}, "{}")[0] == 403
 
 
 def empty(browser, name):
@@ -460,20 +298,3 @@ def test_notes_and_tags_are_written_searched_and_shown(db, browser, page, made, 
     assert page.post("/api/run/999999/note", note="x", tags=[])[0] == 404
     assert page.post(f"/api/run/{made}/note", note="", tags=[])[0] == 200
     assert db.run("SELECT * FROM madlib.mop_notes WHERE run_id = %s", [made]) == []
-
-
-def test_the_time_tab_tells_how_much_the_gpus_worked(db, browser, page, made, screen):
-    """As if the trainers had measured it, which they do on a GPU alone."""
-    head = "[...document.querySelectorAll('#time thead th')].map(c => c.textContent)"
-    row = "[...document.querySelectorAll('#time tbody tr:first-child > *')].map(c => c.textContent)"
-    screen(DESKTOP)
-    opened(browser, page, f"/run/{made}?tab=time", "#time tbody tr")
-    assert "its processors" in value(browser, head) and "utilization of its GPU" not in value(browser, head)
-    db.run("UPDATE madlib.mop_unit SET gpu_utilization = 0.75 WHERE run_id = %s AND status = 'finished'", [made])
-    other = Served(db.uri())  # (the first keeps what it has read of a finished run)
-    try:
-        opened(browser, other, f"/run/{made}?tab=time", "#time tbody tr")
-        assert dict(zip(value(browser, head), value(browser, row), strict=True))["utilization of its GPU"] == "0.75"
-    finally:
-        other.end()
-        db.run("UPDATE madlib.mop_unit SET gpu_utilization = NULL WHERE run_id = %s", [made])

@@ -195,14 +195,3 @@ def test_what_somebody_writes_into_a_variable_is_a_value(dashboard, chosen, valu
         if "${run" in sql:
             error = dashboard.error(expanded(sql, {**chosen, "run": value}))
             assert isinstance(error, psycopg2.errors.InvalidTextRepresentation)
-
-
-def test_the_panels_lie_side_by_side():
-    places = [
-        (p["gridPos"]["x"] + x, p["gridPos"]["y"] + y)
-        for p in BOARD["panels"]
-        for x in range(p["gridPos"]["w"])
-        for y in range(p["gridPos"]["h"])
-    ]
-    assert len(set(places)) == len(places) and max(x for x, _ in places) < 24
-    assert len({p["id"] for p in BOARD["panels"]}) == len(BOARD["panels"])

@@ -79,15 +79,6 @@ def test_a_distributed_source_is_packed_into_shards_one_for_each_segment(db):
     assert db.value("SHOW citus.shard_replication_factor") == "1"
 
 
-def test_the_seed_decides_the_order_of_the_rows(db):
-    unit_specs = []
-    for seed in (5, 5, 6):
-        db.run(f"{DROP}; SET pg_mop.seed = {seed}; {PACK.format('flowers')}")
-        unit_specs.append(examples(db, "packed"))
-    db.run("SET pg_mop.seed = 5")
-    assert unit_specs[0] == unit_specs[1] != unit_specs[2] and sorted(unit_specs[0]) == sorted(unit_specs[2])
-
-
 def test_a_view_of_a_distributed_table_is_packed_so_too_and_a_reference_table_is_not(db):
     db.run(
         "CREATE VIEW seen AS SELECT id, x, y FROM flowers WHERE id > 1; CREATE TABLE everywhere AS TABLE flowers; "
@@ -106,51 +97,6 @@ def test_as_many_segments_as_the_nodes_have_cores(db):
     cores = db.value("SELECT (madlib.mop_server_info()->>'cores')::int")
     db.run(f"RESET pg_mop.segments; {PACK.format('flowers')}")
     assert db.value("SELECT count(*) FROM citus_shards WHERE table_name = 'packed'::regclass") == 2 * cores
-
-
-def test_classes_of_other_types_and_numbers_are_those_of_a_local_table(db):
-    db.run("""CREATE TABLE local AS SELECT i AS id, ARRAY[i, 1]::float8[] AS x, (i % 4)::numeric AS n,
-           nullif(i % 3, 0)::smallint AS s, (ARRAY['b', 'a ', 'A'])[1 + i % 3]::varchar AS v, i / 8.0 AS r,
-           ARRAY[i % 2, 1 - i % 2]::float8[] AS one FROM generate_series(1, 40) AS i;
-           CREATE TABLE spread AS TABLE local; SELECT create_distributed_table('spread', 'id')""")
-    for label in ("n", "s", "v", "one", "n, s"):
-        packed = {}
-        for table in ("local", "spread"):
-            db.run(
-                f"DROP TABLE IF EXISTS a, a_summary, b, b_summary; SELECT madlib.training_preprocessor_dl('{table}',"
-                f" 'a', '{label}', 'x', 7); SELECT madlib.validation_preprocessor_dl('{table}', 'b', '{label}', "
-                f"'x', 'a', 7)"
-            )
-            first = label.split(",")[0]
-            packed[table] = [
-                sorted(
-                    row
-                    for rows in db.run(
-                        f"SELECT madlib.convert_bytea_to_real_array(x) AS x, {first}_shape AS shape, "
-                        f"madlib.convert_bytea_to_smallint_array({first}) AS y FROM {name}"
-                    )
-                    for row in zip(zip(*[iter(rows["x"])] * 2), zip(*[iter(rows["y"])] * rows["shape"][1]))
-                )
-                for name in "ab"
-            ]
-            packed[table].append(db.run("SELECT * FROM a_summary")[0])
-            for name in ("source_table", "buffer_size"):
-                packed[table][2].pop(name)
-        assert packed["local"] == packed["spread"], label
-    # other types of the same numbers
-    db.run("DROP TABLE a, a_summary, b, b_summary; SELECT madlib.training_preprocessor_dl('local', 'a', 'n', 'x', 7)")
-    db.run(
-        "CREATE TABLE other AS SELECT id, x, n::float8 + CASE id WHEN 9 THEN 0.25 ELSE 0 END AS n FROM local; "
-        "SELECT create_distributed_table('other', 'id')"
-    )
-    error = db.error("SELECT madlib.validation_preprocessor_dl('other', 'b', 'n', 'x', 'a', 7)")
-    assert "Training has no class 1.25" in error.diag.message_detail
-    db.run("SELECT madlib.training_preprocessor_dl('spread', 'c', 'r', 'x', 7, dependent_dtype => 'float32')")
-    assert db.value("SELECT sum(v) FROM c, unnest(madlib.convert_bytea_to_real_array(r)) AS v") == 820 / 8
-    db.run("UPDATE spread SET x = ARRAY['NaN', 1]::float8[] WHERE id = 3; DROP TABLE c, c_summary")
-    error = db.error("SELECT madlib.training_preprocessor_dl('spread', 'c', 's', 'x', 7)")
-    assert "in 1 row" in str(error)
-    db.run("DROP TABLE local, spread, other, a, a_summary")
 
 
 SHARDS_ON_THE_FIRST = (

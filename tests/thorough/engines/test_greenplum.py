@@ -1,4 +1,4 @@
-"""Greenplum: the extension is made there, its catalog's functions do what they do on PostgreSQL, and rows are packed.
+"""Greenplum: what it has of its own. Rows are packed into its segments, and trainers stand beside these.
 
 (tests/thorough/engines/test_engines.py shows that it trains as the other engines do.)
 """
@@ -130,11 +130,6 @@ def open_run(client, **changed):
     return run_id
 
 
-# the run's number is to come; of stage 1: at version 0; on a segment, an attempt
-TAKE = "SELECT madlib.mop_take_states(%s, 1, '{1}', '{0}', true)"
-BEGIN = "SELECT madlib.mop_begin_units(%s, 1, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{{}}}', '{{0}}')"
-
-
 def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1, state=b"\0\1state"):
     client.run(
         "SELECT madlib.mop_begin_units(%s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
@@ -217,110 +212,6 @@ def evaluate(client, run_id, stage, segment, sums):
     return total
 
 
-def finished_run(client, **changed):
-    """A run that is trained to its end, whose output is written and whose states are checkpoints: its number."""
-    run_id = open_run(client, **changed)
-    for stage, iteration in ((1, 1), (2, 2), (3, 2)):
-        for segment in (0, 1):
-            train(client, run_id, stage, segment, 2 * (iteration - 1) + segment + 1, iteration)
-    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
-    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
-    client.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
-    return run_id
-
-
-def state_tables(db, run_id):
-    return db.value(
-        "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s", [f"mop\\_state\\_{run_id}\\_%"]
-    )
-
-
-def test_a_run_is_opened_with_all_that_was_asked(ann):
-    run_id = open_run(ann)
-    assert ann.run("SELECT owner, status, seed, num_iterations FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == [
-        {"owner": "ann", "status": "running", "seed": 7, "num_iterations": 2}
-    ]
-    assert ann.value("SELECT metrics_iterations FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == [1, 2]
-    assert ann.run(
-        "SELECT stage, mst_keys, units_done FROM madlib.mop_stages WHERE run_id = %s ORDER BY 1", [run_id]
-    ) == [
-        {"stage": 1, "mst_keys": [1, 2], "units_done": 0},
-        {"stage": 2, "mst_keys": [1], "units_done": 0},
-        {"stage": 3, "mst_keys": [2], "units_done": 0},
-    ]
-    assert ann.value(
-        "SELECT array_agg(stage ORDER BY stage) FROM madlib.mop_own_stage WHERE run_id = %s AND evaluated", [run_id]
-    ) == [1, 3]
-    assert ann.value("SELECT count(*) FROM madlib.mop_own_copy WHERE run_id = %s", [run_id]) == 1
-
-
-def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
-    run_id = open_run(ann)
-    assert train(ann, run_id, 1, 0, 1) == {
-        "stage": 1,
-        "model_id": 1,
-        "mst_key": 1,
-        "compile_params": "c",
-        "fit_params": "f",
-        "model_arch": "a",
-        "version": 0,
-        "state_table": None,
-        "bytes": None,
-        "made_on": None,
-    }
-    assert "is not at version 0" in str(ann.error(TAKE, [run_id]))
-    assert "duplicate key" in str(ann.error(BEGIN.format(0, 1), [run_id]))
-    # an attempt that fails, one of a session that went before it began, and what has finished stays so
-    fail = "SELECT madlib.mop_fail_unit(%s, 1, 1, 1, %s, 'train', 'training', %s, 0, 'lost')"
-    ann.run(BEGIN.format(1, 2), [run_id])
-    for segment, attempt in ((1, 2), (1, 3), (0, 1)):
-        ann.run(fail, [run_id, segment, attempt])
-    assert ann.run(
-        "SELECT segment, attempt, status FROM madlib.mop_units WHERE run_id = %s AND NOT shared ORDER BY 1, 2", [run_id]
-    ) == [
-        {"segment": 0, "attempt": 1, "status": "finished"},
-        {"segment": 1, "attempt": 2, "status": "failed"},
-        {"segment": 1, "attempt": 3, "status": "failed"},
-    ]
-    train(ann, run_id, 1, 1, 2, state=b"\2" * 9)
-    assert evaluate(ann, run_id, 1, 1, [10, 2.5]) is None
-    assert evaluate(ann, run_id, 1, 0, [10, 0.5]) == [20, 3]
-    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9, (
-        "that of its parent"
-    )
-    assert ann.run(
-        "SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
-        "WHERE run_id = %s ORDER BY 1",
-        [run_id],
-    ) == [
-        {"mst_key": 1, "units_done": 4, "units_total": 6, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
-        {"mst_key": 2, "units_done": 4, "units_total": 8, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
-    ]
-    assert ann.run("SELECT DISTINCT name, value FROM madlib.mop_metrics WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"name": "accuracy", "value": 0.5},
-        {"name": "loss", "value": 0.25},
-    ]
-    assert ann.run(
-        "SELECT metric, training_loss, validation_loss FROM madlib.mop_metrics_wide WHERE run_id = %s AND mst_key = 1",
-        [run_id],
-    ) == [{"metric": "accuracy", "training_loss": 0.25, "validation_loss": None}]
-    assert ann.run(
-        "SELECT mst_key, position, segment FROM madlib.mop_visit_order WHERE run_id = %s AND NOT shared ORDER BY 2",
-        [run_id],
-    ) == [{"mst_key": 1, "position": 1, "segment": 0}, {"mst_key": 1, "position": 2, "segment": 1}]
-    assert ann.run(
-        "SELECT mst_key, path, training_loss FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1", [run_id]
-    ) == [
-        {"mst_key": 1, "path": [1, 2], "training_loss": [0.25]},
-        {"mst_key": 2, "path": [1, 3], "training_loss": [0.25]},
-    ]
-    assert ann.value("SELECT count(*) FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id]) == 2
-    assert ann.value("SELECT state_bytes > 0 AND merge_rate > 1.3 FROM madlib.mop_runs WHERE run_id = %s", [run_id])
-    assert db.value("SELECT count(DISTINCT gp_segment_id) FROM madlib.mop_unit WHERE run_id = %s", [run_id]) == 1
-
-
 def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     run_id = open_run(ann)
     token = ann.value("SELECT token FROM madlib.mop_tokens")
@@ -387,115 +278,6 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     db.run("REVOKE ann FROM bob")
 
 
-def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
-    lost = ann.another()
-    run_id = open_run(lost)
-    train(lost, run_id, 1, 0, 1)
-    lost.run(BEGIN.format(1, 1), [run_id])
-    busy = Calling(lost, "SELECT pg_sleep(600)")  # as the call that trains: a session that is idle runs nothing
-    assert eventually(
-        lambda: ann.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
-            [lost.connection.info.backend_pid],
-        ),
-        30,
-    )
-    reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tokens))"
-    assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
-    assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
-    ann.run("SELECT madlib.mop_housekeeping()")
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "running"
-    ann.run("SELECT pg_terminate_backend(%s)", [lost.connection.info.backend_pid])
-    while ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [lost.connection.info.backend_pid]):
-        pass
-    busy.end()
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
-    assert (
-        ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared", [run_id])
-        == "cancelled"
-    )
-    assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
-    assert ann.value(reopen, [run_id]) == 2
-    assert "taken over by another session" in str(ann.error(BEGIN.format(1, 2), [run_id]))
-    ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'infrastructure')", [run_id])
-    assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"segment": 0, "status": "finished"},
-        {"segment": 1, "status": "cancelled"},
-    ]
-
-
-def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
-    lost = ann.another()
-    runs = [open_run(lost), open_run(lost, function="madlib_keras_evaluate")]
-    lost.close()
-    while ann.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = ANY (%s) AND status = 'running'", [runs]):
-        pass
-    ann.run("SELECT madlib.mop_housekeeping()")
-    assert ann.run("SELECT run_id, status, error FROM madlib.mop_own_run WHERE run_id = ANY (%s)", [runs]) == [
-        {
-            "run_id": runs[0],
-            "status": "failed",
-            "error": "the session that ran it has ended; mop_resume goes on with it",
-        }
-    ]
-
-
-def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
-    run_id = open_run(ann)
-    second = ann.another()
-    ann.run(f"BEGIN; {TAKE}", [run_id])
-    second.run("SET lock_timeout = 200")
-    assert "lock timeout" in str(second.error(TAKE, [run_id]))
-    # other stages, other runs, and what is written meanwhile, are not kept
-    second.run("SELECT madlib.mop_take_states(%s, 1, '{2}', '{2}', true)", [run_id])
-    train(second, open_run(second), 1, 0, 1)
-    ann.run("COMMIT")
-    second.run(TAKE, [run_id])
-    second.close()
-
-
-def test_a_run_is_dropped_with_all_that_is_its(db, ann):
-    run_id, other = finished_run(ann), finished_run(ann)
-    assert state_tables(db, run_id) == 1
-    ann.run("SELECT madlib.mop_drop_states(%s)", [run_id])
-    assert state_tables(db, run_id) == 0
-    assert ann.value("SELECT count(*) FROM madlib.mop_own_unit WHERE run_id = %s", [run_id]) == 6
-    ann.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-    for table in (*TABLES, "output", "partial"):
-        assert db.value(f"SELECT count(*) FROM madlib.mop_{table} WHERE run_id = %s", [run_id]) == 0, table
-    assert state_tables(db, other) == 1
-    db.run("SELECT madlib.mop_drop_run(%s)", [other])  # a superuser's choice
-    assert state_tables(db, other) == 0
-    assert "there is no run" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
-
-
-def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
-    first, second = finished_run(ann), finished_run(ann)
-    assert ann.run(
-        "SELECT run_id, stage, mst_keys, bytes FROM madlib.mop_checkpoints WHERE run_id = %s ORDER BY 2", [first]
-    )[0] == {"run_id": first, "stage": 1, "mst_keys": [1, 2], "bytes": 7}
-    run_id = open_run(ann)
-    adopt = "SELECT madlib.mop_adopt(%s, 1, %s)"
-    taken = json.dumps([{"stage": 1, "run": first, "of": 1, "state": True, "scored": True}])
-    assert ann.value(adopt, [run_id, taken]) is True
-    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
-    assert ann.value("SELECT source_run FROM madlib.mop_stages WHERE run_id = %s AND stage = 1", [run_id]) == first
-    ann.run("SELECT madlib.mop_new_state_table(%s, 2); SELECT madlib.mop_move_states(%s, '{1}', 2)", [run_id, run_id])
-    assert ann.run("SELECT madlib.mop_drop_state_tables(%s, '{1,2}') AS g", [run_id]) == [{"g": 1}]
-    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
-    ann.run("SELECT madlib.mop_evict(21)")  # of six states of 7 bytes, three stay
-    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 3
-    ann.run("SELECT madlib.mop_drop_checkpoints(%s)", [first])
-    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints WHERE run_id = %s", [first]) == 0
-    assert state_tables(db, first) == 0
-    ann.run("SELECT madlib.mop_drop_checkpoints()")
-    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0 == state_tables(db, second)
-    assert (
-        ann.value(adopt, [run_id, json.dumps([{"stage": 2, "run": first, "of": 2, "state": True, "scored": False}])])
-        is False
-    )
-
-
 def test_what_people_want_of_a_run_reaches_it(ann):
     run_id = open_run(ann)
     ann.run("SELECT madlib.mop_stop_trial(%s, 2)", [run_id])
@@ -519,56 +301,6 @@ def test_what_people_want_of_a_run_reaches_it(ann):
         {"path": [1], "reason": "enough"}
     ]
     assert "is not running" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 2)", [run_id]))
-
-
-def test_limits_count_by_name_and_a_table_is_reserved_by_one_session(db, ann, bob):
-    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('ann', 2), (NULL, 4)")
-    assert ann.value("SELECT threads FROM madlib.mop_limits()") == 2
-    assert bob.value("SELECT threads FROM madlib.mop_limits()") == 4
-    db.run("DELETE FROM madlib.mop_limit; CREATE SCHEMA shop; GRANT CREATE ON SCHEMA shop TO ann")
-    ann.run("BEGIN")
-    assert ann.value("SELECT madlib.mop_reserve('shop', 'models')") is True
-    second = ann.another()
-    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is False
-    assert second.value("SELECT madlib.mop_reserve('shop', 'others')") is True
-    ann.run("COMMIT")
-    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is True
-    assert "permission denied" in str(bob.error("SELECT madlib.mop_reserve('shop', 'models')"))
-    second.close()
-
-
-def test_what_needs_no_segments_works_as_on_postgresql(ann):
-    ann.run("CREATE SCHEMA mine; SET search_path = mine")
-    assert "madlib_keras_fit_multiple_model" in ann.value("SELECT madlib.madlib_keras_fit_multiple_model('usage')")
-    assert ann.value("SELECT count(*) > 20 FROM madlib.mop_functions()")
-    arch = json.dumps(dense())
-    ann.run("SELECT madlib.load_keras_model('arch', %s, NULL, 'dense')", [arch])
-    ann.run("SELECT madlib.load_keras_model('\"arch\"', %s)", [arch])
-    assert ann.run("SELECT model_id, name FROM arch ORDER BY 1") == [
-        {"model_id": 1, "name": "dense"},
-        {"model_id": 2, "name": None},
-    ]
-    ann.run(
-        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1,2], ARRAY[%s], ARRAY['batch_size=8'])",
-        [ADAM.format(0.01)],
-    )
-    assert ann.run("SELECT mst_key, model_id FROM mst ORDER BY 1") == [
-        {"mst_key": 1, "model_id": 1},
-        {"mst_key": 2, "model_id": 2},
-    ]
-    ann.run(
-        "SELECT madlib.generate_model_configs('arch', 'grid', ARRAY[1], $c${'loss': ['categorical_crossentropy'], "
-        "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.1]}], 'metrics': [['accuracy']]}$c$, "
-        "$f${'batch_size': [4, 8]}$f$)"
-    )
-    assert ann.value("SELECT count(*) FROM grid") == 4
-    ann.run("SELECT madlib.hyperband_schedule('brackets', 9)")
-    assert ann.value("SELECT count(*) FROM brackets") == 6
-    ann.run("SELECT madlib.delete_keras_model('arch', 2)")
-    problem = ann.error("SELECT madlib.delete_keras_model('arch', 2)")
-    assert (problem.pgcode, 'model_id 2 is not in "arch"' in str(problem)) == ("22023", True)
-    assert problem.diag.message_hint == 'SELECT model_id, name FROM "mine"."arch";'
-    assert "invalid table name" in str(ann.error("SELECT madlib.load_keras_model('a b', %s)", [arch]))
 
 
 # --- packing ----------------------------------------------------------------------------------------------
@@ -686,20 +418,6 @@ def test_rules_choose_the_segments(packed):
     assert packed.value("SELECT count(*) FROM gpus") == 0
 
 
-def test_what_cannot_be_packed_is_told_as_on_postgresql(packed):
-    packed.run(
-        "CREATE TABLE bad AS SELECT id, CASE WHEN id = 40 THEN ARRAY[1]::real[] ELSE x END AS ragged, "
-        "CASE WHEN id = 40 THEN ARRAY[1, NULL]::real[] ELSE x END AS holed, "
-        "CASE WHEN id = 40 THEN ARRAY[1, 'NaN']::real[] ELSE x END AS nan, x, coalesce(y, 'new') AS y "
-        "FROM rows41"
-    )
-    for column, words in (("ragged", "arrays of different dimensions"), ("holed", "NULL element"), ("nan", "has NaN")):
-        assert words in str(packed.error(f"SELECT madlib.training_preprocessor_dl('bad', 'never', 'y', '{column}')"))
-    problem = packed.error("SELECT madlib.validation_preprocessor_dl('bad', 'never', 'y', 'x', 'packed')")
-    assert "no subset" in str(problem) and problem.diag.message_detail == "Training has no class new."
-    assert packed.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'never%'") == 0
-
-
 # --- training (what all engines have in common: test_engines.py) -------------------------------------------
 
 
@@ -738,21 +456,6 @@ def test_madlibs_own_packed_tables_are_trained_on(trained):
     )
     problem = trained.error("SELECT madlib.madlib_keras_fit_multiple_model('astray', 'never', 'mst', 1, FALSE)")
     assert "is not distributed by" in str(problem) and "SET DISTRIBUTED BY" in problem.diag.message_hint
-
-
-def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
-    run_id = fit(trained, "flowers_packed", "first", "mst")
-    trained.run("SELECT madlib.mop_replay(%s, 'second')", [run_id])
-    assert trained.value(
-        "SELECT array_agg(a.model_weights = b.model_weights) FROM first a JOIN second b USING (mst_key)"
-    ) == [True, True]
-    before = trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1")
-    trained.run(
-        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'first', 'mst', 4, FALSE, warm_start := TRUE)"
-    )
-    assert trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1") < before
-    trained.run("SELECT madlib.mop_drop_run(%s)", [run_id])
-    assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
 
 
 def test_segments_on_a_host_have_one_fork_server_and_one_place_for_what_is_compiled(trained, ann):
@@ -801,28 +504,6 @@ def test_a_session_trains_all_segments_of_a_host_with_one_trainer(trained):
 
 
 START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_host_segment WHERE dist_key = %s"
-
-
-def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
-    ann.run("CREATE SCHEMA hers; SET search_path = hers; SET pg_mop.threads = 1; SET client_min_messages = warning")
-    make_data(ann, rows=60, buffer_size=9)
-    load(ann, "arch", dense())
-    selection(ann, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
-    run_id = fit(ann, "flowers_packed", "models", "mst")
-    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
-    assert bob.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
-    assert bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]).pgcode == "42501"
-    writes = {"fit_params": "batch_size=8, callbacks=[TensorBoard(log_dir='/tmp/x')]"}
-    place = ann.value("SELECT dist_key FROM madlib.mop_host_segment LIMIT 1")
-    options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
-    ann.run(START, [json.dumps(options), place])
-    for unit, model in (({}, writes), (writes, {})):
-        assert "only a superuser may use callbacks" in str(
-            ann.error(
-                f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_host_segment WHERE dist_key = {place}",
-                [json.dumps({"unit": unit, "objects": [[]], "models": [model]})],
-            )
-        )
 
 
 def test_a_trainer_at_a_segment_is_within_the_roles_limits(db, ann):
@@ -904,60 +585,6 @@ def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting)
     assert len(predicted(client, "flowers")) == 306, "what this transaction has written counts"
     client.run("ROLLBACK")
     client.close()
-
-
-def test_ids_come_back_as_they_were_and_who_may_not_choose_the_planner_predicts_too(predicting):
-    client = predicting.another()
-    client.run(SETTINGS)
-    client.run("CREATE TABLE odd AS SELECT id * 1.000000001::float8 AS id, x FROM flowers DISTRIBUTED BY (id)")
-    client.run(PREDICT, ["odd", "of_odd"])
-    assert client.value("SELECT count(*) FROM of_odd o JOIN odd USING (id)") == 303
-    client.run("SET optimizer_control = off")
-    client.run(PREDICT, ["flowers", "of_flowers"])
-    assert client.value("SELECT count(*) FROM of_flowers") == 303
-    client.close()
-
-
-def test_evaluations_of_different_stages_do_not_wait_for_each_other(ann, db):
-    """Both have put sums of a segment there, and then the others'."""
-    run_id, second = open_run(ann), db.another("ann")
-    for stage, segment in ((1, 0), (2, 0)):
-        evaluate(ann, run_id, stage, segment, [1, 2.5])
-    put = "SELECT complete FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', 1, '{2}', '{1,0.5}')"
-    for client, stage in ((ann, 1), (second, 2)):
-        client.run("BEGIN")
-        assert client.value(put, [run_id, stage]) == [stage]
-    for client, stage in ((ann, 1), (second, 2)):
-        client.run(
-            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{1}', '{1}', ARRAY['{}'])", [run_id, stage]
-        )
-        client.run("COMMIT")
-    ann.run("BEGIN")
-    assert not ann.value(put, [run_id, 1]), "it is noted already"
-    ann.run("ROLLBACK")
-    second.close()
-
-
-def test_what_is_wrong_with_rows_to_predict_is_told_as_on_postgresql(predicting):
-    for number, (x, message) in enumerate(
-        (
-            ("'{1,2}'", 'column "x" has arrays of different dimensions'),
-            ("NULL", 'column "x" has NULL instead of an array in some row'),
-            ("'{1,2,3,NULL}'", "NULL"),
-        )
-    ):
-        predicting.run(
-            f"CREATE TABLE wrong{number} AS SELECT id, x FROM flowers DISTRIBUTED BY (id); "
-            f"UPDATE wrong{number} SET x = {x} WHERE id = 50"
-        )
-        problem = predicting.error(PREDICT, [f"wrong{number}", "never"])
-        assert message in problem.diag.message_primary and "seg" not in problem.diag.message_primary
-        assert predicting.value("SELECT to_regclass('never') IS NULL")
-    predicting.run("CREATE TABLE large AS SELECT id, ARRAY[1, 2, 1e300, 1] AS x FROM flowers DISTRIBUTED BY (id)")
-    assert "beyond type real in 101 rows" in str(predicting.error(PREDICT, ["large", "never"]))
-    predicting.run("CREATE TABLE unknown AS SELECT id, ARRAY[1, 2, 'NaN', 1]::real[] AS x FROM flowers")
-    predicting.run(PREDICT, ["unknown", "nothing"])
-    assert predicting.value("SELECT count(*) FROM nothing WHERE prob IS NULL AND class_value IS NULL") == 101
 
 
 def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(predicting):
@@ -1169,20 +796,6 @@ def come_back(*clients):
         client.run(SETTINGS)
 
 
-def test_a_run_is_watched_and_reported_to_its_role_alone(ann, bob):
-    run_id = finished_run(ann)
-    assert ann.run("SELECT * FROM madlib.mop_watch") == [
-        {"run_id": run_id, "line": ann.value("SELECT line FROM madlib.mop_watch")}
-    ]
-    assert ann.value("SELECT line FROM madlib.mop_watch").startswith(f"run {run_id}: 8/14 units")
-    assert "best 1: unit loss 0.5000" in ann.value("SELECT line FROM madlib.mop_watch")
-    assert bob.run("SELECT * FROM madlib.mop_watch WHERE run_id = %s", [run_id]) == []
-    data = json.loads(ann.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    assert [c["mst_key"] for c in data["configurations"]] == [1, 2] and sum(bar[6] for bar in data["bars"]) == 6
-    assert "<html" in ann.value("SELECT madlib.mop_report(%s)", [run_id])
-    assert f"there is no run {run_id}" in str(bob.error("SELECT madlib.mop_report(%s)", [run_id]))
-
-
 def test_a_job_goes_on_without_its_client(trained, bob):
     job = "SELECT * FROM madlib.mop_jobs WHERE job = %s"
     client = trained.another()
@@ -1228,127 +841,6 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
     assert trained.value("SELECT count(*) FROM pg_class WHERE relname ~ '^(never|parts)'") == 0
 
 
-def evolution(output):
-    """A call of mop_search by regularized-evolution in the model space `family`."""
-    return f"""SELECT madlib.mop_search('flowers_packed', '{output}', NULL, $${{'loss': ['categorical_crossentropy'],
-        'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}}], 'batch_size': [8]}}$$,
-        'regularized-evolution', 'population=2, tournament=2, trials=4, iterations=1, parallel=1, inherit=on',
-        validation_table := 'flowers_val', model_space := 'family', random_state := 3)"""
-
-
-@pytest.fixture(scope="module")
-def evolved(trained):
-    """The session of `trained` with a model space, and the number of a run that searched it."""
-    trained.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
-    assert (
-        trained.value("""SELECT madlib.mop_space('family', 'arch', ARRAY[1], '[{"change": "value", "match": {"class": "Dense",
-            "position": 1}, "argument": "units", "choices": [8, 12, 16]}]'::text)""")
-        == 3
-    )
-    trained.run(evolution("bred"))
-    return trained, trained.value("SELECT max(run_id) FROM madlib.mop_runs")
-
-
-def test_a_model_space_is_looked_at_and_searched(evolved):
-    client, run_id = evolved
-    assert client.value("SELECT madlib.mop_space_size('family')") == 3
-    assert "hidden.units: 8 | 12 | 16" in client.value("SELECT madlib.mop_space_show('family')")
-    sample = client.run("SELECT member, choices FROM madlib.mop_space_sample('family', 20)")
-    assert {row["choices"]["hidden.units"] for row in sample} <= {8, 12, 16} and sample
-    assert client.value("SELECT count(*) FROM bred_trials WHERE metric_final IS NOT NULL") == 4
-    lineage = client.run("SELECT mst_key, parent FROM madlib.mop_lineage WHERE run_id = %s ORDER BY 1", [run_id])
-    assert [row["parent"] is None for row in lineage[:2]] == [True, True]
-    assert all(row["parent"] < row["mst_key"] for row in lineage[2:]) and len(lineage) == 4
-    assert client.value("SELECT madlib.mop_family(%s)", [run_id]).startswith("mst_key  validation loss")
-    progress = (
-        "SELECT status, units_done = units_total AS whole, seconds_left FROM madlib.mop_run_progress WHERE run_id = %s"
-    )
-    assert client.run(progress, [run_id]) == [{"status": "finished", "whole": True, "seconds_left": 0}]
-    data = json.loads(client.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
-    assert sorted(c["mst_key"] for c in data["configurations"]) == [1, 2, 3, 4]
-
-
-def test_a_call_is_explained_and_leaves_nothing(evolved, db):
-    client, run_id = evolved
-    explain, runs = "SELECT madlib.mop_explain(%s, 'json')", "SELECT count(*) FROM madlib.mop_runs"
-    before = client.value(runs)
-    train = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'expected', 'mst', 2, FALSE)"
-    plan = json.loads(client.value(explain, [train]))
-    assert (plan["engine"], plan["source"]["segments"], plan["source"]["rows"]) == ("Greenplum", 3, 101)
-    assert "Train 2 configurations" in client.value("SELECT madlib.mop_explain(%s)", [train])
-    assert json.loads(client.value(explain, [evolution("expected")]))["function"] == "mop_search"
-    assert client.value(runs) == before
-    assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^expected'") == 0
-    bad = client.error("SELECT madlib.mop_explain(%s)", [train.replace("flowers_packed", "nowhere")])
-    assert (bad.diag.message_primary, bad.pgcode) == (
-        "pg_mop: madlib_keras_fit_multiple_model: source table 'nowhere' does not exist",
-        "42P01",
-    )
-    measured = client.error("SELECT madlib.mop_explain(%s, 'text', TRUE)", [train])
-    assert measured.pgcode == "0A000" and "measure" in measured.diag.message_primary
-    other = client.error("SELECT madlib.mop_explain(%s)", ["SELECT madlib.mop_train('churn', 'flowers', 'y')"])
-    assert other.pgcode == "0A000" and "mop_train is not supported on Greenplum yet" in str(other)
-    client.run(train)  # (nothing is explained any more)
-    trained_run = client.value("SELECT max(run_id) FROM madlib.mop_runs")
-    assert trained_run > run_id and client.value("SELECT count(*) FROM expected") == 2
-    told = json.loads(client.value("SELECT madlib.mop_explain_run(%s, 'json')", [trained_run]))
-    assert told["prediction"]["training_units"] == 12
-    client.run("DROP TABLE expected, expected_info, expected_summary")
-
-
-def test_a_role_explains_its_own_call(trained, ann, bob):
-    """In the views of its own rows of the catalog."""
-    ann.run("CREATE SCHEMA explaining; SET search_path = explaining; SET pg_mop.threads = 1")
-    make_data(ann, rows=60, buffer_size=9)
-    load(ann, "arch", dense())
-    selection(ann, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
-    call = "SELECT madlib.madlib_keras_fit_multiple_model('explaining.flowers_packed', 'm', 'explaining.mst', 1, FALSE)"
-    assert "Train 1 configuration" in ann.value("SELECT madlib.mop_explain(%s)", [call])
-    assert bob.error("SELECT madlib.mop_explain(%s)", [call]).pgcode == "42501"
-    ann.run("DROP SCHEMA explaining CASCADE")
-
-
-def test_a_configuration_is_measured_on_the_rows_of_all_segments(trained):
-    run_id = fit(trained, "flowers_packed", "measured", "mst")
-    report = json.loads(trained.value("SELECT madlib.mop_configuration_report(%s, 1)", [run_id]))
-    assert report["rows"] == 101
-    (measures,) = (s for s in report["sections"] if s["name"] == "measures")
-    accuracy = next(row[1] for table in measures["tables"] for row in table["rows"] if row[0] == "accuracy")
-    trained.run(
-        "DROP TABLE IF EXISTS evaluated; "
-        "SELECT madlib.madlib_keras_evaluate('measured', 'flowers_packed', 'evaluated', NULL, 1)"
-    )
-    assert accuracy == pytest.approx(trained.value("SELECT metric FROM evaluated"), abs=1e-5)
-
-
-def test_runs_have_notes_of_their_role(ann, bob):
-    run_id = finished_run(ann)
-    ann.run("SELECT madlib.mop_note(%s, 'wider nets', ARRAY['paper', 'paper', 'wide'])", [run_id])
-    ann.run("SELECT madlib.mop_note(%s, 'the widest nets')", [run_id])
-    notes = "SELECT note, tags FROM madlib.mop_notes WHERE run_id = %s"
-    assert ann.run(notes, [run_id]) == [{"note": "the widest nets", "tags": ["paper", "wide"]}]
-    assert bob.run(notes, [run_id]) == []
-    assert bob.error("SELECT madlib.mop_note(%s, 'mine')", [run_id]).pgcode == "42501"
-    assert "neither a note nor tags" in str(ann.error("SELECT madlib.mop_note(%s)", [run_id]))
-    assert "tag" in str(ann.error("SELECT madlib.mop_note(%s, NULL, ARRAY['a, b'])", [run_id]))
-    ann.run("SELECT madlib.mop_note(%s, '', '{}')", [run_id])
-    assert ann.run(notes, [run_id]) == []
-
-
-def test_schedules_are_simulated(trained):
-    rows = trained.run(
-        "SELECT sessions, makespan, lower_bound FROM madlib.mop_simulate(unit_seconds := ARRAY[1, 2, 3], "
-        "segment_count := 3, num_iterations := 2, session_counts := ARRAY[1, 3], schedulers := ARRAY['longest-first'])"
-    )
-    assert [(row["sessions"], row["makespan"]) for row in rows] == [(1, 36), (3, 18)]
-    run_id = fit(trained, "flowers_packed", "simulated", "mst")
-    rows = trained.run("SELECT makespan, lower_bound FROM madlib.mop_simulate(%s)", [run_id])
-    assert rows and all(row["makespan"] >= row["lower_bound"] > 0 for row in rows)
-    hint = trained.error("SELECT * FROM madlib.mop_simulate()").diag.message_hint
-    assert "unit_seconds := ARRAY" in hint
-    assert trained.run(hint)
-
-
 # Keras' own, by another name and shape: it must give the very same numbers
 SQUARED = pickled(
     "squared",
@@ -1358,51 +850,6 @@ def squared(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 """,
 )
-LARGEST = pickled(
-    "largest",
-    """
-def largest(y_true, y_pred):
-    import keras
-    return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
-""",
-)
-
-
-def custom(client, name, compile_params):
-    """A selection table of one configuration, with functions of the object table."""
-    selection(client, name, "arch", [(1, compile_params, "batch_size=8, epochs=1")])
-    client.run(f"UPDATE {name}_summary SET object_table = 'functions'")
-
-
-def test_custom_losses_and_metrics(db, trained):
-    db.run("DROP TABLE IF EXISTS madlib.functions")
-    for name, data in (("squared", SQUARED), ("Largest", LARGEST)):
-        db.run("SELECT madlib.load_custom_function('functions', %s, %s)", [data, name])
-    trained.run("SET pg_mop.seed = 5")
-    custom(trained, "own", "loss='squared', optimizer='SGD(learning_rate=0.1)', metrics=['largest', 'accuracy']")
-    custom(trained, "keras", "loss='mse', optimizer='SGD(learning_rate=0.1)', metrics=['accuracy']")
-    found = {}
-    for name in ("own", "keras"):
-        run_id = fit(trained, "flowers_packed", f"by_{name}", name)
-        found[name] = trained.run(
-            f"SELECT training_loss_final AS loss, training_metrics_final AS metric FROM by_{name}_info"
-        )[0]
-        names = {
-            row["name"]
-            for row in trained.run("SELECT DISTINCT name FROM madlib.mop_metrics WHERE run_id = %s", [run_id])
-        }
-        assert names == {"loss", "accuracy", *(["largest"] if name == "own" else [])}
-    assert found["own"]["loss"] == found["keras"]["loss"] and 0 < found["own"]["metric"] < 1
-    trained.run(
-        "DROP TABLE IF EXISTS evaluated; "
-        "SELECT madlib.madlib_keras_evaluate('by_own', 'flowers_packed', 'evaluated', NULL, 1)"
-    )
-    assert trained.value("SELECT loss FROM evaluated") == pytest.approx(found["own"]["loss"], rel=1e-6)
-    custom(trained, "lacking", "loss='nowhere', optimizer='SGD()', metrics=['accuracy']")
-    assert "no such function" in str(
-        trained.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'lacking', 1, FALSE)")
-    )
-    trained.run("RESET pg_mop.seed")
 
 
 def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):

@@ -4,19 +4,7 @@ import pytest
 
 from support.client import Client
 from support.cluster import Cluster
-from support.workload import (
-    ADAM,
-    alike,
-    assert_invariants,
-    dense,
-    fit,
-    load,
-    make_data,
-    needs_jax,
-    pickled,
-    runs_made,
-    selection,
-)
+from support.workload import ADAM, alike, assert_invariants, dense, fit, load, make_data, pickled, runs_made, selection
 
 PACK = "SELECT madlib.training_preprocessor_dl('flowers', 'packed', 'y', 'x', 10)"
 
@@ -170,41 +158,6 @@ def test_folds_on_several_servers_measure_what_they_do_on_one(db, worker, replic
         db.run(f"RESET pg_mop.{setting}")
     assert len(measured[0]) == 2 and measured[0] == measured[1]
     assert all(len(row["folds_loss"]) == 2 and None not in row["folds_loss"] for row in measured[0])
-
-
-@needs_jax
-def test_a_tail_on_several_devices_has_no_effect_on_several_servers_and_a_notice_says_so(db, worker):
-    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2; SET pg_mop.keras_backend = 'jax'")
-    db.run(PACK)
-    for tail, told in (("data-parallel", True), ("sequential", False)):
-        db.run(f"SET pg_mop.tail = '{tail}'")
-        del db.connection.notices[:]
-        fit(db, "packed", "tailed", "mst", 1)
-        text = 'pg_mop.tail is "data-parallel", which has no effect on this run: its rows are on several servers'
-        assert (text in "".join(db.connection.notices)) == told
-    db.run(
-        "SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.tail; RESET pg_mop.segments; RESET pg_mop.keras_backend"
-    )
-
-
-def test_the_schema_on_another_server_may_have_a_percent_sign(db, worker):
-    worker.run("CREATE DATABASE percent")
-    there = Client(worker.cluster, "percent")
-    there.run('CREATE SCHEMA "a%b"; CREATE EXTENSION pg_mop SCHEMA "a%b" CASCADE')
-    db.run(
-        "CREATE SERVER percent FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-        f"'{worker.cluster.port}', dbname 'percent'); CREATE USER MAPPING FOR postgres SERVER percent OPTIONS (user 'postgres')"
-    )
-    db.run("SET pg_mop.servers = 'percent, local'; SET pg_mop.segments = 4")
-    db.run(PACK)
-    run_id = fit(db, "packed", "signed", "mst", iterations=2)
-    assert_invariants(db, run_id)
-    assert {row["server"] for row in db.run("SELECT server FROM madlib.mop_units WHERE run_id = %s", [run_id])} == {
-        None,
-        "percent",
-    }
-    db.run("SELECT madlib.mop_drop_packed('packed'); RESET pg_mop.segments; DROP SERVER percent CASCADE")
-    there.close()
 
 
 def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):
@@ -380,26 +333,6 @@ def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):
     )
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
     assert 'on server "files", which is not a server of postgres_fdw' in str(error)
-
-
-@pytest.mark.parametrize(
-    "segments,strengths,dealt",
-    [
-        (4, {"a": 1, "b": 1}, "abab"),
-        (3, {"a": 2, "b": 1}, "aba"),
-        (5, {"a": 8, "b": 8, "local": 4}, None),
-        (1, {"a": 1, "b": 5}, "b"),
-        (2, {"a": 1, "b": 1, "c": 1}, None),
-    ],
-)
-def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
-    from pg_mop.packing.placement import deal
-
-    found = deal(segments, strengths)
-    assert len(found) == segments and (dealt is None or "".join(found) == dealt)
-    total = sum(strengths.values())
-    for name, strength in strengths.items():
-        assert abs(found.count(name) - segments * strength / total) < 1
 
 
 def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db, worker):
@@ -588,17 +521,3 @@ def test_the_scores_of_a_one_shot_search_leave_the_transaction_without_other_ser
     assert len(scores[0]) == 3 and scores[0] == pytest.approx(scores[1], rel=1e-4), (
         "the scores are not those of all rows"
     )
-
-
-def test_members_have_scores_by_a_validation_table_on_the_coordinator_alone(db):
-    db.run("SET pg_mop.servers = 'w1'; SET pg_mop.segments = 2")
-    db.run(PACK)
-    db.run("SET pg_mop.servers = 'local'; DROP TABLE IF EXISTS val, val_summary")
-    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'val', 'y', 'x', 'packed')")
-    db.run("""DROP TABLE IF EXISTS widths, found, found_info, found_summary, found_trials, found_one_shot;
-        SELECT madlib.mop_space('widths', 'arch', ARRAY[1], '[{"change": "value", "match":
-        {"class": "Dense", "position": 1}, "argument": "units", "choices": [8, 12]}]'::text)""")
-    db.run("""SELECT madlib.mop_search('packed', 'found', NULL, $${'loss': ['categorical_crossentropy'],
-        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01]}], 'batch_size': [8]}$$, 'one-shot',
-        'iterations=1, retrain=0', 'loss', validation_table := 'val', model_space := 'widths')""")
-    assert db.value("SELECT count(*) FROM found_one_shot WHERE metric = 'validation_loss' AND one_shot_score > 0") == 2

@@ -78,51 +78,6 @@ def test_kernels_on_jax_agree(db, data, case, on_jax):
     assert loss == pytest.approx(plain_loss, rel=1e-3)
 
 
-def test_configurations_that_differ_in_scalars_compile_once(db, data):
-    selection(
-        db,
-        "mst",
-        "arch",
-        [
-            (
-                1,
-                f"loss='categorical_crossentropy', optimizer='AdamW(lr={0.001 * i}, "
-                f"weight_decay={0.01 * i}, beta_1={1 - 0.01 * i}, epsilon=1e-{i % 5 + 3})'",
-                "batch_size=8",
-            )
-            for i in range(1, 21)
-        ],
-    )
-    db.run("SET pg_mop.kernel = xla")
-    client = db.another()  # sessions and trainers of its own
-    client.run("SET pg_mop.kernel = xla")
-    run_id = fit(client, "flowers_packed", "models", "mst", 2)
-    rows = client.run(
-        "SELECT backend_pid, sum(compilations) AS n FROM madlib.mop_units WHERE run_id = %s "
-        "AND kind = 'train' GROUP BY 1",
-        [run_id],
-    )
-    client.close()
-    # XLA's loop for the segment's rows, and the other for the last, short batch
-    assert len(rows) == 2 and all(r["n"] <= 2 for r in rows)
-
-
-def test_the_loop_comes_first_and_the_choice_is_logged(db, data):
-    """Whether another is tried is a matter of time: tests/unit/test_autotuner.py."""
-    selection(db, "mst", "arch", [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)'", "batch_size=8")])
-    client = db.another()  # sessions and trainers of its own
-    client.run("SET pg_mop.kernel = auto")
-    run_id = fit(client, "flowers_packed", "models", "mst", 2)
-    units = client.run(
-        "SELECT c.*, u.started_at FROM madlib.mop_kernel_choices c JOIN madlib.mop_units u USING (run_id, mst_key, "
-        "iteration, segment) WHERE run_id = %s AND u.kind = 'train' ORDER BY started_at",
-        [run_id],
-    )
-    client.close()
-    assert len(units) == 4 and units[0]["kernel"] == "loop" and units[0]["compilations"] >= 1
-    assert all(u["forced"] is None and u["loop_compile_seconds"] > 0 and u["loop_seconds"] > 0 for u in units)
-
-
 def test_what_the_loop_computes_does_not_depend_on_the_trainers_past(db, data):
     """Nor on how the rows come: in pieces or whole, batch by batch from the first visit on."""
     selection(
@@ -152,14 +107,3 @@ def test_what_the_loop_computes_does_not_depend_on_the_trainers_past(db, data):
         client.close()
     db.run("RESET pg_mop.scheduler")
     assert results[0] == results[1] == results[2]
-
-
-def test_a_kernel_that_does_not_exist_is_an_error(db, data):
-    db.run("SET pg_mop.kernel = fastest")
-    assert (
-        "plain, loop, xla"
-        in db.error(
-            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 1, FALSE)"
-        ).diag.message_hint
-    )
-    db.run("RESET pg_mop.kernel")

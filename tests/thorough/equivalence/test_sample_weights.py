@@ -113,17 +113,3 @@ def test_what_has_no_weights_to_work_with_is_refused(db, data, packed, extra, te
     selection(db, "mst", "arch", [(1, COMPILE + extra, "batch_size=8")])
     error = db.error(f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', 'never', 'mst', 1, FALSE)")
     assert text in str(error)
-
-
-def test_rows_with_and_without_weights_are_not_compared(db, data):
-    selection(db, "mst", "arch", [(1, COMPILE, "batch_size=8")])
-    call = "SELECT madlib.madlib_keras_fit_multiple_model(%s, 'never', 'mst', 1, FALSE, %s)"
-    assert "no sample weights, not those of w" in str(db.error(call, ["weighted", "flowers_packed"]))
-    assert "sample weights, w, not none" in str(db.error(call, ["flowers_packed", "weighted"]))
-
-
-def test_the_model_predicts_without_weights(db, data):
-    train(db, "weighted", ("", ""))
-    db.run("DROP TABLE IF EXISTS predicted")
-    db.run("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'predicted', 'prob', FALSE, 1)")
-    assert db.value("SELECT count(*) FROM predicted") == 303

@@ -128,13 +128,6 @@ def test_a_line_that_is_down_is_done_without_to_the_end(servers):
     servers.check(run_id, replay=True)
 
 
-def test_a_line_that_is_cut_again_and_again(servers):
-    call, run_id = servers.begin()
-    servers.cut(6, 0.4)
-    assert call.end() is None
-    servers.check(run_id, replay=True)
-
-
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_a_server_that_comes_and_goes(servers, seconds):
     call, run_id = servers.begin()
@@ -204,16 +197,6 @@ def test_a_run_begins_without_a_server_that_is_away(servers):
         "SELECT array_agg(DISTINCT server ORDER BY server) FROM madlib.mop_segment WHERE run_id = %s", [run_id]
     ) == ["w1", "w2", None]
     servers.check(run_id, replay=True)
-
-
-def test_a_run_begins_without_a_server_that_hangs(servers):
-    compare(servers)
-    servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
-    with servers.hanging():
-        call = begin(servers, CALL, "SET pg_mop.reuse = off")
-    assert call.end() is None
-    assert "goes on without server w1, on copies: no answer within 30 s" in said(call.client)
-    servers.check(servers.db.value("SELECT max(run_id) FROM madlib.mop_run"), replay=True)
 
 
 def test_a_server_that_was_away_when_a_run_began_is_used_once_it_is_back(servers):
@@ -421,19 +404,6 @@ def test_an_evaluation_goes_on_without_a_server(servers):
         servers.workers[0].kill()
         goes_on_without(servers, call)
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
-
-
-def test_an_evaluation_begins_without_a_server(servers):
-    servers.db.run(f"DROP TABLE IF EXISTS away; {REPLICAS}")
-    compare(servers)
-    servers.workers[0].kill()
-    servers.db.connection.notices.clear()
-    try:
-        servers.db.run("SELECT madlib.madlib_keras_evaluate('model', 'flowers_packed', 'away', FALSE)")
-    finally:
-        servers.workers[0].start()
-    assert "goes on without server w1" in said(servers.db) and "works alone" not in said(servers.db)
-    assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, away b")
 
 
 @pytest.mark.parametrize(

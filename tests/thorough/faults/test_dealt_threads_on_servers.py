@@ -1,13 +1,10 @@
 """Threads by what is left to do, on several servers: the configuration that is left has all cores of each server."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
-from support.client import Calling, Client
-from support.cluster import eventually
+from support.client import Client
 from support.servers import Servers
 from support.workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
 
@@ -113,37 +110,3 @@ def test_the_threads_of_a_server_are_limited_by_its_own_limit(servers, history, 
     large = threads(db, run_id, BIG)
     assert large[limited] == {FEW}, large
     assert all(CORES in found for server, found in large.items() if server != limited), large
-
-
-def test_cores_that_other_programs_use_are_left_to_them_on_every_server(servers, history):
-    db = servers.db
-    db.run("SET pg_mop.deal_threads = auto")
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
-    try:
-        run_id = fit(db, 4)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-        db.run(DEALS)
-    assert threads(db, run_id, BIG) == {server: {FEW} for server in ("local", "w1", "w2")}
-
-
-def test_a_server_that_is_killed_while_it_has_more_threads_loses_nothing(servers, history):
-    db = servers.db
-    db.run("DROP TABLE IF EXISTS m, m_info, m_summary")
-    client = Client(servers.coordinator, "postgres")
-    client.run(f"SET pg_mop.lock_timeout = '60s'; SET pg_mop.servers = 'w1, local, w2'; {DEALS}")
-    call = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'sizes', 16, FALSE)")
-    grown = (
-        "SELECT count(*) FROM madlib.mop_units WHERE threads > %s AND server = 'w1' "
-        "AND run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
-    )
-    assert eventually(lambda: db.value(grown, [FEW]), 120)
-    run_id = last_run(db)
-    servers.workers[0].kill()
-    servers.workers[0].start()
-    assert call.end() is None
-    client.close()
-    assert_invariants(db, run_id)
-    assert CORES in threads(db, run_id, BIG)["w2"]

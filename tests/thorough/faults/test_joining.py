@@ -307,26 +307,6 @@ def test_noted_copies_are_compared_and_stay_and_missing_ones_are_made_anew(serve
     servers.same(run_id)
 
 
-def test_one_server_under_two_names_joins_once(servers):
-    db = servers.db
-    add_server(db, "w3b", servers.third).close()
-    try:
-        with servers.busy():
-            call, run_id = servers.train()
-            db.run("SELECT madlib.mop_add_server(%s, name) FROM unnest(ARRAY['w3', 'w3b']) name", [run_id])
-            assert eventually(lambda: servers.is_joined(run_id), 120)
-            add(servers, run_id, "w3b")
-            told = f"run {run_id} goes on without server w3b, which does not join"
-            assert eventually(lambda: servers.coordinator.said().count(told) == 2, 120), (
-                "while w3 joins, and afterwards"
-            )
-        assert call.end() is None
-        assert 'server "w3b" is server "w3", under another name' in said(call)
-        servers.same(run_id)
-    finally:
-        db.run("DROP SERVER w3b CASCADE")
-
-
 def test_the_coordinator_is_killed_and_the_resumed_run_goes_on_with_it(servers):
     with servers.busy():
         call, run_id = servers.train()
@@ -436,26 +416,6 @@ def test_a_run_without_copies_takes_no_server(servers):
     assert call.end() is None
 
 
-def test_what_the_coordinator_finds_is_told_in_the_session_of_the_run(servers):
-    """There is no schema for the copies; or somebody's table has their name."""
-    third = Client(servers.third, "postgres")
-    with servers.busy():
-        call, run_id = servers.train()
-        name = f"public.flowers_packed_copy_run_{run_id}_segment_0"
-        third.run(f"CREATE TABLE {name} (mine integer)")
-        add(servers, run_id)
-        assert eventually(lambda: refused(servers, run_id), 120)
-        assert third.value(f"SELECT count(*) FROM {name}") == 0, "it stays"
-        third.run(f"DROP TABLE {name}")
-        add(servers, run_id)  # and now it can
-        assert eventually(lambda: servers.db.value(BY, [run_id, "w3"]) > 0, 120)
-        assert "already" in str(servers.db.error("SELECT madlib.mop_add_server(%s, 'w3')", [run_id]))
-    assert call.end() is None
-    assert "already exists on server" in said(call)
-    third.close()
-    servers.same(run_id)
-
-
 def test_a_server_with_too_little_disk_does_not_join(servers):
     small = Cluster(max_connections=40, small_mb=48)
     try:
@@ -530,26 +490,6 @@ def test_a_server_that_is_removed_blocks_nothing(servers):
         for key in range(3):
             third.run(f"DROP TABLE IF EXISTS public.third_packed_copy_run_{run_id}_segment_{key}")
         third.close()
-
-
-def test_entries_that_are_noted_twice_count_once(servers):
-    db = servers.db
-    db.run(
-        "SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.segments = 3; "
-        "SELECT madlib.training_preprocessor_dl('flowers', 'twice_packed', 'y', 'x', 9); "
-        "UPDATE twice_packed_summary SET __internal_copies__ = "
-        "(__internal_copies__::jsonb || __internal_copies__::jsonb)::text; SET pg_mop.replicas = 3"
-    )
-    call, run_id = servers.train("SET pg_mop.replicas = 3", table="twice_packed")
-    assert call.end() is None
-    assert 'of the segments of "twice_packed" have fewer than 2 copies' in said(call)
-    assert_invariants(db, run_id)
-    db.run(f"{REPLICAS}; SELECT madlib.mop_drop_packed('twice_packed')")
-    assert db.value("SELECT to_regclass('twice_packed')") is None
-    for worker in servers.workers:
-        client = Client(worker, "postgres")
-        assert client.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'twice_packed%%' AND relkind = 'r'") == 0
-        client.close()
 
 
 def test_a_packed_table_with_a_locked_copy_is_not_dropped(servers):

@@ -330,13 +330,6 @@ def test_the_trainer_runs_out_of_memory(db, undisturbed, watcher, client):
     call.assert_resume_completes(db, undisturbed)
 
 
-def test_an_evaluation_takes_no_more_memory_than_training_did(undisturbed, watcher, client):
-    """It would, if it took as many rows at once as without a limit."""
-    client.run("SET pg_mop.trainer_memory_mb = 700")
-    assert Call(client, watcher, None, "little_memory").end() is None
-    assert weights(watcher, "little_memory") == undisturbed
-
-
 # --- the source -------------------------------------------------------------------------------------
 
 

@@ -234,32 +234,6 @@ def test_the_earliest_deadline_goes_first_and_one_that_cannot_be_made_has_no_pre
     assert "permission denied" in str(roles["turn0"].error("SELECT * FROM madlib.mop_turn_order(2)"))
 
 
-def test_large_and_small_numbers_end_no_run(db, roles):
-    """Times and weights that one role or an administrator sets are bounded before others compute with them."""
-    db.run("INSERT INTO madlib.mop_limit (role, share) VALUES ('turn0', 5e-324), ('turn1', 1e308)")
-    runs = [
-        Run(roles["turn0"], deadline=10**9, left=1e300),
-        Run(roles["turn1"], deadline=10**10, left=float("inf")),
-        Run(roles["turn1"], deadline=99, left=1e9),
-        Run(roles["turn2"], left=10),
-    ]
-    for _ in range(3):
-        for run in runs:
-            assert run.ask() in (0, 1, 2)
-        Run.clock.go(4)
-    rows = db.run("SELECT turn_at, ends_at, share FROM madlib.mop_queue")
-    assert len(rows) == 4 and all(row["ends_at"] is not None for row in rows)
-    assert {row["share"] for row in rows} == {1e-6, 1, 1e6}
-
-
-def test_a_deadline_is_no_priority(db, roles):
-    late, high = Run(roles["turn0"], deadline=10, left=9), Run(roles["turn0"], priority=1)
-    late.ask()
-    high.ask()
-    late.ask(2, busy=0)
-    assert high.ask() == 2 and late.ask() == 0
-
-
 def test_the_queue_tells_when_a_run_will_train_and_end(db, roles):
     def queue(run):
         return Run.clock.now(
@@ -292,16 +266,6 @@ def test_the_queue_tells_when_a_run_will_train_and_end(db, roles):
     assert roles["turn3"].run(sees, [equal.run_id]) == [{"turn_at": None, "ends_at": None}]
     assert roles["turn2"].value(sees, [equal.run_id]) is not None
     assert "no token" in str(roles["turn3"].error("SELECT madlib.mop_turn_outlook(%s, '10 x')", [equal.run_id]))
-
-
-def test_a_worker_of_many_threads_is_not_given_a_part_of_them_for_ever(db, roles):
-    wide, narrow, trained = Run(roles["turn0"], total=4), Run(roles["turn1"], total=4), 0
-    for _ in range(60):
-        narrow.ask(1)
-        trained += wide.ask(4, threads=4) == 4
-        narrow.ask(1)
-        Run.clock.go(1)
-    assert 8 <= trained <= 52
 
 
 def test_the_time_that_a_role_was_alone_is_not_held_against_it(db, roles):

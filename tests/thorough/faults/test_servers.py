@@ -53,23 +53,6 @@ def test_a_hanging_server_ends_the_run_after_a_while_and_a_cancel_is_heard(serve
     servers.check(run_id)
 
 
-def test_a_line_that_is_cut_costs_what_was_under_way(servers):
-    call, run_id = servers.begin()
-    servers.cut(5, 0.5)
-    assert call.end() is None
-    servers.check(run_id, replay=True)
-
-
-def test_a_line_on_which_all_comes_late_only_costs_time(servers):
-    servers.relay.delay = 0.02
-    try:
-        call, run_id = servers.begin()
-        assert call.end() is None
-    finally:
-        servers.relay.delay = 0.0
-    servers.check(run_id)
-
-
 @pytest.mark.parametrize("seconds", [1, 12])
 def test_a_line_that_is_down_for_a_while_is_waited_for(servers, seconds):
     call, run_id = servers.begin()

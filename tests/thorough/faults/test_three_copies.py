@@ -57,24 +57,6 @@ def test_each_segment_has_copies_on_the_two_other_servers(servers):
     assert len(at) == 6 and len(copies) == 4
 
 
-def test_two_of_three_servers_are_killed_one_after_the_other(servers):
-    has = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND server = 'w2' AND status = 'running'"
-    try:
-        with servers.running() as (call, run_id, let_some_begin):
-            servers.kill_at_work(run_id, let_some_begin)
-            assert eventually(lambda: gone(servers, run_id, "w1") and servers.db.value(has, [run_id]), 120)
-            servers.workers[1].kill()
-        assert call.end() is None
-        for name in ("w1", "w2"):
-            assert f"run {run_id} goes on without server {name}, on copies" in said(call)
-        here = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND server IS NULL AND status = 'finished'"
-        elsewhere = "SELECT count(*) FROM madlib.mop_segment WHERE run_id = %s AND server IS NOT NULL"
-        assert servers.db.value(here, [run_id]) > 0 and servers.db.value(elsewhere, [run_id]) == 4
-    finally:
-        revive(servers)
-    servers.check(run_id, replay=True)
-
-
 def test_two_of_three_servers_are_killed_at_once(servers):
     call, run_id = servers.begin()
     for worker in servers.workers:
@@ -158,20 +140,6 @@ def test_both_are_away_when_a_run_begins_and_one_comes_back(servers):
     servers.check(run_id, replay=True)
 
 
-def test_an_evaluation_goes_on_without_both(servers):
-    db = servers.db
-    db.run("DROP TABLE IF EXISTS seen, unseen")
-    evaluate = "SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', '{}', FALSE, 1)"
-    db.run(evaluate.format("seen"))
-    for worker in servers.workers:
-        worker.kill()
-    try:
-        db.run(evaluate.format("unseen"))
-    finally:
-        revive(servers)
-    assert db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
-
-
 def test_the_third_server_relieves_two(servers):
     """No unit begins on the workers: the coordinator trains on its copies of their segments."""
     db = servers.db
@@ -234,27 +202,6 @@ def test_units_of_a_chain_count_together_once_the_last_state_is_copied(servers):
     equals_its_replay_without_chains(servers, run_id)
 
 
-def test_a_server_that_is_killed_in_its_chains_loses_no_unit(servers):
-    sql = short_call(servers, 60)
-    client = Client(servers.coordinator, "postgres")
-    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '300s'; {REPLICAS}")
-    with servers.holding() as let_some_begin:
-        call = Calling(client, sql)
-        assert eventually(lambda: is_under_way(servers.db, more_than=100) or let_some_begin(), 120), call.error
-        run_id = last_run(servers.db)
-        servers.kill_at_work(run_id, let_some_begin)
-    try:
-        assert call.end() is None
-        assert f"run {run_id} goes on without server w1" in said(call)
-    finally:
-        revive(servers)
-    assert_invariants(servers.db, run_id)
-    assert servers.db.value(CHAINED_ON_WORKERS, [run_id]) > 1
-    finished = "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
-    assert servers.db.value(finished, [run_id]) == 3 * 60 * 6
-    equals_its_replay_without_chains(servers, run_id)
-
-
 def test_a_table_with_fewer_copies_is_trained_and_the_run_says_so(servers):
     db = servers.db
     db.run(
@@ -266,20 +213,3 @@ def test_a_table_with_fewer_copies_is_trained_and_the_run_says_so(servers):
     notices = " ".join(db.connection.notices)
     assert 'but 4 of the segments of "two_packed" have fewer than 2 copies' in notices
     db.run("SELECT madlib.mop_drop_packed('two_packed')")
-
-
-def test_more_copies_than_servers_are_refused(servers):
-    servers.db.run("SET pg_mop.replicas = 4")
-    error = servers.db.error("SELECT madlib.training_preprocessor_dl('flowers', 'never', 'y', 'x', 9)")
-    assert "pg_mop.replicas is 4, but the segments are on 3 servers" in str(error)
-    assert "SET pg_mop.replicas = 3" in error.diag.message_hint
-    servers.db.run(REPLICAS)
-
-
-def test_all_copies_go_with_the_packed_table(servers):
-    servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
-    left = "SELECT count(*) FROM pg_class WHERE relname LIKE 'flowers_packed%%' AND relkind IN ('r', 'f', 'p')"
-    for cluster in (servers.coordinator, *servers.workers):
-        client = Client(cluster, "postgres")
-        assert client.value(left) == 0
-        client.close()

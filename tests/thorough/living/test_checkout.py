@@ -1,10 +1,8 @@
 """The checkout's own server, as `make start` makes it and `make psql` finds it."""
 
-import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 
@@ -46,48 +44,6 @@ def test_the_tutorials_first_statements_work_once_the_server_is_started(checkout
     assert asked(checkout, "SELECT count(*) FROM points_packed_summary") == "1"
 
 
-def test_a_port_that_another_server_takes_at_the_last_moment_is_left_to_it(checkout):
-    """As where two checkouts start at once: both have found the same port free."""
-    checkout("start")
-    checkout("stop")
-    local = checkout.data.parent
-    wrapped, own = local / "wrapped", (local / "bindir").read_text()
-    wrapped.mkdir()
-    for program in pathlib.Path(own).iterdir():
-        if program.name != "pg_ctl":
-            (wrapped / program.name).symlink_to(program)
-    # before the first start, the other server takes the port that has been found
-    (local / "other.py").write_text(
-        "import pathlib, socket, sys, time\n"
-        "local = pathlib.Path(sys.argv[1])\n"
-        'kept = socket.create_server(("127.0.0.1", int((local / "taken").read_text())))\n'
-        '(local / "listens").touch()\n'
-        "time.sleep(120)\n"
-    )
-    (wrapped / "pg_ctl").write_text(
-        f"""#!/bin/sh
-case "$*" in *" start "*) if ! [ -e {local}/taken ]; then
-    cp {local}/port {local}/taken
-    /usr/bin/python3 {local}/other.py {local} > /dev/null 2>&1 &
-    echo $! > {local}/other
-    while ! [ -e {local}/listens ]; do sleep 0.05; done
-fi ;; esac
-exec {own}/pg_ctl "$@"
-"""
-    )
-    (wrapped / "pg_ctl").chmod(0o755)
-    (local / "bindir").write_text(str(wrapped))
-    try:
-        assert checkout("start") == ""
-        assert (local / "port").read_text() != (local / "taken").read_text()
-        assert (
-            asked(checkout, "SELECT 1") == "1" and asked(checkout, "SHOW port") == (local / "port").read_text().strip()
-        )
-    finally:
-        os.kill(int((local / "other").read_text()), signal.SIGKILL)
-        (local / "bindir").write_text(own)
-
-
 def test_an_extension_of_before_is_updated_and_one_elsewhere_is_left_there(checkout):
     checkout("start")
     version = asked(checkout, "SELECT default_version FROM pg_available_extensions WHERE name = 'pg_mop'")
@@ -100,17 +56,3 @@ def test_an_extension_of_before_is_updated_and_one_elsewhere_is_left_there(check
     # one that is newer than the checkout stays
     asked(checkout, "UPDATE pg_extension SET extversion = '99' WHERE extname = 'pg_mop'")
     assert "no update path" in (said := checkout("start")) and said.endswith("stays as it is")
-
-
-def test_a_cluster_of_another_postgresql_is_refused_with_what_to_do(checkout):
-    checkout("start")
-    checkout("stop")
-    kept = (checkout.data / "PG_VERSION").read_text()
-    (checkout.data / "PG_VERSION").write_text("9\n")
-    assert re.fullmatch(
-        r"\.local/data is a cluster of PostgreSQL 9, and this is PostgreSQL \d\d: make start PG=9, or "
-        r"make clean, which removes it",
-        checkout("start"),
-    )
-    (checkout.data / "PG_VERSION").write_text(kept)
-    assert checkout("start").endswith("stays as it is")

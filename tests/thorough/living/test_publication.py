@@ -1,12 +1,9 @@
 """A publication of all tables, as logical replication and CDC make one: nothing is refused for lack of a key."""
 
-import json
-
 import pytest
 
-from support.client import Client, add_server
-from support.cluster import Cluster
-from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, runs_made, selection
+from support.client import Client
+from support.workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
 
 SPACE = (
     "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
@@ -92,77 +89,6 @@ def test_training_going_on_searching_and_dropping(published, trained):
     assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id IN (%s, %s)", [cut, searched]) == 0
 
 
-def test_automl_with_a_schedule(published, trained):
-    db = published
-    db.run(
-        "SELECT madlib.madlib_keras_automl('flowers_packed', 'auto', 'arch', 'auto_mst', ARRAY[1], %s, %s, "
-        "'hyperband', 'R=3, eta=3, skip_last=0', validation_table => 'flowers_val')",
-        [
-            "{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'], 'optimizer_params_list': "
-            "[{'optimizer': ['Adam'], 'learning_rate': [0.01, 0.02, 'log']}]}",
-            "{'batch_size': [8], 'epochs': [1]}",
-        ],
-    )
-    assert db.value("SELECT count(*) FROM auto_info WHERE metrics_iters IS NOT NULL") > 0
-    db.run("SELECT madlib.hyperband_schedule('schedule', 9, 3, 0)")
-
-
-def test_evaluating_and_predicting(published, trained):
-    db = published
-    _, made = runs_made(
-        db,
-        lambda: db.run(
-            "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'evaluated', FALSE, 1); "
-            "SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'predicted', 'response', FALSE, 1)"
-        ),
-    )
-    assert db.value("SELECT count(*) FROM predicted") == 100
-    db.run("SELECT madlib.mop_housekeeping()")
-
-
-def test_what_people_make_and_change(published, trained):
-    """Rows of architectures, functions and selection tables are deleted; a limit is set, changed and lifted."""
-    db = published
-    load(db, "several", dense(), dense(width=3))
-    db.run("SELECT madlib.delete_keras_model('several', 1)")
-    for _ in range(2):  # the second adds to the table of the first
-        db.run(
-            "SELECT madlib.generate_model_configs('several', 'chosen', ARRAY[2], %s, %s)",
-            [
-                "{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'], 'optimizer_params_list': "
-                "[{'optimizer': ['Adam'], 'learning_rate': [0.01]}]}",
-                "{'batch_size': [%d], 'epochs': [1]}" % (8 + _),
-            ],
-        )
-    db.run(
-        "DELETE FROM chosen WHERE mst_key = 1; UPDATE chosen_summary SET object_table = NULL; "
-        "UPDATE flowers_packed_summary SET normalizing_const = normalizing_const"
-    )
-    db.run(
-        "INSERT INTO madlib.mop_limit (role, threads) VALUES (NULL, 3); UPDATE madlib.mop_limit SET threads = 4; "
-        "DELETE FROM madlib.mop_limit"
-    )
-    assert json.loads(db.value("SELECT to_json(madlib.mop_limits())::text"))["threads"] is None
-
-
-def test_a_job_and_its_log(published, trained):
-    db = published
-    job = db.value(
-        "SELECT madlib.mop_submit(%s)",
-        ["SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'jobs', 'mst', 1, FALSE)"],
-    )
-    assert db.value("SELECT madlib.mop_wait(%s, '10min')", [job]) == "finished"
-
-
-def test_copies_of_segments_and_packed_tables_are_dropped(published, trained):
-    db = published
-    db.run(
-        "UPDATE madlib.mop_copy SET server = server; DELETE FROM madlib.mop_copy; "
-        "UPDATE madlib.mop_secret SET secret = secret WHERE false"
-    )
-    db.run("SELECT madlib.mop_drop_packed('flowers_val')")
-
-
 def test_an_output_table_of_before_without_a_key_is_told_of_before_anything_is_trained(published, trained):
     db = published
     run_id = fit(db, "flowers_packed", "old", "mst", 1)
@@ -172,31 +98,6 @@ def test_an_output_table_of_before_without_a_key_is_told_of_before_anything_is_t
     assert last_run(db) == run_id
     db.run(error.diag.message_hint)
     db.run("SELECT madlib.mop_more(%s, 1, 1)", [run_id])
-
-
-def test_segments_and_their_copies_on_another_server_that_has_such_a_publication_too(published, trained):
-    db = published
-    with Cluster(max_connections=40) as cluster:
-        db.run("CREATE EXTENSION postgres_fdw")
-        worker = add_server(db, "w1", cluster)
-        worker.run("CREATE PUBLICATION everything FOR ALL TABLES")
-        db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.replicas = 2")
-        make_data(db, "spread", segments=2)
-        run_id = fit(db, "spread_packed", "over", "mst", 2)
-        assert db.value("SELECT count(*) FROM madlib.mop_copy") == 1
-        assert db.run(KEYLESS) == [{"name": "spread_packed"}], "which is filled once, and cannot have a key"
-        assert (
-            worker.value(
-                "SELECT count(*) FROM pg_class c JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary "
-                "WHERE c.relname ~ '^spread_packed'"
-            )
-            == 1
-        )
-        db.run("RESET pg_mop.replicas; RESET pg_mop.servers")
-        db.run("SELECT madlib.mop_drop_run(%s); SELECT madlib.mop_drop_packed('spread_packed')", [run_id])
-        assert db.value("SELECT count(*) FROM madlib.mop_copy") == 0
-        worker.close()
-        db.run("DROP SERVER w1 CASCADE")
 
 
 @pytest.mark.parametrize("older", ["0.1.0", "0.2.0", "0.3.0"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.places import OUTPUT, job, outcome, prepare
+from support.places import job, outcome, prepare
 
 CLASSES = ("a", "grün", "日本")
 
@@ -95,38 +95,7 @@ def test_the_settings_of_a_role_change_nothing(db, expected, what):
     assert_same(db, expected, SETTINGS[what])
 
 
-def test_a_limit_on_transactions_ends_none_of_our_sessions(db, expected):
-    """The caller's own hold for his session; those that a call opens stay as long as it lasts."""
-    if not db.value("SELECT count(*) FROM pg_settings WHERE name = 'transaction_timeout'"):
-        pytest.skip("not run: transaction_timeout came with PostgreSQL 17")
-    db.run("ALTER ROLE lodger SET transaction_timeout = '100ms'")
-    try:
-        client = db.another("lodger")
-        client.run("SET transaction_timeout = 0")
-        job(client, "lodger")
-        assert outcome(db, "lodger") == expected
-        client.run("CALL madlib.mop_fit_multiple_model('lodger.packed', 'lodger.called', 'lodger.mst', 3, FALSE)")
-        assert client.value("SELECT count(*) FROM madlib.mop_units WHERE status NOT IN ('finished')") == 0
-        client.run("DROP TABLE lodger.called, lodger.called_info, lodger.called_summary")
-        client.close()
-    finally:
-        db.run("ALTER ROLE lodger RESET ALL")
-
-
 # owner: the catalog's session and the workers need client_encoding=UTF8
-def test_names_beyond_the_clients_encoding(db, expected):
-    db.run("ALTER ROLE lodger SET client_encoding = 'LATIN1'")
-    try:
-        client = db.another("lodger")
-        client.run("SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'")
-        client.run(
-            "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', "
-            r"E'lodger.\u65e5\u672c', 'lodger.mst', 1, FALSE)"
-        )
-        assert client.value(r'SELECT count(*) FROM lodger.U&"\65e5\672c"') == 2
-        client.close()
-    finally:
-        db.run("ALTER ROLE lodger RESET ALL; DROP TABLE IF EXISTS lodger.日本, lodger.日本_info, lodger.日本_summary")
 
 
 def test_a_search_path_of_traps_changes_nothing(db, expected):
@@ -190,22 +159,3 @@ def test_a_search_path_of_traps_changes_nothing(db, expected):
         "GRANT SELECT ON ALL TABLES IN SCHEMA evil TO lodger"
     )
     assert_same(db, expected, {"search_path": "evil, pg_catalog, lodger"})
-
-
-def test_tablespaces_of_a_role_are_used(db, expected, tmp_path):
-    """tmp_path is the server's user's own, as the tests run as that user."""
-    space = tmp_path / "space"
-    space.mkdir()
-    maker = type(db)(db.server, "postgres")
-    maker.run(f"CREATE TABLESPACE attic LOCATION '{space}'")
-    maker.run("GRANT CREATE ON TABLESPACE attic TO lodger")
-    try:
-        assert_same(db, expected, {"default_tablespace": "attic", "temp_tablespaces": "attic"})
-        there = db.run(
-            "SELECT c.relname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE t.spcname = 'attic'"
-        )
-        assert "models" in [row["relname"] for row in there]
-    finally:
-        db.run("DROP TABLE IF EXISTS " + ", ".join(f"lodger.{table}" for table in OUTPUT))
-        maker.run("DROP TABLESPACE attic")
-        maker.close()

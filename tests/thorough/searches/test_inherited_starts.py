@@ -1,13 +1,9 @@
 """Searches whose children begin with their parents' trained weights: what they inherit, replays, resumed runs, limits."""
 
-import json
-
 import pytest
 
-from support.client import Calling
-from support.cluster import eventually
-from support.model_space import SETTINGS, SPACE, TABLES, drop, make_space, weights
-from support.workload import holding, last_run, make_data
+from support.model_space import SETTINGS, SPACE, drop, make_space, weights
+from support.workload import ended_early, last_run, make_data
 
 MUTATORS = [
     {"change": "repeat", "match": "hidden", "times": [1, 2, 3]},
@@ -126,15 +122,7 @@ def test_a_search_that_is_cancelled_between_parent_and_child_ends_as_if_nothing_
         f"SELECT madlib.mop_search('one_packed', '{name}', NULL, $s${SPACE}$s$, 'regularized-evolution', "
         f"'{EVOLUTION}', metric => 'loss', model_space => 'nets')"
     )
-    finished = (
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = "
-        f"'{name}' AND u.status = 'finished'"
-    )
-    with holding(db.another()) as let_some_begin:
-        call = Calling(other, sql)
-        assert eventually(lambda: db.value(finished) > 16 or let_some_begin(), 90)
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-    assert call.end().pgcode == "57014"
+    assert ended_early(db, other, sql, 16).pgcode == "57014"
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
     other.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert weights(db, name) == weights(db, "undisturbed")
@@ -177,38 +165,6 @@ def test_folds_inherit_from_the_same_fold(db):
         assert other - of[key] == own - key, "a fold never learns from the rows that it is judged by"
 
 
-def test_a_child_above_the_memory_limit_fails_alone(db):
-    wide = json.dumps([{"change": "value", "match": "hidden", "argument": "units", "choices": [8, 1_000_000]}])
-    db.run("DROP TABLE IF EXISTS too_wide")
-    db.run("SELECT madlib.mop_space('too_wide', 'arch', ARRAY[1], %s::text)", [wide])
-    db.run("SET pg_mop.max_model_mb = 10")
-    two = SPACE.replace("[0.01]", "[0.01, 0.02]")
-    try:
-        parameters = "population=2, tournament=1, trials=4, iterations=1, parallel=1, inherit=on"
-        search(db, parameters=parameters, model_space="too_wide", space=two)
-    finally:
-        db.run("RESET pg_mop.max_model_mb")
-    trials = db.run("SELECT choices, status, reason FROM found_trials ORDER BY mst_key")
-    assert {t["status"] for t in trials if t["choices"]["hidden.units"] == 8} == {"finished"}
-    failed = [t for t in trials if t["choices"]["hidden.units"] == 1_000_000]
-    assert failed and all(t["status"] == "failed" and "max_model_mb" in t["reason"] for t in failed)
-
-
-def test_names_with_quotes(db):
-    name = '"a \'space\' ""of"" nets; DROP TABLE arch; --"'
-    db.run(f"DROP TABLE IF EXISTS {name}")
-    db.run("SELECT madlib.mop_space(%s, 'arch', ARRAY[1], %s::text)", [name, json.dumps(MUTATORS)])
-    output = '"the %s ""heirs"";"'
-    quoted = ", ".join(output[:-1] + suffix + '"' for suffix in TABLES)
-    db.run(f"DROP TABLE IF EXISTS {quoted.replace('%', '%%')}", [])
-    db.run(
-        "SELECT madlib.mop_search('flowers_packed', %s, NULL, %s, 'regularized-evolution', %s, model_space => %s)",
-        [output, SPACE, "population=2, tournament=2, trials=4, iterations=1, parallel=1, inherit=on", name],
-    )
-    assert db.run(HEIRS, [last_run(db)]) and db.value("SELECT to_regclass('arch') IS NOT NULL")
-    assert db.value("SELECT madlib.mop_family(%s)", [last_run(db)]).count("\n") == 4
-
-
 def test_without_a_model_space_children_inherit_whole_models(db):
     space = SPACE.replace("[0.01]", "[0.001, 0.1, 'log']")
     drop(db, "found")
@@ -223,41 +179,3 @@ def test_without_a_model_space_children_inherit_whole_models(db):
     above = {row["parent"] for row in heirs}
     assert {int(line.split()[0]) for line in tree if line[0].isdigit()} == above - {row["mst_key"] for row in heirs}
     assert sum(not line[0].isdigit() for line in tree) == len(heirs)
-
-
-@pytest.mark.parametrize("value", ["maybe", "2", "NULL", "'; DROP TABLE arch"])
-def test_wrong_values_are_refused(db, value):
-    drop(db, "found")
-    error = db.error(
-        "SELECT madlib.mop_search('flowers_packed', 'found', NULL, %s, 'regularized-evolution', %s, model_space => 'nets')",
-        [SPACE, f"inherit={value}"],
-    )
-    assert "inherit" in str(error) and db.value("SELECT to_regclass('found') IS NULL")
-
-
-def test_the_family_tree_as_text(db):
-    run_id = search(db)
-    text = db.value("SELECT madlib.mop_family(%s)", [run_id])
-    head, *lines = text.split("\n")
-    assert head.startswith("mst_key  validation loss")
-    rows = {row["mst_key"]: row for row in db.run("SELECT * FROM madlib.mop_lineage WHERE run_id = %s", [run_id])}
-    assert len(lines) == len(rows) == 10
-    above = []
-    for line in lines:
-        depth = (len(line) - len(line.lstrip("|`- "))) // 3
-        key = int(line.lstrip("|`- ").split()[0])
-        del above[depth:]
-        assert rows[key]["parent"] == (above[-1] if above else None)
-        assert (rows[key]["inherited"] or "") in line and (rows[key]["changed"] or "") in line
-        above.append(key)
-    # a client writes what it likes: Python's JSON reader would not end a depth of this size
-    db.run(
-        "UPDATE madlib.mop_configuration SET member = (member::jsonb || jsonb_build_object('inherits', %s::jsonb))::json "
-        "WHERE run_id = %s AND (member ->> 'inherits') IS NOT NULL",
-        ['{"a":' * 3000 + "1" + "}" * 3000, run_id],
-    )
-    assert db.value("SELECT madlib.mop_family(%s)", [run_id]) == text
-    nodes = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))["family"]
-    assert any(node["inherits"] for node in nodes) and not any(node["same"] for node in nodes)
-    assert "there is no run 999999" in str(db.error("SELECT madlib.mop_family(999999)"))
-    assert "there is no run NULL" in str(db.error("SELECT madlib.mop_family(NULL)"))

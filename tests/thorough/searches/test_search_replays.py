@@ -317,18 +317,6 @@ def test_mop_more_is_replayed_into_tables_of_its_own(db, searched):
     assert contents(db, "begun_more") == after
 
 
-def test_values_that_differ_are_told(db):
-    """The log of the run says another loss than the rows and the weights give."""
-    run_id = search(db, "told", procedure="random", parameters="iterations=2, trials=3")
-    db.run("UPDATE madlib.mop_metric SET loss = loss + 1 WHERE run_id = %s AND stage = 2", [run_id])
-    drop(db, "told_again")
-    del db.connection.notices[:]
-    db.run("SELECT madlib.mop_replay(%s, 'told_again')", [run_id])
-    (warning,) = [text for text in db.connection.notices if "WARNING" in text]
-    assert f"1 of 6 losses and metrics are not those of run {run_id}" in warning
-    assert contents(db, "told_again")[""] == contents(db, "told")[""]
-
-
 def test_a_search_whose_log_has_no_end_or_whose_rows_have_changed_is_refused(db):
     run_id = search(db, "lost", procedure="random", parameters="iterations=1, trials=2")
     runs = "SELECT count(*) FROM madlib.mop_run"

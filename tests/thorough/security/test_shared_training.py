@@ -32,7 +32,6 @@ from support.sharing import (
     train,
     units,
     weights,
-    with_weights,
 )
 from support.workload import ADAM, dense, holding, layer, load, needs_jax, pickled, selection, sequential
 
@@ -216,26 +215,6 @@ def test_initial_weights_are_not_shared(db, clients):
     assert db.value("SELECT count(*) FROM madlib.mop_shared_run WHERE run_id = ANY (%s)", [done]) == 0
 
 
-def test_initial_weights_of_a_search_are_not_shared(db, clients):
-    """A search makes its configurations as it goes on: those without weights are shared, the others are not."""
-    ann, bob = clients["ann"], clients["bob"]
-    with_weights(ann)
-    runs = []
-    for client in (ann, bob):
-        client.run(SEARCH)
-        runs.append(client.value("SELECT max(run_id) FROM madlib.mop_runs"))
-    one, two = runs
-    trained = (
-        "SELECT count(*) FILTER (WHERE c.weights_md5 IS NOT NULL) AS weights, count(*) FILTER (WHERE c.weights_md5 IS NULL) "
-        "AS seed FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) JOIN madlib.mop_configuration c "
-        "USING (run_id, mst_key) WHERE u.run_id = %s AND u.kind = 'train' AND u.status = 'finished'"
-    )
-    (first,), (second,) = (db.run(trained, [run]) for run in (one, two))
-    assert first["weights"] > 0 and first["seed"] > 0
-    assert second == {"weights": first["weights"], "seed": 0}
-    ann.run("DROP TABLE own")
-
-
 @pytest.mark.parametrize("how", ["weights", "a trial of another run"])
 @pytest.mark.parametrize("whose", ["giver", "taker"])
 def test_stages_that_go_on_from_weights_are_not_shared(db, clients, whose, how):
@@ -350,25 +329,3 @@ def test_validation_rows_count_as_rows(db, clients):
     assert units(db, two) == 0 and metrics(ann, one) == metrics(bob, two)
     assert {row["dataset"] for row in metrics(bob, two)} == {"training", "validation"}
     db.run("DROP TABLE valid, valid_summary")
-
-
-def test_a_run_that_waits_is_cancelled_and_goes_on(db, clients):
-    ann, bob = clients["ann"], clients["bob"]
-    for client in (ann, bob):
-        client.run("SET pg_mop.lock_timeout = '300s'")
-    with holding(db.another()) as let_some_begin:  # (ann's run does not end before bob's is cancelled)
-        first = Calling(ann, call("long", iterations=20))
-        one = begun(db, "ann", let_some_begin)
-        second = Calling(bob, call("long", iterations=20))
-        two = looks_around(db, "bob")
-        before = units(db, one)
-        assert eventually(lambda: units(db, one) > before + 4 or let_some_begin(), 120)
-        db.run("SELECT pg_cancel_backend(%s)", [bob.connection.info.backend_pid])
-    assert second.end().pgcode == "57014", "a run that waits hears a cancel"
-    assert first.end() is None and units(db, one) == 40
-    bob.run("SELECT madlib.mop_resume(%s)", [two])
-    # (ann's run has ended: what bob had not taken over by then he trains himself)
-    assert units(db, two) <= 40 and len(order(bob, two)) == 40
-    assert bob.value("SELECT count(*) FROM m WHERE model_weights IS NOT NULL") == 1
-    bob.run("SELECT madlib.mop_replay(%s, 'again')", [two])
-    assert weights(db, "bob") == weights(db, "bob", "again")

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from support.client import Calling
-from support.cluster import eventually
 from support.workload import ADAM, dense, fit, layer, load, make_data, selection
 
 
@@ -62,23 +61,6 @@ def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
         [second],
     )
     assert weights(db, "replayed") == weights(db, "models")
-
-
-def test_arrays_have_the_iterations_that_the_summary_names(db, anew):
-    """Whatever else an earlier run has evaluated of one of the configurations."""
-    selection(db, "one", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
-    selection(db, "two", "arch", [(model, ADAM.format(0.05), "batch_size=8") for model in (1, 2)])
-    fit(db, "flowers_packed", "each", "one", iterations=3, frequency=1)
-    fit(db, "flowers_packed", "models", "two", iterations=6, frequency=2)
-    assert db.value("SELECT metrics_iters FROM models_summary") == [2, 4, 6]
-    for row in db.run("SELECT * FROM models_info"):
-        lists = [row[name] for name in ("training_loss", "training_metrics", "metrics_elapsed_time")]
-        assert [len(one) for one in lists] == [3] * 3 and row["training_loss_final"] == row["training_loss"][-1]
-        assert [len(one) for one in row["all_metrics"]["training"].values()] == [3]
-        assert min(row["metrics_elapsed_time"]) >= 0
-    assert db.run(
-        "SELECT i.training_loss[1] = e.training_loss[2] AS same FROM models_info i, each_info e WHERE i.mst_key = 1"
-    ) == [{"same": True}]
 
 
 def test_what_was_taken_over_is_nothing_to_do(db, anew):
@@ -277,16 +259,6 @@ def test_a_stop_rule_decides_alone_which_iteration_is_written(db, anew, stop, be
     assert {**rows[1], "mst_key": 1} == wanted[0]
 
 
-def test_more_of_what_keeps_its_best_state(db, wild):
-    before, best = weights(db, "kept"), db.value("SELECT iteration FROM kept_info")
-    db.run("SELECT madlib.mop_more(%s, 1, 1)", [wild])
-    assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
-    row = db.run("SELECT iteration, training_loss FROM kept_info")[0]
-    assert len(row["training_loss"]) == 5
-    assert row["iteration"] == 1 + row["training_loss"].index(min(row["training_loss"]))
-    assert (weights(db, "kept") == before) == (row["iteration"] == best)
-
-
 def test_more_after_a_warm_start_begins_with_what_the_table_had_then(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=1)
     db.run(
@@ -296,41 +268,6 @@ def test_more_after_a_warm_start_begins_with_what_the_table_had_then(db, anew):
     db.run("SELECT madlib.mop_more(%s, 2, 1)", [warm])
     assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
     assert db.value("SELECT iteration FROM models_info WHERE mst_key = 2") == 3
-
-
-def test_more_never_writes_into_another_runs_tables(db, anew):
-    first = fit(db, "flowers_packed", "models", "mst", iterations=1)
-    second = fit(db, "flowers_packed", "models", "mst", iterations=2)
-    before = weights(db, "models")
-    error = str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [first]))
-    assert f"is of run {second} by now, not of run {first}" in error and f"mop_more({second}, ...)" in error
-    db.run("UPDATE models SET model_arch = '{}' WHERE mst_key = 1")
-    assert "its architecture is another" in str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [second])).lower()
-    assert weights(db, "models") == before
-
-
-def test_two_runs_at_once_that_want_the_same_are_both_right(db, anew):
-    """Whoever comes late to a state trains by itself, or takes it over: the results are those of its own log."""
-    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=5")])
-    db.run("DROP TABLE IF EXISTS left_, left__info, left__summary, right_, right__info, right__summary")
-    calls = []
-    for name in ("left_", "right_"):
-        other = db.another()
-        other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
-        calls.append(
-            Calling(
-                other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 4, FALSE)"
-            )
-        )
-    assert [call.end() for call in calls] == [None, None]
-    for name in ("left_", "right_"):
-        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
-        db.run(
-            "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-            "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on",
-            [run_id],
-        )
-        assert weights(db, "whole") == weights(db, name)
 
 
 def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
@@ -380,43 +317,6 @@ def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
     reader.close()
     db.run("SELECT madlib.mop_drop_checkpoints()")
     assert db.value("SELECT count(*) FROM madlib.mop_state_table") == 0
-
-
-def test_who_drops_gives_way_in_a_deadlock(db, anew):
-    """Another call has the second checkpoint that is to go, and waits for the first, which is just going."""
-    fit(db, "flowers_packed", "models", "mst", iterations=1)
-    first, second = sorted(
-        row["stage"]
-        for row in db.run(
-            "UPDATE madlib.mop_checkpoint SET seconds = CASE stage WHEN (SELECT min(stage) FROM madlib.mop_checkpoint) "
-            "THEN 1000000 ELSE 0 END RETURNING stage"
-        )
-    )[:2]
-    db.run(
-        "CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "WHILE NOT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid') LOOP "
-        "PERFORM pg_sleep(0.01); END LOOP; RETURN OLD; END $$; "
-        "CREATE TRIGGER await BEFORE DELETE ON madlib.mop_checkpoint FOR EACH ROW "
-        f"WHEN (OLD.stage = {first}) EXECUTE FUNCTION await()"
-    )
-    other, evicting = db.another(), db.another()
-    lock = "SELECT 1 FROM madlib.mop_checkpoint WHERE stage = {} FOR UPDATE"
-    other.run(f"SET deadlock_timeout = '10min'; BEGIN; {lock.format(second)}")
-    evicting.run("SET deadlock_timeout = '1ms'")  # so it is seen before the wait ends
-    drop = Calling(evicting, "SELECT madlib.mop_evict(0)")
-    assert eventually(
-        lambda: (
-            db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", [evicting.connection.info.backend_pid])
-            == "PgSleep"
-        )
-    )
-    wait = Calling(other, lock.format(first))
-    assert drop.end() is None and wait.end() is None
-    other.run("ROLLBACK")
-    assert {r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoint")} & {first, second} == {second}
-    db.run("DROP FUNCTION await CASCADE")
-    other.close()
-    evicting.close()
 
 
 def test_two_roles_never_share(db, anew):

@@ -281,24 +281,3 @@ def test_a_killed_trainer(db):
     failed = db.run("SELECT decision FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id])
     assert all("retried" in row["decision"] for row in failed)
     client.close()
-
-
-def test_another_run_gets_its_turn(db):
-    """Cores that another run wants are not for more threads: a run beside others has those of its beginning."""
-    client, other = db.another(), db.another()
-    call, _ = begin(db, client, 200)
-    run_id = last_run(db)
-    other.run(f"{SETTINGS}; SET pg_mop.priority = 10; DROP TABLE IF EXISTS o, o_info, o_summary")
-    selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=2") for rate in (0.01, 0.02, 0.03)])
-    short = fit(other, "flowers_packed", "o", "small", 12)
-    beside_it = len(visits(db, run_id))
-    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
-    assert call.end().pgcode == "57014", "it has not ended: the other run was done beside it"
-    began, ended = (
-        db.value(f"SELECT {what} FROM madlib.mop_units WHERE run_id = %s", [short])
-        for what in ("min(started_at)", "max(finished_at)")
-    )
-    beside = [u for u in units(db, run_id) if began < u["started_at"] < ended]
-    assert {unit["threads"] for unit in beside} <= {FEW} and beside_it
-    for one in (client, other):
-        one.close()

@@ -174,16 +174,6 @@ def test_later_runs_take_folds_over_and_only_folds_of_the_same_segments(db, run_
     assert [row["held_out"] for row in own] == [[0], [3]], "segments 1 and 2 were folds of the earlier run, too"
 
 
-def test_a_replay_of_folds_gives_the_same_numbers(db, run_id):
-    db.run("SET pg_mop.reuse = off")
-    db.run("SELECT madlib.mop_replay(%s, 'folded_replay')", [run_id])
-    db.run("SET pg_mop.reuse = on")
-    columns = "mst_key, folds_loss, folds_metrics, training_loss_final"
-    assert db.run(f"SELECT {columns} FROM folded_replay_info ORDER BY 1") == db.run(
-        f"SELECT {columns} FROM folded_info ORDER BY 1"
-    )
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_run_of_folds_goes_on_where_it_was(db, run_id, killed):
     output = f"stopped_{killed}".lower()
@@ -251,26 +241,6 @@ def test_a_report_ranks_by_the_means_and_shows_no_fold_as_a_configuration(db, ru
     assert "held-out accuracy" in db.value("SELECT madlib.mop_report(%s)", [run_id])
 
 
-def test_the_line_of_a_run_names_the_best_mean(db, data):
-    selection(db, "mst_line", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in RATES])
-    last = fit_folds(db, 3, "lined", "mst_line")
-    best = json.loads(db.value("SELECT madlib.mop_report(%s, 'summary')", [last]))["summary"]["best"]
-    line = db.value("SELECT line FROM madlib.mop_watch WHERE run_id = %s", [last])
-    assert best["series"] == "held-out accuracy"
-    assert f"best {best['mst_key']}: held-out accuracy {best['value']:.4f}" in line
-
-
-def test_progress_counts_the_units_of_folds(db, run_id):
-    rows = db.run(
-        "SELECT mst_key, units_done, units_total FROM madlib.mop_progress WHERE run_id = %s ORDER BY 1", [run_id]
-    )
-    assert [(r["units_done"], r["units_total"]) for r in rows] == [
-        (12, 12),
-        (12, 12),
-        *2 * [(2 * 2 + 2,) * 2, (2 * 3 + 1,) * 2, (2 * 3 + 1,) * 2],
-    ]
-
-
 def test_a_fold_that_fails_fails_its_configuration(db, data):
     selection(
         db,
@@ -333,11 +303,6 @@ def test_rules_that_choose_by_the_held_out_metrics_are_refused(db, data, rule):
         "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst_rule', 2, FALSE, folds => 2)"
     )
     assert "has 1 configuration that cannot be trained: stop and keep='best' choose by the metrics" in str(error)
-
-
-def test_mop_more_refuses_a_run_with_folds(db, run_id):
-    error = db.error(f"SELECT madlib.mop_more({run_id}, 1, 1)")
-    assert f"run {run_id} has folds" in str(error)
 
 
 def test_the_procedure_has_folds_too(db, data):
@@ -403,44 +368,6 @@ def test_a_search_judges_by_the_mean_over_folds(db, data, procedure):
         [run_id],
     )
     assert leaks == []
-
-
-def test_a_search_with_folds_goes_on_where_it_was(db, data):
-    parameters = "iterations=4, trials=4, reduction=2"
-    db.run("SET pg_mop.reuse = off")
-    client = db.another()
-    client.run("SET pg_mop.reuse = off")
-    call = (
-        f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', {SPACE}, 'successive-halving', '{parameters}', "
-        "random_state => 3, folds => 2)"
-    )
-    assert isinstance(ended_early(db, client, call, 20, "pg_terminate_backend"), psycopg2.Error)
-    stopped = last_run(db)
-    assert eventually(
-        lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) != "running", 60
-    )
-    db.run("SELECT madlib.mop_resume(%s)", [stopped])
-    db.run("SET pg_mop.reuse = on")
-    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [stopped]) == "finished"
-    trials = db.run("SELECT * FROM halted_trials")
-    assert sorted(t["iterations"] for t in trials) == [1, 1, 2, 4]
-    assert all(t["metric_final"] is not None for t in trials)
-
-
-def test_a_failed_fold_of_a_search_fails_its_trial(db, data):
-    space = (
-        SPACE.replace("[0.0001, 0.1, 'log']", "[0.01, 1e38]")
-        .replace("Adam", "SGD")
-        .replace("'categorical_crossentropy'", "'mse'")
-    )
-    db.run("DROP TABLE IF EXISTS partly, partly_info, partly_summary, partly_trials")
-    db.run(f"SELECT madlib.mop_search('flowers_packed', 'partly', 'arch', {space}, 'grid', 'iterations=3', folds => 2)")
-    statuses = db.run("SELECT mst_key, status, metric_final IS NOT NULL AS known FROM partly_trials ORDER BY 1")
-    assert statuses == [
-        {"mst_key": 1, "status": "finished", "known": True},
-        {"mst_key": 2, "status": "failed", "known": False},
-    ]
-    assert db.value("SELECT best_mst_key FROM partly_summary") == 1
 
 
 @pytest.mark.parametrize(

@@ -148,15 +148,6 @@ def test_the_kernel_for_many_states_leaves_divided_nets_to_another_one(db):
         assert all(unit["kernel"] in ("plain", "loop") for unit in done)
 
 
-def test_a_role_has_no_more_virtual_devices_than_threads(db):
-    db.run(DEVICES + "8; INSERT INTO madlib.mop_limit (role, threads) VALUES (NULL, 1)")
-    try:
-        run_id = fit(db, "flowers_packed", "m", "mst", 1)
-    finally:
-        db.run("DELETE FROM madlib.mop_limit")
-    assert {unit["devices"] for unit in units(db, run_id)} == {1}
-
-
 def test_a_net_that_needs_more_devices_than_the_role_may_have_fails_by_the_limit(db):
     why = "pg_mop.most_devices is 2, and the role may have 1 thread, one for each device (mop_limit)"
     db.run(DEVICES + "3; INSERT INTO madlib.mop_limit (role, threads) VALUES (NULL, 1)")
@@ -170,24 +161,3 @@ def test_a_net_that_needs_more_devices_than_the_role_may_have_fails_by_the_limit
     told = db.value("SELECT error FROM madlib.mop_configuration WHERE run_id = %s AND mst_key = %s", [run_id, LARGE])
     assert "MB of one device, more than pg_mop.device_memory_mb (3 MB)" in told and why in told
     assert {unit["devices"] for unit in units(db, run_id, SMALL)} == {1}
-
-
-def test_virtual_devices_have_no_share_of_memory(db):
-    db.run(DEVICES + "8; SET pg_mop.gpu_memory_share = 0.5")
-    for call in (CALL.replace("'n'", "'refused'"), f"SELECT madlib.mop_explain($c${CALL}$c$)"):
-        error = db.error(call)
-        assert "pg_mop.gpu_memory_share (0.5) does not apply to virtual devices (pg_mop.most_devices is 2)" in str(
-            error
-        )
-        assert "RESET pg_mop.gpu_memory_share; or SET pg_mop.most_devices = 1;" in str(error)
-    db.run("SET pg_mop.most_devices = 1")
-    assert "side by side" in db.value("SELECT madlib.mop_explain(%s)", [CALL])
-
-
-@pytest.mark.parametrize(
-    "name,value", [("divided_by", 0), ("divided_by", 1025), ("divided_by", "2"), ("virtual_mb", 0)]
-)
-def test_a_number_of_devices_that_is_none_is_refused(db, name, value):
-    options = {"threads": 1, "keras_backend": "jax", "cache_mb": 1, "idle_ms": 0, name: value}
-    error = db.error("SELECT madlib.mop_start_trainer(%s)", [json.dumps(options)])
-    assert f"invalid option of a trainer: {name} = {value!r}" in str(error)

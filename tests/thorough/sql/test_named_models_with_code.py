@@ -164,21 +164,6 @@ def test_a_role_cannot_name_code_of_its_own(db, tmp_path):
         maker.close()
 
 
-def test_versions_with_and_without_code_are_of_one_model(db):
-    load(db, "arch2", stepper("Functional"))
-    selection(db, "mst2", "arch2", [(1, FAST, "batch_size=8")])
-    fit(db, "flowers_packed", "plain", "mst2", 1)
-    first = predicted(db)
-    assert db.value("SELECT madlib.mop_deploy('clever', 'plain', 1)") == 2
-    assert predicted(db, "1") == first
-    db.run("DELETE FROM madlib.layers WHERE name = 'Scale'")
-    assert predicted(db)["prediction"] in ("a", "b", "c"), "the version in use needs no code"
-    assert "is not the one in" in str(db.error(asks(version="1")))
-    put(db, "Scale", pickle("Scale", LAYER))
-    assert predicted(db, "1") == first
-    assert [row["version"] for row in db.run("SELECT version FROM madlib.mop_models WHERE name = 'clever'")] == [1, 2]
-
-
 @pytest.mark.parametrize("mst_key,name,code", [(1, "Scale", LAYER), (2, "Stepper", MODEL)])
 def test_trained_weights_are_not_deployed_with_other_code(db, mst_key, name, code):
     db.run("UPDATE madlib.layers SET object = %s WHERE name = %s", [pickle(name, code + "\nx = 1\n") + b"x", name])
@@ -189,18 +174,6 @@ def test_trained_weights_are_not_deployed_with_other_code(db, mst_key, name, cod
     db.run("UPDATE madlib.layers SET object = %s WHERE name = %s", [pickle(name, code), name])
     assert db.value("SELECT madlib.mop_deploy('other', 'made', %s)", [mst_key]) == 1
     db.run("DROP TABLE other")
-
-
-def test_a_model_that_was_trained_further_is_deployed_with_its_code(db):
-    selection(db, "mst3", "arch", [(1, FAST, "batch_size=8")], "madlib.layers")
-    fit(db, "flowers_packed", "longer", "mst3", 1)
-    digests = "SELECT object_digests::json->>'Scale' FROM longer_summary"
-    digest = db.value(digests)
-    assert digest == db.value("SELECT encode(sha256(object), 'hex') FROM madlib.layers WHERE name = 'Scale'")
-    db.run("SELECT madlib.mop_more((SELECT max(run_id) FROM madlib.mop_runs), 1, 1)")
-    assert db.value(digests) == digest
-    assert db.value("SELECT madlib.mop_deploy('further', 'longer', 1)") == 1
-    db.run("DROP TABLE further")
 
 
 def test_a_replay_with_other_code_says_so(db):

@@ -132,23 +132,6 @@ def test_a_run_waits_for_the_memory_that_another_session_has(db, limit):
     db.run("DROP TABLE n, n_info, n_summary; DELETE FROM madlib.mop_limit")
 
 
-@pytest.mark.parametrize("part,most", [(0, 100), (200, 100), (100, 2_000_000), (100, None), ("1", 100)])
-def test_a_part_that_is_none_is_refused(db, part, most):
-    call = json.dumps({**OPTIONS, "device_part": part, "device_most": most})
-    assert "invalid option of a trainer: device_" in str(db.error("SELECT madlib.mop_start_trainer(%s)", [call]))
-
-
-def test_settings_that_contradict_one_another_are_refused_before_any_work(db):
-    before = db.value("SELECT count(*) FROM madlib.mop_runs")
-    db.run("SET pg_mop.trainer_memory_mb = 600")
-    assert "pg_mop.trainer_memory_mb (600) is more than pg_mop.gpu_memory_share" in str(db.error(CALL))
-    db.run(f"RESET pg_mop.trainer_memory_mb; SET pg_mop.gpu_memory_share = {100 * (1 << 20) / MAIN:.6f}")
-    assert "leaves trainers" in str(db.error(CALL))
-    db.run("SET pg_mop.gpu_memory_share = 2")
-    assert "a share from 0.001 to 1" in str(db.error(CALL))
-    assert db.value("SELECT count(*) FROM madlib.mop_runs") == before
-
-
 @pytest.fixture
 def limited(db):
     """An administrator has limited the role to WHOLE of the machine's memory; the role has set nothing itself."""
@@ -191,28 +174,6 @@ def test_a_setting_above_the_limit_of_the_role_is_refused_before_any_work(db, li
     error = db.error(CALL)
     assert "device_share of mop_limit (0.001) leaves trainers" in str(error) and "RESET" not in error.diag.message_hint
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == before
-
-
-@pytest.mark.parametrize("share", ["0", "0.0005", "1.1", "'NaN'", "'-1'"])
-def test_a_limit_that_is_no_share_is_refused(db, share):
-    error = db.error(f"INSERT INTO madlib.mop_limit (role, device_share) VALUES (NULL, {share})")
-    assert error.pgcode == "23514"
-
-
-@pytest.mark.parametrize("asked", [{}, {"fork_server_ms": 0}, {"device_part": 900_000, "device_most": 1_000_000}])
-def test_no_options_of_a_session_go_beyond_the_limit_of_its_role(db, limited, asked):
-    """A session that asks for no part, for no pool or for more than it may has the role's whole share, and another one has no
-    trainer beside it."""
-    db.run("UPDATE madlib.mop_limit SET sessions = 10")  # (then sessions wait for their trainers at once)
-    leased = "SELECT count(*) FROM madlib.mop_trainers WHERE state = 'leased'"
-    first, second = db.another(), db.another()
-    try:
-        for client in (first, second):
-            client.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, **asked})])
-            assert db.value(leased) == 1
-    finally:
-        first.close()
-        second.close()
 
 
 @pytest.mark.parametrize("asked", [{"device_beside": 2}, {"device_part": 500_000, "device_most": 1_000_000}])
@@ -268,21 +229,3 @@ def test_a_prediction_waits_for_the_trainer_that_another_session_keeps(db, limit
         )
     finally:
         other.close()
-
-
-def test_a_prediction_that_finds_no_room_names_the_trainers_that_hold_it(db, limited):
-    db.run("UPDATE madlib.mop_limit SET sessions = 10")
-    other = db.another()
-    try:
-        other.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps(OPTIONS)])
-        error = db.error(
-            "SELECT madlib.madlib_keras_predict('m', 'flowers', 'id', 'x', 'guesses', 'response', FALSE, 1)"
-        )
-        assert error.pgcode == "MOP06" and "that the role's trainers may take together" in str(error)
-        assert "mop_trainers; shows the trainers that hold it" in error.diag.message_hint
-    finally:
-        other.close()
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trainers WHERE state <> 'idle'") == 0, 60)
-    db.run(
-        "SELECT madlib.madlib_keras_predict('m', 'flowers', 'id', 'x', 'guesses', 'response', FALSE, 1); DROP TABLE guesses"
-    )

@@ -261,42 +261,6 @@ def test_a_rule_that_ends_a_configuration_early_waits_for_nothing(db, clients):
     assert first.end().pgcode == "57014"
 
 
-def test_another_role_waits_for_nothing(db, clients):
-    db.run(
-        "DROP ROLE IF EXISTS sharer; CREATE ROLE sharer LOGIN; GRANT mop_user TO sharer; GRANT SELECT ON ALL TABLES IN SCHEMA "
-        "public TO sharer; CREATE SCHEMA sharer AUTHORIZATION sharer"
-    )
-    other = db.another("sharer")
-    try:
-        other.run(f"SET search_path = sharer, public; {SETTINGS}")
-        first = Calling(clients[0], call("a", "two", 400))
-        run_of(db, "a")
-        other.run(call("b", "two", 2).replace("'b'", "'theirs'"))
-        assert trained(db, last(db, "theirs")) == {1: 4, 2: 4}
-        assert not any("run" in notice and "trains" in notice for notice in other.connection.notices)
-        db.run("SELECT pg_cancel_backend(%s)", [clients[0].connection.info.backend_pid])
-        assert first.end().pgcode == "57014"
-    finally:
-        other.close()
-        db.run("DROP OWNED BY sharer CASCADE; DROP ROLE sharer")
-
-
-def test_three_runs(db, clients):
-    third = db.another()
-    third.run(SETTINGS)
-    db.run("DROP TABLE IF EXISTS c, c_info, c_summary")
-    with held(db, clients[0], call("a", "two")) as (first, one, _):
-        calls = [first, Calling(clients[1], call("b", "three"))]
-        two = asking(db, "b", one)
-        calls.append(Calling(third, call("c", "three")))
-        asking(db, "c", two)
-    assert [one_call.end() for one_call in calls] == [None] * 3
-    done = [trained(db, run) for run in (one, last(db, "b"), last(db, "c"))]
-    assert done == [{1: 2 * ITERATIONS, 2: 2 * ITERATIONS}, {3: 2 * ITERATIONS}, {}]
-    assert same(db, "b", "c", (1, 2, 3)) == 3
-    third.close()
-
-
 def test_two_searches(db, clients):
     """The second one has the same trials: it trains at most a part of them."""
     search = "SELECT madlib.mop_search('flowers_packed', '{}', 'arch', %s, 'random', 'trials=6, iterations=4', 'loss')"

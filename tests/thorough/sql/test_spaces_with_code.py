@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.custom_code import LAYER, MARK, MODEL, pickle, put, stepper, with_scale
+from support.custom_code import LAYER, MODEL, pickle, put, stepper, with_scale
 from support.workload import dense, last_run, load, make_data
 
 MUTATORS = [
@@ -174,33 +174,6 @@ def test_a_changed_or_dropped_layer_is_an_error(db):
         db.run("ALTER TABLE madlib.away RENAME TO layers")
 
 
-def test_no_code_of_a_table_that_another_role_may_change(db, tmp_path):
-    tmp_path.chmod(0o777)
-    mark = tmp_path / "mark"
-    make(db)
-    db.run("DROP ROLE IF EXISTS space_maker; CREATE ROLE space_maker LOGIN; GRANT mop_user TO space_maker")
-    db.run("CREATE TABLE madlib.mine (id serial, name text, description text, object bytea)")
-    try:
-        code = MARK.format(name="Scale", base="layers.Dense", path=str(mark))
-        db.run("INSERT INTO madlib.mine (name, object) VALUES ('Scale', %s)", [pickle("Scale", code)])
-        for change, fragment in (
-            ("ALTER TABLE madlib.mine OWNER TO space_maker", "is no superuser"),
-            (
-                "ALTER TABLE madlib.mine OWNER TO CURRENT_USER; GRANT INSERT ON madlib.mine TO space_maker",
-                'may be written by "space_maker"',
-            ),
-        ):
-            db.run(change)
-            with pytest.raises(Exception, match=fragment):
-                make(db, "evil", table="mine")
-            # nor does a space that names it by hand
-            db.run("UPDATE nets SET object_table = 'mine'")
-            assert fragment in str(db.error("SELECT madlib.mop_space_size('nets')"))
-        assert not mark.exists()
-    finally:
-        db.run("DROP TABLE madlib.mine; DROP OWNED BY space_maker; DROP ROLE space_maker")
-
-
 @pytest.mark.parametrize(
     "table,fragment",
     [
@@ -215,23 +188,6 @@ def test_object_tables_that_are_none(db, table, fragment):
     assert fragment in str(
         db.error("SELECT madlib.mop_space('none', 'arch', ARRAY[1], %s::text, NULL, %s)", [json.dumps(MUTATORS), table])
     )
-
-
-@pytest.mark.parametrize(
-    "data,fragment",
-    [
-        (b"not a pickle", "custom function 'Scale' cannot be used"),
-        (
-            pickle("Stepper", MODEL),
-            "no member of the space fits together|base model 1 cannot be used|'Scale' may not be loaded",
-        ),
-    ],
-)
-def test_hostile_pickles_are_errors(db, data, fragment):
-    db.run("UPDATE madlib.layers SET object = %s WHERE name = 'Scale'", [data])
-    with pytest.raises(Exception, match=fragment):
-        make(db, "evil")
-    assert db.value("SELECT to_regclass('evil') IS NULL")
 
 
 @pytest.mark.parametrize(

@@ -139,64 +139,6 @@ def test_a_loss_that_differs_by_more_is_an_error(module, tiny, figures, optimize
     assert any(line.startswith("scikit-learn: 1 of 2 equal but for rounding") for line in lines)
 
 
-def test_scikit_learn_says_what_it_cannot_express(module, tiny):
-    workloads, refusal = module("workloads"), module("contenders.scikit_learn").refusal
-    assert refusal(tiny) is None and refusal(workloads.WORKLOADS["wide-rows"]) is None
-    assert refusal(workloads.WORKLOADS["cnn"]) == "scikit-learn has no layers of the kind convolution, flatten, pool"
-    assert refusal(workloads.WORKLOADS["transfer"]) == "scikit-learn trains all layers of a net"
-    for nets, why in (
-        (((("dropout", 0.5), *workloads.dense(8)),), "scikit-learn has no layers of the kind dropout"),
-        (
-            ((("dense", 8, "relu"), ("dense", 8, "tanh"), ("dense", 10, "softmax")),),
-            "scikit-learn has no net with the hidden activations relu, tanh",
-        ),
-        (
-            ((("dense", 10, "sigmoid"),),),
-            "scikit-learn ends a net for classes in a softmax, over three classes or more",
-        ),
-    ):
-        assert refusal(dataclasses.replace(tiny, nets=nets)) == why
-    other = (dataclasses.replace(tiny.configurations[0], optimizer="RMSprop"),)
-    assert refusal(dataclasses.replace(tiny, configurations=other)) == "scikit-learn has no optimizer RMSprop"
-
-
-def test_contenders_that_do_not_run_are_named_with_the_reason(module, monkeypatch):
-    run, report = module("run"), module("report")
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
-    monkeypatch.setattr(run, "CONTENDERS", {**run.CONTENDERS, "Ray Tune": ("ray_tune", "/nowhere/python")})
-    missing = {c: why for c in run.CONTENDERS if (why := run.absent(c, "cnn"))}
-    assert missing == {
-        "pg_mop on JAX": "not run: jax is not installed (pip install '.[jax]')",
-        "pg_mop on PyTorch": "not run: torch is not installed (pip install '.[torch]')",
-        "PyTorch, a plain loop": "not run: torch is not installed (pip install '.[torch]')",
-        "scikit-learn": "not run: scikit-learn is not installed (pip install '.[baseline]')",
-        "Ray Tune": "not run: Ray is not installed (make bench-peers)",
-    }
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    assert run.absent("scikit-learn", "cnn").startswith("not comparable: scikit-learn has no layers of the kind conv")
-    assert run.absent("scikit-learn", "wide-rows") is None and run.absent("pg_mop", "cnn") is None
-    text = report.table({"figures": {}, "absent": missing})
-    assert "scikit-learn: not run: scikit-learn is not installed (pip install '.[baseline]')." in text
-
-
-def test_the_tables_of_times_and_of_predictions(module):
-    run, report = module("run"), module("report")
-    assert report.median_of(3) == "Medians of 3 runs." and report.median_of(1).startswith("A quick look: 1 run ")
-    assert run._median([3, 1, 2]) == 2 and run._median([None, None]) is None
-    common = {"all_seconds": [4.0], "losses": [0.5], "updates": 1, "parts": {"train": 1.0}}
-    sizes = {"peak_bytes": 1 << 20, "together_bytes": 2 << 20, "written_bytes": 0}
-    own = {
-        "pg_mop": {**common, **sizes, "seconds": 4.0},
-        "arithmetic alone": {**common, **dict.fromkeys(sizes), "seconds": 1.6, "notes": ["kernels xla"]},
-    }
-    text = report.table({"figures": own, "losses": ["Losses, against export and loop."]})
-    row = {"workload": "cnn", "by": "guess", "low": 1.0, "high": 4.0, "memory": 600 << 20, "memory_expected": 500 << 20}
-    rows = [{**row, "expected": 2.0, "actual": actual, "seconds": 0.2} for actual in (3.0, 8.0)]
-    explained = report.explained_table({"rows": rows, "planning": {"planning much, seconds": 0.25}})
-    assert_golden("benchmark_tables", f"{text}\n\n{explained}")
-
-
 def figures_of(script, threads):
     """What a script prints in a process of its own, since the contenders fork."""
     done = subprocess.run(
@@ -236,35 +178,3 @@ def test_the_loop_in_jax_trains_as_keras_does(module):
     for keras, jax in figures_of(JAX, module("contenders.common").THREADS):
         assert jax[1] == keras[1]
         assert jax[0] == pytest.approx(keras[0], rel=1e-4)
-
-
-def test_a_share_of_a_workload_has_full_batches_in_two_segments(module):
-    on_gpu = module("on_gpu")
-    for name in ("dense-wide", "cnn", "vmap"):
-        whole, part = on_gpu.workload_of(name, 1), on_gpu.workload_of(name, 0.1)
-        assert 0.05 * whole.rows < part.rows < 0.15 * whole.rows
-        assert all(part.rows % (2 * c.batch_size) == 0 for c in part.configurations)
-    rates = {c.learning_rate for c in on_gpu.workload_of("vmap", 1).configurations}
-    assert len(rates) == 16, "they differ in nothing else"
-
-
-def test_other_updates_and_losses_that_are_not_finite_are_errors(module):
-    errors_in = module("on_gpu").errors_in
-    good = {"updates": 100, "losses": [0.5, 0.25]}
-    assert errors_in({"a": good, "b": good}) == []
-    assert errors_in({"a": good, "b": {**good, "updates": 90}}) == ["b: 90 updates, others 100"]
-    bad = {**good, "losses": [float("nan"), None]}
-    assert errors_in({"a": good, "b": bad}) == [
-        "b: the loss of configuration 0 is nan",
-        "b: the loss of configuration 1 is None",
-    ]
-
-
-def test_the_large_space_has_a_trillion_members_that_can_be_drawn(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spaces = importlib.import_module("spaces")
-    from pg_mop.spaces import Base, ModelSpace
-
-    architecture, mutators = spaces.large_space()
-    space = ModelSpace([Base(1, architecture)], mutators)
-    assert space.size > 10**12 and len({one.number for one in space.sample(20, 1).members}) == 20

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from support import circles
 from support.cluster import ROOT, eventually
 
 
@@ -65,36 +64,6 @@ def test_a_test_that_fails_twice_fails(begun, tmp_path):
         "test_fails_once" in (tmp_path / "unsteady").read_text()
         and "test_fails\n" not in (tmp_path / "unsteady").read_text()
     )
-
-
-def test_a_run_that_stops_at_the_first_failure_fails(begun, tmp_path):
-    suite = begun(ONCE + "\ndef test_passes():\n    pass\n", "-x")
-    text = suite.communicate()[0]
-    assert suite.returncode == 1 and "has not come to its end" in text and "unsteady" not in text
-
-
-def test_a_test_that_is_skipped_in_its_second_try_fails(begun):
-    skips = """
-import pytest
-
-def test_fails_and_skips():
-    there = (folder / "there").exists()
-    (folder / "there").touch()
-    if there:
-        pytest.skip("not run")
-    assert False
-"""
-    assert begun(skips).wait(60) == 1
-
-
-def test_a_worker_of_pytest_that_dies_leaves_nothing(begun, tmp_path):
-    (tmp_path / "test_other.py").write_text("def test_passes():\n    pass\n" * 5)
-    suite = begun(
-        DAEMON + "\ndef test_dies():\n    os._exit(3)\n", *circles.SIDE_BY_SIDE, str(tmp_path / "test_other.py")
-    )
-    text = suite.communicate(timeout=300)[0]
-    assert suite.returncode == 1 and "has not come to its end: the worker gw" in text
-    nothing_is_left(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

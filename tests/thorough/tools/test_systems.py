@@ -5,13 +5,9 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
-import zipfile
 
 import pytest
 
-import mop_udf
-from pg_mop.backend import settings
 from support.cluster import ROOT
 
 PICKER = ROOT / "tools" / "postgres.sh"
@@ -89,66 +85,3 @@ def test_no_class_has_a_partial_that_python_3_14_binds():
                         path,
                         line.lineno,
                     )
-
-
-def test_packages_of_an_older_python_do_not_count(tmp_path, monkeypatch):
-    """They stay in a virtual environment when the system's Python becomes another one."""
-    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
-    here = pathlib.Path(mop_udf.packages(tmp_path))
-    assert here == tmp_path / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    older = tmp_path / "lib" / "python3.1" / "site-packages" / "jax-0.5.0.dist-info"
-    older.mkdir(parents=True)
-    assert settings._distributions("jax") == []
-    (here / "jax-0.6.0.dist-info").mkdir(parents=True)
-    assert settings._distributions("jax") == [str(here / "jax-0.6.0.dist-info")]
-
-
-def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
-    """As a release candidate of TensorFlow brings it."""
-
-    def wheel(name, version, needs=()):
-        module = "tensorflow" if name == "tensorflow_cpu" else "keras"
-        about = f"{name}-{version}.dist-info"
-        files = {
-            f"{module}/__init__.py": f"made_by = '{name}'\n",
-            f"{module}/{name}.py": "",
-            f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-            + "".join(f"Requires-Dist: {need}\n" for need in needs),
-        }
-        files[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{about}/RECORD"])
-        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as file:
-            for path, text in files.items():
-                file.writestr(path, text)
-
-    wheel("keras", "3.15.1")
-    wheel("keras_nightly", "3.16.0.dev1")
-    wheel("tensorflow_cpu", "2.22.0rc1", ["keras-nightly"])
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    own = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(tmp_path),
-        "HOME": str(tmp_path),
-    }
-
-    def install(*packages):
-        return subprocess.run(
-            [ROOT / "tools" / "packages.sh", python, *packages], env=own, check=True, capture_output=True, text=True
-        ).stdout
-
-    assert install("keras") == ""
-    said = install("keras", "tensorflow-cpu")
-    assert re.fullmatch(
-        r"TensorFlow 2\.22\.0rc1 for Python [\d.]+ brought keras-nightly 3\.16\.0\.dev1 into the "
-        r"folder of keras\. keras 3\.15\.1 replaces it: .*\n",
-        said,
-    ), said
-    there = "import keras; from importlib.metadata import version; print(keras.made_by, version('tensorflow-cpu'))"
-    assert (
-        subprocess.run([python, "-c", there], check=True, capture_output=True, text=True).stdout.strip()
-        == "keras 2.22.0rc1"
-    )
-    assert not list(pathlib.Path(mop_udf.packages(tmp_path / "venv")).glob("keras_nightly*"))

@@ -70,15 +70,7 @@ def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = Non
     """Train with the arguments of madlib_keras_fit (a dict); `earlier`: the run that mop_resume goes on with, or
     mop_replay repeats (:class:`~pg_mop.call.earlier.Earlier`)."""
     a = arguments
-    inputs = Inputs.read(
-        db,
-        a["source_table"],
-        a["validation_table"],
-        a["num_iterations"],
-        a["metrics_compute_frequency"],
-        a["use_gpus"],
-        earlier,
-    )
+    inputs = Inputs.of_arguments(db, a, earlier)
     averaging, previous = inputs.options["fit_strategy"] == "averaging", None
     if a["warm_start"]:
         previous = PreviousModel(db, a["model"], inputs.options["lock_timeout"])

@@ -62,15 +62,7 @@ def train(db: Database, arguments: dict[str, Any], earlier: Earlier | None = Non
     folds = a.get("folds")
     if folds is not None:
         check_folds(db, folds, a)
-    inputs = Inputs.read(
-        db,
-        a["source_table"],
-        a["validation_table"],
-        a["num_iterations"],
-        a["metrics_compute_frequency"],
-        a["use_gpus"],
-        earlier,
-    )
+    inputs = Inputs.of_arguments(db, a, earlier)
     previous = None
     if a["warm_start"]:
         previous = PreviousModels(db, a["model_output_table"], inputs.options["lock_timeout"])

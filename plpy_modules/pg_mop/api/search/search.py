@@ -17,7 +17,7 @@ from pg_mop.api.common.output import insert, model_tables, write_models_summary
 from pg_mop.api.common.winner import JudgedBy, Winner, best_of
 from pg_mop.api.madlib.class_weights import ClassWeights
 from pg_mop.api.madlib.fit_multiple import write_models
-from pg_mop.api.search import one_shot, zero_costs
+from pg_mop.api.search import one_shot
 from pg_mop.api.search.folds import FoldsOfRun, check_folds, held_out, without_folds
 from pg_mop.api.search.search_models import Models, object_table_of, open_models
 from pg_mop.backend import object_table
@@ -34,7 +34,7 @@ from pg_mop.catalog import metric_of
 from pg_mop.plan.folds import MOST_IN_SEARCH
 from pg_mop.run.coordinator import execute
 from pg_mop.run.messages import warn_of_failures
-from pg_mop.search import grids, zero_cost
+from pg_mop.search import grids
 from pg_mop.search.base import Procedure
 from pg_mop.search.fixed_budget import FixedBudget
 from pg_mop.search.logged import LoggedTrials
@@ -203,7 +203,6 @@ class Method:
     best_line: Callable[..., str] | None = None
     for_segments: bool = False
     keep: str = "best"
-    filtered: tuple[str, int] | None = None  # kind and members of a zero-cost filter
 
     @classmethod
     def read(cls, a: Mapping[str, Any]) -> Method:
@@ -218,8 +217,7 @@ class Method:
             )
         if a.get("max_trials") is not None and "trials" in search.find(name).PARAMETERS:
             parameters.setdefault("trials", a["max_trials"])
-        filter_of_search = zero_cost.read(name, parameters, a.get("model_space") is not None)
-        return cls(name, parameters, filtered=filter_of_search)
+        return cls(name, parameters)
 
     def create(
         self, space: Space, seed: int, goal: str, segments: int | None = None, trials: int | None = None
@@ -229,8 +227,6 @@ class Method:
         procedure = search.create(self.name, space, seed, goal, parameters)
         if self.for_segments and segments and isinstance(procedure, FixedBudget):
             procedure.parallel = segments
-        if self.filtered is not None:
-            zero_cost.filter_by(procedure, *self.filtered)
         return procedure
 
 
@@ -458,7 +454,6 @@ class SearchCall:
         warn_of_failures(self.db, failed, len(self.configurations.own), "trials", info)
         if self.followed is None:
             self.architectures.tell_misfits()
-            self._tell_filter(result.procedure)
         if result.winner is not None:
             result.winner.tell(self.db, info, "trials")
 
@@ -478,12 +473,8 @@ class SearchCall:
             self.method.also_evaluated,
             self.method.lines,
             self.held_out,
-            None if self.method.filtered is None else self._scores,
             self._score_members if self.is_one_shot else None,
         )
-
-    def _scores(self, procedure: Procedure, seed: int) -> list[list[Any]]:
-        return zero_costs.scores(self.db, procedure, self.inputs, seed)
 
     def _score_members(self, procedure: Any, c: Any, state: Any, segments: Any) -> Any:
         judged_by = self.metric, self.dataset, self.goal
@@ -491,17 +482,6 @@ class SearchCall:
         return one_shot.scores(
             self.db, self.inputs, self.object_table, judged_by, outputs, procedure, c, state, segments
         )
-
-    def _tell_filter(self, procedure: Any) -> None:
-        """Send a NOTICE where the filter of a procedure was dropped."""
-        dropped_filter = getattr(getattr(procedure, "sampler", None), "filter", None)
-        if dropped_filter is not None and dropped_filter.dropped:
-            self.db.notice(
-                f"the filter {dropped_filter.kind} was dropped after {zero_cost.PROBES} trials: its scores do not tell which "
-                "members train well",
-                detail=f"The rank correlation of scores and results was {dropped_filter.correlation:.2f}, less than "
-                f"{zero_cost.LEAST_CORRELATION}.",
-            )
 
     def _differs(self, earlier: Earlier, options: Mapping[str, Any]) -> str | None:
         """Why the call is not that of an earlier run, or None."""

@@ -1,12 +1,11 @@
 """Follows a given order of training units."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from pg_mop.plan.stages import Iteration, Stage, StageNumber
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.longest_first import LongestFirst
-from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
+from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 Visit = tuple[StageNumber, SegmentNumber]
 
@@ -21,17 +20,11 @@ class Follower(LongestFirst):
 
     ANYWHERE = False  # an order says which worker does what
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
         self.positions: dict[Visit, float] = {}
         self.waits = False  # workers and stages wait until they may do their first unit of the order
         self.ahead: dict[SegmentNumber, list[tuple[Iteration, float, StageNumber]]] = {}  # heaps of the ordered units
-        super().__init__(board, seed, model_of, expected)
 
     def follow(self, positions: Mapping[Visit, float], waits: bool = False) -> None:
         """Follow this order from now on: {(stage number, segment): position}. Earlier positions of these stages go."""

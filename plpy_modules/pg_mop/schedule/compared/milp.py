@@ -1,16 +1,13 @@
 """The optimal schedule of an open shop, by mixed-integer linear programming (SciPy's HiGHS)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
-from pg_mop.plan.stages import Stage, StageNumber
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.compared.monte_carlo import best_of
 from pg_mop.schedule.compared.open_shop import Operation, Seconds, check, loads, longest_first, lower_bound, makespan
 from pg_mop.schedule.compared.planned import Planned
 from pg_mop.schedule.compared.vector_rearrangement import schedule as vector_rearrangement
-from pg_mop.schedule.unit import CompiledModel
 
 MOST_CHOICES = 6000  # binary variables of a program that HiGHS is asked to solve
 SHARE, MOST_SECONDS = 0.05, 60.0  # of the shortest possible makespan that solving may take, and at most
@@ -47,16 +44,10 @@ class Milp(Planned):
 
     name = "milp"
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
         self.solver: Solver = Here()
         self.asked: Solver = self.solver  # the solver of the plan that was begun
-        super().__init__(board, seed, model_of, expected)
 
     def propose(self, shop: Seconds) -> list[Operation] | None:
         return solve(shop, _seconds(shop)).schedule

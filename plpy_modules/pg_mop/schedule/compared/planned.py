@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import SHORT
-from pg_mop.schedule.board import Board
 from pg_mop.schedule.compared.follower import Follower, Visit
 from pg_mop.schedule.compared.open_shop import Operation, Seconds
 from pg_mop.schedule.compared.rollout import copy_of
 from pg_mop.schedule.cost import STAGES_PER_UNIT
 from pg_mop.schedule.longest_first import LongestFirst
 from pg_mop.schedule.simulator import makespan, simulate
-from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
+from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 LATE = 1.3  # a unit that takes so many times its estimate ends a plan that is followed strictly
 MOST_TRIED = 10_000  # units of a simulation that compares a plan with the longest first (about a second)
@@ -33,13 +32,8 @@ class Planned(Follower):
     when a unit is late or is to be done again, and when workers change.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
+    def prepare(self) -> None:
+        super().prepare()
         self.unplanned: dict[StageNumber, None] = {}  # open stages without a plan
         self.opened: set[StageNumber] = set()
         self.planned_from = 1  # earlier iterations are not planned any more
@@ -51,7 +45,6 @@ class Planned(Follower):
         self.check: Callable[[], None] = lambda: (
             None
         )  # called often while a plan is made, so that the caller can cancel
-        super().__init__(board, seed, model_of, expected)
 
     @abstractmethod
     def propose(self, shop: Seconds) -> list[Operation] | None:

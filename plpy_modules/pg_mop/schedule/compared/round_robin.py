@@ -1,12 +1,10 @@
 """MADlib's schedule, in lockstep rounds: for comparison."""
 
-from collections.abc import Callable
 from random import Random
 
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.base import Scheduler
-from pg_mop.schedule.board import Board
-from pg_mop.schedule.unit import CompiledModel, SegmentNumber, Unit, Worker
+from pg_mop.schedule.unit import SegmentNumber, Unit, Worker
 
 
 class RoundRobin(Scheduler):
@@ -20,14 +18,7 @@ class RoundRobin(Scheduler):
     name = "round-robin"
     BATCHES = False
 
-    def __init__(
-        self,
-        board: Board,
-        seed: int | float | str,
-        model_of: Callable[[StageNumber], CompiledModel] | None = None,
-        expected: Callable[[Stage], float] | None = None,
-    ) -> None:
-        super().__init__(board, seed, model_of, expected)
+    def prepare(self) -> None:
         self.sort_keys: dict[StageNumber, tuple[float, ...]] = {}
 
     def choose(self, worker: Worker) -> Unit | None:
