@@ -250,7 +250,7 @@ class RemoteRuns:
         leaves nothing behind."""
         for server in self.remote:
             try:
-                server.catalog.SECONDS = 1
+                server.catalog.hurry()
                 if server.run_id is not None:
                     server.catalog.close_run(server.run_id, status, error)
                     if self.spec.application is not None:

@@ -53,15 +53,16 @@ def test_drift_is_read_on_request_alone(db, browser, page, made, screen):
     opened(browser, page, f"/run/{made}?tab=data", "#data-facts tbody tr")
     assert value(browser, "document.querySelectorAll('#drift-rows table').length") == 0
     browser.find_element("id", "drift").click()
-    assert eventually(lambda: "0 of 2 columns have drifted" in text(browser, "#drift-said"), 120)
+    assert eventually(lambda: "0 of 3 columns have drifted" in text(browser, "#drift-said"), 120)
     assert {row[0]: row[4] for row in value(browser, CELLS.format("#drift-rows"))} == {
         "price": "stable",
         "kind": "stable",
+        "label": "stable",
     }
     db.run("UPDATE goods SET price = price + 1000")
     try:
         browser.find_element("id", "drift").click()
-        assert eventually(lambda: "1 of 2 columns have drifted" in text(browser, "#drift-said"), 120)
+        assert eventually(lambda: "1 of 3 columns have drifted" in text(browser, "#drift-said"), 120)
         rows = {row[0]: row for row in value(browser, CELLS.format("#drift-rows"))}
         assert rows["price"][4] == "drifted" and rows["kind"][2:] == ["10 %", "10 %", "stable"]
     finally:

@@ -204,7 +204,8 @@ def _parts(value: str, cast: str, cuts: dict[str, str], usable: str = "") -> dic
 def _cuts(db: Database, rows: Table, value: str, usable: str, valid: float, test: float, what: str) -> dict[str, str]:
     """{part: its least value}: parts of whole values whose shares of the rows are as near as can be to those wanted.
 
-    Each part has at least one value. Raises MopError where there are fewer values than parts. `what` names what has the values.
+    Each part gets at least one value. `what`: how an error calls the values' source. Raises MopError if there are fewer
+    values than parts.
     """
     later = _later(valid, test)
     row = db.one(

@@ -515,9 +515,8 @@ class Training:
 
     def _dropping(self, n: dict[str, str]) -> str:
         """SQL that drops the relations with our comment. This call has made them, or an earlier call has left them."""
-        marked = {
-            n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")
-        }  # by their summaries
+        # the summary of a packed table has our comment, not the table itself
+        marked = {n[part]: self.db.suffixed(n[part], "_summary") for part in ("packed", "checked")}
         rows = ", ".join(
             f"('{kind}', {quote_literal(self._ref(name))}, {quote_literal(self._ref(marked.get(name, name)))})"
             for kind, name in self._relations(n)
