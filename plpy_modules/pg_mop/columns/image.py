@@ -25,6 +25,7 @@ class Image(Column):
     """
 
     type_name = "image"
+    flat = False
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Image:
@@ -107,6 +108,9 @@ class Image(Column):
 
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
+
+    def described(self) -> str:
+        return f"image of {self.shape}"
 
     def to_keras(self) -> dict[str, Any]:
         return {"class_name": "Rescaling", "config": {"scale": 1 / 255}}

@@ -11,12 +11,14 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features.number import CLIP, spread
+from pg_mop.plan import nets
 
 if TYPE_CHECKING:
     import numpy
 
 PADDING = CLIP + 1  # no scaled number; nets mask the steps that have it
 MAX_LENGTH = 500  # steps, unless the user says it
+MOST_RECURRENT = 100  # steps that GRU reads; longer series take convolutions, which are faster
 SHARE = 0.98  # of the training rows whose series are not cut, unless they are longer than that
 
 
@@ -141,6 +143,14 @@ class Series(Column):
 
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
+
+    def described(self) -> str:
+        return f"series of {self.shape}"
+
+    def net_input(self) -> nets.Input:
+        shape = tuple(self.shape)
+        reader = [("GRU", {"units": 32})] if shape[0] <= MOST_RECURRENT else nets.layers_of(shape)
+        return nets.Input(self.name, shape, [("Masking", {"mask_value": PADDING}), *reader])  # (padding becomes 0)
 
     def raw_inputs(self) -> list[dict[str, Any]]:
         own = {name: self.parameters[name] for name in ("shape", "means", "deviations")}
