@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -100,6 +100,10 @@ class Column(ABC):
     type_name: ClassVar[str]  # in JSON
     in_madlib: ClassVar[bool] = False  # whether MADlib's summary columns hold all parameters
     flat: ClassVar[bool] = True  # whether models other than nets can take the elements as numbers
+    kind_name: ClassVar[str] = (
+        ""  # in the argument transform of mop_pack, of a type that packs one column of a table alone
+    )
+    options: ClassVar[Mapping[str, type]] = {}  # {option of such a column in transform: int, float or str}
     raw_type: ClassVar[str] = "real[]"  # of a raw value, where `sql_type` is not known
 
     @property
@@ -118,6 +122,16 @@ class Column(ABC):
     def accepts(cls, kind: Kind, request: Request) -> bool:
         """Whether a column of the SQL type `kind` becomes a column of this type; the first type that accepts is used."""
         return True
+
+    @classmethod
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        """Whether mop_pack may pack a column of this SQL type as `kind_name`."""
+        return False
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Column | None:
+        """The fitted column, with the options of mop_pack; None where the values are others. Raises MopError."""
+        return cls.fit(source, Request())
 
     @classmethod
     @abstractmethod

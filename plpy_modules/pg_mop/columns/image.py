@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ class Image(Column):
     Elements are from 0 to 1. NULL is a black image. A trainer decodes: `decoded_by` names it before `encode`.
     """
 
-    type_name = "image"
+    type_name = kind_name = "image"
+    options = {"size": int, "channels": int}
     flat = False
 
     @classmethod
@@ -32,7 +34,15 @@ class Image(Column):
         return cls.of(source, {})
 
     @classmethod
-    def of(cls, source: SourceColumn, options: dict[str, Any]) -> Image:
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        return sql_type == "bytea"
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Image | None:
+        return cls.of(source, options) if "kind" in options or cls.is_in(source) else None
+
+    @classmethod
+    def of(cls, source: SourceColumn, options: Mapping[str, Any]) -> Image:
         """The fitted column. Raises MopError for channels that no image has."""
         size, channels = int(options.get("size", SIZE)), int(options.get("channels", CHANNELS))
         if channels not in (1, 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +71,23 @@ class Series(Column):
     channels. A NULL or NaN element is the mean. NULL is a series without steps.
     """
 
-    type_name = "series"
+    type_name = kind_name = "series"
+    options = {"length": int}
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Series:
         return cls.of(source, Shapes.of(source.db, source.table, source.name), None)
+
+    @classmethod
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        return numeric_array
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Series | None:
+        shapes = Shapes.of(source.db, source.table, source.name)
+        if "kind" not in options and not shapes.are_series:
+            return None
+        return cls.of(source, shapes, int(options["length"]) if "length" in options else None)
 
     @classmethod
     def of(cls, source: SourceColumn, shapes: Shapes, length: int | None) -> Series:

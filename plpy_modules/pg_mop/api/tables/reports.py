@@ -40,6 +40,10 @@ class Measured:
     def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int = 0) -> None:
         self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
 
+    def confusion(self) -> np.ndarray:
+        """The number of rows [true class, predicted class]."""
+        return scores.confusion(self.truth, self.outputs.argmax(1), len(self.labels))
+
     def measures(self, regression: bool) -> dict[str, float]:
         """The measures, by name."""
         if regression:
@@ -144,7 +148,7 @@ def mop_confusion_matrix(
 ) -> list[tuple[Any, ...]]:
     """[(true class, predicted class, rows)]."""
     m = _classes(db, session, model, source, version)
-    table = scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels))
+    table = m.confusion()
     return [(m.labels[i], m.labels[j], int(table[i, j])) for i in range(len(table)) for j in range(len(table))]
 
 
@@ -154,7 +158,7 @@ def mop_class_report(
 ) -> list[tuple[Any, ...]]:
     """[(class, precision, recall, f1, support)]."""
     m = _classes(db, session, model, source, version)
-    report = scores.class_report(scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels)))
+    report = scores.class_report(m.confusion())
     return [
         (label, row["precision"], row["recall"], row["f1"], int(row["support"])) for label, row in zip(m.labels, report)
     ]
