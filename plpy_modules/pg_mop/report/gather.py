@@ -78,8 +78,7 @@ def gather(
         "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), gets, replay_of),
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
-    searched = tables.get("searched", run["function"] == "mop_search")
-    data["configurations"] = configurations.read(db, schema, run, arguments, searched)
+    data["configurations"] = configurations.read(db, schema, run)
     if run["function"] == "madlib_keras_fit":  # the other ones are replicas of the first
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
