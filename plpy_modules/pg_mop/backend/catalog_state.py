@@ -24,27 +24,52 @@ class CatalogState(NamedTuple):
     command: int
 
 
+class _Server(NamedTuple):
+    """The server's functions, and its variable."""
+
+    user: Callable[[], int]
+    messages: ctypes.c_uint64
+    transaction: Callable[[], int]
+    subtransaction: Callable[[], int]
+    command: Callable[[bool], int]
+    begin: Callable[[], int]
+
+
 @functools.cache
-def _functions() -> tuple[Callable[[], int], ctypes.c_uint64, Callable[[], int], Callable[[], int], Callable[..., int]]:
-    """The server's functions and variable. Raises AttributeError, ValueError where the process is no server with them."""
-    server = ctypes.CDLL(None)
-    user, transaction, subtransaction, command = (
-        getattr(server, name)
-        for name in ("GetUserId", "GetTopTransactionIdIfAny", "GetCurrentSubTransactionId", "GetCurrentCommandId")
-    )
-    for function in (user, transaction, subtransaction, command):
-        function.restype = ctypes.c_uint32
-    command.argtypes = (ctypes.c_bool,)
-    return user, ctypes.c_uint64.in_dll(server, "SharedInvalidMessageCounter"), transaction, subtransaction, command
+def _server() -> _Server | None:
+    """None where the process is no server that has them."""
+    library = ctypes.CDLL(None)
+
+    def function(name: str, result: type, *arguments: type) -> Callable[..., int]:
+        found = getattr(library, name)
+        found.restype, found.argtypes = result, arguments
+        return found
+
+    try:
+        return _Server(
+            function("GetUserId", ctypes.c_uint32),
+            ctypes.c_uint64.in_dll(library, "SharedInvalidMessageCounter"),
+            function("GetTopTransactionIdIfAny", ctypes.c_uint32),
+            function("GetCurrentSubTransactionId", ctypes.c_uint32),
+            function("GetCurrentCommandId", ctypes.c_uint32, ctypes.c_bool),
+            function("GetCurrentTransactionStartTimestamp", ctypes.c_int64),
+        )
+    except (AttributeError, ValueError):
+        return None
 
 
 def catalog_state() -> CatalogState | None:
     """The state of this session; None where the server does not tell it. Call it in a backend's own thread."""
-    try:
-        user, messages, transaction, subtransaction, command = _functions()
-    except (AttributeError, ValueError):
+    server = _server()
+    if server is None:
         return None
-    number = transaction()
+    number = server.transaction()
     if not number:
-        return CatalogState(user(), messages.value, 0, 0, 0)
-    return CatalogState(user(), messages.value, number, subtransaction(), command(False))
+        return CatalogState(server.user(), server.messages.value, 0, 0, 0)
+    return CatalogState(server.user(), server.messages.value, number, server.subtransaction(), server.command(False))
+
+
+def lock_scope() -> tuple[int, int] | None:
+    """What holds the locks that are taken now: (begin of the transaction, its subtransaction)."""
+    server = _server()
+    return server and (server.begin(), server.subtransaction())

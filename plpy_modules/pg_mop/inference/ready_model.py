@@ -2,15 +2,17 @@
 
 The checks of a model's name, of its table and of the caller's rights are repeated where one of them may have another result
 (backend/catalog_state.py). Three things are done for each row: PostgreSQL looks for the version in use (and refuses a reader
-without rights), and turns the row into wires; NumPy computes the net.
+without rights), and turns the row into wires; NumPy computes the net. A transaction locks the table before it compares the two
+states: a lock lets the session hear of changes, and a plan that is made anew would run functions of a new index.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pg_mop.backend.catalog_state import CatalogState, catalog_state
+from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
 from pg_mop.backend.database import Database
+from pg_mop.backend.errors import is_cancel
 from pg_mop.inference import forward
 from pg_mop.inference.named_model import Answer, NamedModel, answers
 
@@ -25,8 +27,25 @@ class ReadyModel:
 
     def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: forward.Net) -> None:
         self.state, self._model, self._net = state, model, net
+        self._table, self._scope = model.table.oid, lock_scope()
+        self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
         self._place = db.plpy.prepare(model.place_query)
         self._wires = db.plpy.prepare(model.row_query, ["json"])
+
+    def is_current(self, plpy: Any) -> bool:
+        """Whether the checks would pass again; the table is locked then."""
+        if self.state != catalog_state():
+            return False
+        scope = lock_scope()
+        if scope != self._scope:
+            try:
+                plpy.execute(self._hold, [self._table])
+            except plpy.SPIError as error:
+                if is_cancel(error):
+                    raise
+                return False
+            self._scope = scope
+        return self.state == catalog_state()
 
     def answers(self, plpy: Any, row: str) -> list[Answer] | None:
         """The answer for a row; None where the whole way must be gone: the version has been replaced, a value has another type,
@@ -51,10 +70,10 @@ class ReadyModel:
 _ready: dict[Asked, ReadyModel] = {}
 
 
-def ready(asked: Asked) -> ReadyModel | None:
+def ready(plpy: Any, asked: Asked) -> ReadyModel | None:
     """The model that is ready for a call; None where the checks must be repeated."""
     model = _ready.get(asked)
-    return model if model is not None and model.state == catalog_state() else None
+    return model if model is not None and model.is_current(plpy) else None
 
 
 def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel) -> None:

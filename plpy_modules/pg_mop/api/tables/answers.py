@@ -23,7 +23,7 @@ def answer_for_row(
 
     It is called by SQL, for each row of a query.
     """
-    if row and row[0] == "{" and "\\u0000" not in row and (kept := ready((model, version, path))) is not None:
+    if row and row[0] == "{" and "\\u0000" not in row and (kept := ready(plpy, (model, version, path))) is not None:
         row_answers = _answers_of(plpy, kept, row)
         if row_answers is not None:
             return row_answers
