@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features import CodedCategory, Feature, feature_from_json
+from pg_mop.columns.features.number import Scaled, Scaling
 from pg_mop.plan import nets
 
 if TYPE_CHECKING:
     import numpy
 
 TEXT_BYTES = 40  # of a text in a row, to size chunks
+
+
+class _ScaledFeatures:
+    """The scaled numbers of a packed column, which are computed together, and the places of their elements."""
+
+    def __init__(self, placed: Sequence[tuple[int, Scaled]]) -> None:
+        self.features = [feature for _, feature in placed]
+        self.places = [place for place, _ in placed]
+        self.with_indicator = [i for i, feature in enumerate(self.features) if feature.parameters["indicator"]]
+        self.indicator_places = [self.places[i] + 1 for i in self.with_indicator]
+        self.scaling = Scaling(self.features)
 
 
 @dataclass
@@ -43,12 +56,12 @@ class Features(Column):
             self._features = [feature_from_json(data) for data in self.parameters["features"]]
         return self._features
 
-    @property
+    @functools.cached_property
     def numbers(self) -> list[Feature]:
         """The features whose wires are numbers."""
         return [feature for feature in self.features if feature.wire == "number"]
 
-    @property
+    @functools.cached_property
     def texts(self) -> list[Feature]:
         """The features whose wires are texts."""
         return [feature for feature in self.features if feature.wire == "text"]
@@ -88,13 +101,30 @@ class Features(Column):
         from pg_mop.columns.binary import np
 
         wires = self.wires(values)
-        packed = np.empty((len(wires[self.features[0].name]), self.shape[0]), "<f4")
-        start = 0
-        for feature in self.features:
-            width = len(feature.elements)
-            packed[:, start : start + width] = feature.encode(wires[feature.name])
-            start += width
+        packed = np.zeros((len(wires[self.features[0].name]), self.shape[0]), "<f4")
+        scaled = self._scaled
+        if scaled.features:
+            numbers = np.stack([wires[feature.name] for feature in scaled.features], 1)
+            is_null = np.isnan(numbers)
+            packed[:, scaled.places] = scaled.scaling.elements(numbers, is_null)
+            packed[:, scaled.indicator_places] = is_null[:, scaled.with_indicator]
+        for place, feature in self._others:
+            feature.encode_into(packed, place, wires[feature.name])
         return packed
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, Feature]]:
+        """(place of the first element, feature) of each feature."""
+        ends = itertools.accumulate(len(feature.elements) for feature in self.features)
+        return list(zip([0, *ends], self.features))
+
+    @functools.cached_property
+    def _scaled(self) -> _ScaledFeatures:
+        return _ScaledFeatures([(place, feature) for place, feature in self._places if isinstance(feature, Scaled)])
+
+    @functools.cached_property
+    def _others(self) -> list[tuple[int, Feature]]:
+        return [(place, feature) for place, feature in self._places if not isinstance(feature, Scaled)]
 
     def wires(self, values: list[Any]) -> dict[str, Any]:
         """{feature: its wires} from the wires of many rows: float64 numbers, or a list of texts."""
@@ -121,8 +151,7 @@ class Features(Column):
         return {name: values for name, values in found.items() if values}
 
     def places(self) -> list[tuple[str, slice]]:
-        ends = list(itertools.accumulate(len(feature.elements) for feature in self.features))
-        return [(f.name, slice(end - len(f.elements), end)) for f, end in zip(self.features, ends)]
+        return [(own.name, slice(first, first + len(own.elements))) for first, own in self._places]
 
     def net_input(self) -> nets.Input:
         """Codes are embedded; numbers, which come first in a packed column (columns/fitting.py), have pieces."""

@@ -82,6 +82,7 @@ class NamedModel(RowInputs, Model):
     version: int
     key: tuple[str, str]
     code: CustomCode | None  # that its architecture needs
+    place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     _net: forward.Net | None = None  # once it has answered in this process
     _is_foreign = False  # True once it is known that a trainer must compute the net
@@ -90,12 +91,8 @@ class NamedModel(RowInputs, Model):
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
         """The version of the model that is in use, or another. Raises MopError."""
         table = table_of(db, name)
-        where = "in_use" if version is None else f"version = {version}"
-        # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
-        row = db.one(
-            "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
-            f"FROM {table} WHERE {where}"
-        )
+        query = _place_query(table, version)
+        row = db.one(query)
         if row is None:
             raise MopError(
                 f'model "{name}" has no version {version}'
@@ -111,6 +108,7 @@ class NamedModel(RowInputs, Model):
             model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
         elif model.code is not None:  # its table may have changed since
             model.code.check(db, model.what)
+        model.place_query = query
         return model
 
     def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
@@ -303,6 +301,16 @@ class NamedModel(RowInputs, Model):
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
         return sql_type if sql_type in plain and self.output.classes is not None else "text"
+
+
+def _place_query(table: Table, version: int | None) -> str:
+    """SQL: the place of a version's row in the table, and its writer; None: of the version in use."""
+    where = "in_use" if version is None else f"version = {version}"
+    # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
+    return (
+        "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
+        f"FROM {table} WHERE {where}"
+    )
 
 
 def _lacking_sql() -> str:

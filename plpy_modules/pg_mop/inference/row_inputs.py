@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -64,11 +65,16 @@ class RowInputs:
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
 
+    @functools.cached_property
+    def _wire_counts(self) -> list[int]:
+        """How many wires each input has."""
+        return [len(column.raw_parts()) for column in self.inputs]
+
     def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
         """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""
         first = 0
-        for column in self.inputs:
-            end = first + len(column.raw_parts())
+        for column, count in zip(self.inputs, self._wire_counts):
+            end = first + count
             yield column, column.values_of([[row[f"w{i}"] for row in rows] for i in range(first, end)])
             first = end
 

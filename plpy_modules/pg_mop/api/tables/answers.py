@@ -7,18 +7,43 @@ from typing import Any, NoReturn
 
 from mop_udf.aggregate import Session
 from pg_mop.api.common.session import computer_of, with_trainer
+from pg_mop.backend.catalog_state import catalog_state
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
+from pg_mop.inference.ready_model import ReadyModel, keep_ready, ready
+
+
+def answer_for_row(
+    plpy: Any, model: str | None, row: str | None, version: float | None, path: str | None
+) -> list[Answer]:
+    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]. `path`: the caller's search_path.
+
+    It is called by SQL, for each row of a query.
+    """
+    if row and row[0] == "{" and "\\u0000" not in row and (kept := ready(plpy, (model, version, path))) is not None:
+        row_answers = _answers_of(plpy, kept, row)
+        if row_answers is not None:
+            return row_answers
+    return mop_predict_row(plpy, model, row, version, path)
+
+
+def _answers_of(plpy: Any, kept: ReadyModel, row: str) -> list[Answer] | None:
+    try:
+        return kept.answers(plpy, row)
+    except MopError:  # the whole way tells of it
+        return None
 
 
 @with_trainer(keeps=True)
 def mop_predict_row(
-    db: Database, session: Session, model: str | None, row: str | None, version: int | None
+    db: Database, session: Session, model: str | None, row: str | None, version: int | None, path: str | None
 ) -> list[Answer]:
-    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
+    """The same with all checks; the model is kept ready for the next row."""
+    db.look_up_as(path)
+    state = catalog_state()
     if row is None:
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
@@ -39,6 +64,7 @@ def mop_predict_row(
     # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
+    keep_ready(db, (model, version, path), state, named)
     return row_answers
 
 

@@ -118,10 +118,14 @@ class OneHotCategory(Category):
     def encode(self, wires: list[str | None]) -> numpy.ndarray:
         import numpy as np
 
-        numbers = self.numbers(wires)
-        elements = np.zeros((len(numbers), len(self.classes)), "<f4")
-        elements[np.arange(len(numbers)), numbers] = 1
+        elements = np.zeros((len(wires), len(self.classes)), "<f4")
+        self.encode_into(elements, 0, wires)
         return elements
+
+    def encode_into(self, packed: numpy.ndarray, first: int, wires: list[str | None]) -> None:
+        import numpy as np
+
+        packed[np.arange(len(wires)), self.numbers(wires) + first] = 1
 
     def described(self) -> str:
         return f"one-hot, {len(self.classes)} classes"
