@@ -33,9 +33,12 @@ from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
 OWN = ("files", "filter", "sections", "notes", "submit", "drawer", "lists", "live")
-# page and reports draw with the same code: the first scripts and page.css are the reports'
-SCRIPTS = (*DRAWING, "model.js", *(f"{name}.js" for name in OWN))
-FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), **dict.fromkeys(("page.css", "live.css"), "text/css")}
+# page and reports draw with the same code: page/report is a link to the folder of the reports
+SCRIPTS = {
+    **{name: PAGE / "report" / name for name in (*DRAWING, "model.js")},
+    **{f"{name}.js": PAGE / f"{name}.js" for name in OWN},
+}
+FILES = {**SCRIPTS, "page.css": PAGE / "report" / "page.css", "live.css": PAGE / "live.css"}
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
 RESUME_SECONDS = 20  # for a resumed run to begin
@@ -437,7 +440,7 @@ class Dashboard:
         name = request.path_params["name"]
         if name not in FILES:
             return _wrong(404, "there is no such file")
-        return Response((PAGE / name).read_bytes(), media_type=FILES[name])
+        return Response(FILES[name].read_bytes(), media_type="text/javascript" if name in SCRIPTS else "text/css")
 
 
 def shell() -> str:

@@ -28,7 +28,7 @@ def test_the_page_has_every_picture_and_loads_every_script_that_it_serves_once_a
     assert re.findall(r'<div class="picture" id="(\w+)-picture">', shell) == [own.name for own in sections.PICTURES]
     loaded = re.findall(r'<script src="/static/([\w.]+)"></script>', shell)
     assert tuple(loaded[: len(sections.DRAWING)]) == sections.DRAWING
-    assert sorted(loaded) == sorted(name for name, kind in dashboard.FILES.items() if kind == "text/javascript")
-    links = {path.name: path.resolve() for path in PAGE.glob("*.js") if path.is_symlink()}
-    assert links == {path.name: path for path in REPORT.glob("*.js")}
-    assert {path.name for path in PAGE.glob("*.js")} == set(loaded)
+    assert loaded == list(dashboard.SCRIPTS)
+    assert {path.resolve() for path in dashboard.FILES.values()} == {
+        path.resolve() for folder in (PAGE, REPORT) for kind in ("*.js", "*.css") for path in folder.glob(kind)
+    }

@@ -1,1 +1,0 @@
-../../../plpy_modules/pg_mop/report/family.js
