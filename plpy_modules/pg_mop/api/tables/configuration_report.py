@@ -16,7 +16,6 @@ from pg_mop.backend.quoting import finite_json, quote_identifier
 from pg_mop.backend.trusted import PARTITIONED, locked
 from pg_mop.call.earlier import own_run, same_rows
 from pg_mop.catalog import LocalCatalog
-from pg_mop.columns.features_column import Features
 from pg_mop.engines import find
 from pg_mop.inference import scores
 from pg_mop.packing.packed_table import PackedTable
@@ -306,14 +305,8 @@ def _importance(
 def _elements(packed: PackedTable, inputs: list[np.ndarray]) -> Iterator[tuple[int, str, Any]]:
     """(number of the input, name, its elements on the last axis) of what is permuted together."""
     for i, (column, array) in enumerate(zip(packed.transform.inputs, inputs)):
-        if isinstance(column, Features):
-            start = 0
-            for feature in column.features:
-                end = start + len(feature.elements)
-                yield i, feature.name, slice(start, end)
-                start = end
-        elif array.ndim == 2 and 1 < array.shape[1] <= MOST_INPUTS:
+        if not column.features and array.ndim == 2 and 1 < array.shape[1] <= MOST_INPUTS:
             for k in range(array.shape[1]):
                 yield i, f"{column.name}[{k + 1}]", slice(k, k + 1)
         else:
-            yield i, column.name, slice(None)
+            yield from ((i, name, place) for name, place in column.places())

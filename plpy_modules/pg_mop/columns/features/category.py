@@ -71,6 +71,16 @@ class Category(Feature):
             self._numbers = numbers
         return self._numbers
 
+    def trained_shares(self) -> list[float]:
+        p = self.parameters
+        rows = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
+        return [n / max(1, sum(rows)) for n in rows]
+
+    def counts(self, wires: list[str | None]) -> numpy.ndarray:
+        import numpy as np
+
+        return np.bincount(self.numbers(wires), minlength=len(self.classes))
+
     def to_keras(self) -> dict[str, Any]:
         values = self.parameters["values"]
         null = next(text for text in ("", "NULL", "(NULL)", "(no value)") if text not in values)

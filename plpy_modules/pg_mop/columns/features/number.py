@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
+from pg_mop.columns.features.base import (
+    Feature,
+    Source,
+    Statistics,
+    bin_counts,
+    raw_sql,
+    wants_indicator,
+    with_indicator,
+)
 from pg_mop.columns.features.conversion import number_sql
 
 if TYPE_CHECKING:
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 SCALES = ("standard", "minmax", "robust", "log", "none")
 MOST = 1e30  # the largest number that is packed: float32 ends at 3.4e38, and its square must be a double
 CLIP = 30.0  # scaled numbers are kept within this distance of 0: one wild value must not decide a prediction
+ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 BINS = 10  # of the distribution that is kept for mop_drift
 
 
@@ -105,6 +114,15 @@ class Number(Scaled):
             **{name: p[name] for name in ("fill", "center", "factor", "indicator")},
         }
 
+    def piece_edges(self) -> list[tuple[float, ...]]:
+        """The pieces are between the deciles."""
+        import numpy as np
+
+        p = self.parameters
+        raw = sorted({p["least"], *p["edges"], p["most"]} - {None})
+        scaled = sorted(set(self.encode(np.array(raw, "f8"))[:, 0].tolist()))
+        return [tuple(scaled) if len(scaled) > 1 else ALL, *[ALL] * p["indicator"]]
+
     def described(self) -> str:
         return f"number, {self.parameters['scale']}" + ", NULL indicator" * self.parameters["indicator"]
 
@@ -155,14 +173,8 @@ def distribution(sample: Any) -> dict[str, Any]:
 
 def shares(edges: Sequence[float], values: Any) -> list[float]:
     """The shares of numbers in the bins between `edges`; NaN and infinity do not count."""
-    import numpy as np
-
-    values = np.asarray(values, "f8")
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return [0.0] * (len(edges) + 1)
-    counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-    return (counts / len(values)).tolist()
+    counts = bin_counts(edges, values)
+    return (counts / max(1, counts.sum())).tolist()
 
 
 @dataclass
@@ -185,6 +197,14 @@ class Boolean(Scaled):
         if source.path:
             return f"(CASE {raw} WHEN 'true' THEN 1.0 WHEN 'false' THEN 0.0 END)::double precision"
         return f"{raw}::integer::double precision"
+
+    def trained_shares(self) -> list[float]:
+        return [self.parameters["share"], 1 - self.parameters["share"]]
+
+    def counts(self, wires: Any) -> numpy.ndarray:
+        import numpy as np
+
+        return np.array([(wires == 1).sum(), (wires == 0).sum()])
 
     def to_keras(self) -> dict[str, Any]:
         own = {name: self.parameters[name] for name in ("fill", "indicator")}
