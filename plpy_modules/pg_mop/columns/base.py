@@ -103,6 +103,7 @@ class Column(ABC):
     kind_name: ClassVar[str] = (
         ""  # in the argument transform of mop_pack, of a type that packs one column of a table alone
     )
+    takes: ClassVar[str] = ""  # the SQL type of such a column; "array": those of arrays of numbers
     options: ClassVar[Mapping[str, type]] = {}  # {option of such a column in transform: int, float or str}
     raw_type: ClassVar[str] = "real[]"  # of a raw value, where `sql_type` is not known
 
@@ -122,11 +123,6 @@ class Column(ABC):
     def accepts(cls, kind: Kind, request: Request) -> bool:
         """Whether a column of the SQL type `kind` becomes a column of this type; the first type that accepts is used."""
         return True
-
-    @classmethod
-    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
-        """Whether mop_pack may pack a column of this SQL type as `kind_name`."""
-        return False
 
     @classmethod
     def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Column | None:
@@ -309,7 +305,7 @@ class Column(ABC):
 
     def described(self) -> str:
         """What a value becomes, in a few words."""
-        return f"array of {self.shape}"
+        return f"{self.kind_name or 'array'} of {self.shape}"
 
     def places(self) -> list[tuple[str, slice]]:
         """(column of the source, its elements on the last axis of a row) of each."""

@@ -142,9 +142,6 @@ class Features(Column):
         lists = map(list, zip(*rows)) if rows else ([] for _ in self.texts)
         return dict(zip((feature.name for feature in self.texts), lists))
 
-    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
-        return self.encode(values)
-
     def unseen(self, values: list[Any]) -> dict[str, list[str]]:
         wires = self._text_wires(values)
         found = {feature.name: feature.unseen(wires[feature.name]) for feature in self.texts}

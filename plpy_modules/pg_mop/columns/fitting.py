@@ -128,12 +128,13 @@ def _check_zones(db: Database, sources: Sequence[Source]) -> None:
 
 def _alone(source: SourceColumn, options: Mapping[str, Any]) -> Column | None:
     """The column of arrays of one shape, of series, or of images; None for other values."""
-    types = [
-        column_type
-        for name, column_type in choice.WHOLE.items()
-        if options.get("kind") in (None, name) and column_type.takes(source.kind.shown, source.kind.numeric_array)
-    ]
-    return next(filter(None, (column_type.of_table(source, options) for column_type in types)), None)
+    sql_type = "array" if source.kind.numeric_array else source.kind.shown
+    for name, column_type in choice.WHOLE.items():
+        if options.get("kind") not in (None, name) or column_type.takes != sql_type:
+            continue
+        if column := column_type.of_table(source, options):
+            return column
+    return None
 
 
 class _Names:

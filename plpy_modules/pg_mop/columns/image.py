@@ -26,16 +26,13 @@ class Image(Column):
     """
 
     type_name = kind_name = "image"
+    takes = "bytea"
     options = {"size": int, "channels": int}
     flat = False
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Image:
         return cls.of(source, {})
-
-    @classmethod
-    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
-        return sql_type == "bytea"
 
     @classmethod
     def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Image | None:
@@ -115,12 +112,6 @@ class Image(Column):
             made[start:end] = np.frombuffer(payloads[0], np.uint8).reshape(-1, *self.shape) / np.float32(255)
             start = end
         return made
-
-    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
-        return self.encode(values)
-
-    def described(self) -> str:
-        return f"image of {self.shape}"
 
     def to_keras(self) -> dict[str, Any]:
         return {"class_name": "Rescaling", "config": {"scale": 1 / 255}}

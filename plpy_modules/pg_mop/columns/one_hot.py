@@ -260,8 +260,28 @@ class OneHot(Column):
     # --- reports ---
 
     def class_sql(self, value: str, actual: str) -> str:
+        """The text of the class that equals a value, else the text of the value.
+
+        Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
+        """
         trained = str(self.sql_type)
-        return _class_sql(value, actual, "citext" if trained.rpartition(".")[2] == "citext" else trained, self.classes)
+        trained = "citext" if trained.rpartition(".")[2] == "citext" else trained
+        sql_type, as_type = None, f"{value}::{trained}"
+        if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
+            sql_type = trained
+            if actual != trained:
+                sql_type, as_type = "numeric", f"{value}::text::numeric"
+        elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
+            sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
+        elif trained == "citext" and family(actual) == "text":
+            sql_type, as_type = "text", f"lower({value}::text)"
+        if sql_type is None:
+            return f"{value}::text"
+        texts = ", ".join("NULL" if c is None else quote_literal(c) for c in self.classes)
+        keys = f"ARRAY[{texts}]::{sql_type}[]"
+        if trained == "citext":
+            keys = f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in self.classes)}]::text[]"
+        return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
 
     def target_sql(self, value: str, actual: str) -> str | None:
         return self.class_sql(value, actual) if "counts" in self.parameters and not actual.endswith("[]") else None
@@ -282,31 +302,6 @@ class OneHot(Column):
 
     def class_type(self) -> str:
         return "text" if self.class_kind is None else self.class_kind.sql
-
-
-def _class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
-    """SQL: the text of the class that equals a value, else the text of the value; types are `actual` and `trained`.
-
-    Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
-    """
-    sql_type, as_type = None, f"{value}::{trained}"
-    if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
-        sql_type = trained
-        if actual != trained:
-            sql_type, as_type = "numeric", f"{value}::text::numeric"
-    elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
-        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
-    elif trained == "citext" and family(actual) == "text":
-        sql_type, as_type = "text", f"lower({value}::text)"
-    if sql_type is None:
-        return f"{value}::text"
-    texts = ", ".join("NULL" if c is None else quote_literal(c) for c in classes)
-    keys = f"ARRAY[{texts}]::{sql_type}[]"
-    if trained == "citext":
-        keys = (
-            f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in classes)}]::text[]"
-        )
-    return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
 
 
 def free_name(name: str, taken: Collection[str | None]) -> str:

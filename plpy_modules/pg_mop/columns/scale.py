@@ -20,13 +20,9 @@ class Scale(Numbers):
     """Parameters: `constant` (None: not known, so 1), `shape`. All rows have arrays of the same dimensions."""
 
     type_name = "scale"
-    kind_name = "array"
+    kind_name = takes = "array"
     options = {"constant": float}
     in_madlib = True
-
-    @classmethod
-    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
-        return numeric_array
 
     @classmethod
     def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Scale:

@@ -72,15 +72,12 @@ class Series(Column):
     """
 
     type_name = kind_name = "series"
+    takes = "array"
     options = {"length": int}
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Series:
         return cls.of(source, Shapes.of(source.db, source.table, source.name), None)
-
-    @classmethod
-    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
-        return numeric_array
 
     @classmethod
     def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Series | None:
@@ -153,12 +150,6 @@ class Series(Column):
             scaled = np.nan_to_num((series - means) / deviations, nan=0.0, posinf=CLIP, neginf=-CLIP)
             packed[row, : len(series)] = np.clip(scaled, -CLIP, CLIP)
         return packed
-
-    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
-        return self.encode(values)
-
-    def described(self) -> str:
-        return f"series of {self.shape}"
 
     def net_input(self) -> nets.Input:
         shape = tuple(self.shape)

@@ -92,9 +92,6 @@ class Words(Column):
             {"kind": "words", "name": self.name, "vocabulary": self.parameters["vocabulary"], "length": self.shape[0]}
         ]
 
-    def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
-        return self.encode(values)
-
 
 def words(text: str | None) -> list[str]:
     """The words of a text.

@@ -180,7 +180,7 @@ def kind_of(source: Source, numeric_array: bool, is_enum: bool) -> str | None:
         "one_hot": by_type not in (None, "array"),
         "embedding": by_type not in (None, "array"),
         "ignore": True,
-        **{name: column_type.takes(sql_type, numeric_array) for name, column_type in WHOLE.items()},
+        **{name: column_type.takes in (sql_type, by_type) for name, column_type in WHOLE.items()},
     }
     if wanted is None:
         return by_type
