@@ -226,6 +226,9 @@ GROUPS = {
     "Ordinary tables": ["mop_train", "mop_split", "mop_pack", "mop_architecture"],
     "Named models": [
         "mop_predict",
+        "mop_probability",
+        "mop_class",
+        "mop_number",
         "mop_predict_into",
         "mop_deploy",
         "mop_retrain",

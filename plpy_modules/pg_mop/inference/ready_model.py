@@ -14,9 +14,9 @@ from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import is_cancel
 from pg_mop.inference import forward
-from pg_mop.inference.named_model import Answer, NamedModel, answers
+from pg_mop.inference.named_model import KEPT, Answer, NamedModel, answers
 
-MOST = 16  # models that a session keeps ready
+MOST = KEPT  # models that a session keeps ready
 
 # (name, version, search_path) as the caller gives them
 Asked = tuple[str | None, float | None, str | None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from mop_udf.aggregate import Session
+from mop_udf.errors import raise_error
 from pg_mop.api.common.session import computer_of, with_trainer
 from pg_mop.backend.catalog_state import catalog_state
 from pg_mop.backend.database import Database
@@ -28,6 +30,28 @@ def answer_for_row(
         if row_answers is not None:
             return row_answers
     return mop_predict_row(plpy, model, row, version, path)
+
+
+def value_for_row(
+    plpy: Any, what: str, model: str | None, row: str | None, label: str | None, version: float | None, path: str | None
+) -> str | None:
+    """One value of the answer for a row; `what`: the SQL function that the caller calls. `label`: the class of its probability.
+
+    NULL for a NULL row, and where the net's outputs are not finite.
+    """
+    ((prediction, probability, probabilities),) = answer_for_row(plpy, model, row, version, path)
+    if prediction is None:
+        return None
+    if (what == "mop_number") != (probability is None):
+        kind, other = ("numbers", "mop_number") if probability is None else ("classes", "mop_class")
+        raise_error(plpy, f'{what}: model "{model}" predicts {kind}', "22023", None, f"Call {other}('{model}', t).")
+    if what != "mop_probability":
+        return prediction
+    of_classes = json.loads(str(probabilities))
+    if label not in of_classes:
+        few = ", ".join(list(of_classes)[:10]) + ", ..." * (len(of_classes) > 10)
+        raise_error(plpy, f'{what}: model "{model}" has no class {label!r}', "22023", f"Its classes are {few}.", None)
+    return repr(of_classes[label])
 
 
 def _answers_of(plpy: Any, kept: ReadyModel, row: str) -> list[Answer] | None:
