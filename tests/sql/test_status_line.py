@@ -74,17 +74,20 @@ def test_the_line_ranks_as_the_page_does(db, data, compiled, kept, series, valid
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "kept, kept_by",
     [
-        "keep='best'",
-        "keep='last'",
-        "keep='best', stop={'patience': 9, 'metric': 'accuracy'}",
-        """stop = {"metric": "training_accuracy", "patience": 9, "mode": "min"}, keep = 'best'""",
-        "keep='best', stop={'target': 0.0, 'metric': 'training_loss', 'mode': 'min'}",
+        ("keep='best'", "{} loss min"),
+        ("keep='last'", None),
+        ("keep='best', stop={'patience': 9, 'metric': 'accuracy'}", "{} accuracy max"),
+        (
+            """stop = {"metric": "training_accuracy", "patience": 9, "mode": "min"}, keep = 'best'""",
+            "training accuracy min",
+        ),
+        ("keep='best', stop={'target': 0.0, 'metric': 'training_loss', 'mode': 'min'}", "training loss min"),
     ],
 )
 @pytest.mark.parametrize("validates", [False, True])
-def test_the_line_counts_the_state_that_is_kept(db, data, kept, validates):
+def test_the_line_counts_the_state_that_is_kept(db, data, kept, kept_by, validates):
     """Whatever the evaluations are, and where loss and accuracy disagree on the best iteration."""
     rows = [(1, ADAM.format(rate), f"batch_size=8, {kept}") for rate in (0.01, 0.1, 0.2)]
     selection(db, "mst", "arch", rows)
@@ -94,6 +97,8 @@ def test_the_line_counts_the_state_that_is_kept(db, data, kept, validates):
     chance = random.Random(5)
     found = db.run("SELECT stage, dataset FROM madlib.mop_metric WHERE run_id = %s ORDER BY 1, 2", [run_id])
     assert len(found) == 12 * (1 + validates)
+    told = db.value("SELECT min(kept_by) FROM madlib.mop_trials WHERE run_id = %s", [run_id])
+    assert told == (kept_by and kept_by.format("validation" if validates else "training"))
     for _ in range(4):
         for row in found:
             loss, accuracy = round(chance.uniform(0, 1), 3), chance.randint(0, 6) / 6
