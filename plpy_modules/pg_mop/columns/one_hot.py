@@ -280,7 +280,8 @@ class OneHot(Column):
         texts = ", ".join("NULL" if c is None else quote_literal(c) for c in self.classes)
         keys = f"ARRAY[{texts}]::{sql_type}[]"
         if trained == "citext":
-            keys = f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in self.classes)}]::text[]"
+            lowered = ("NULL" if c is None else f"lower({quote_literal(c)}::text)" for c in self.classes)
+            keys = f"ARRAY[{', '.join(lowered)}]::text[]"
         return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
 
     def target_sql(self, value: str, actual: str) -> str | None:
