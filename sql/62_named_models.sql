@@ -84,7 +84,7 @@ CREATE FUNCTION @extschema@.mop_answer(
     what text,
     model text,
     "row" json,
-    class text,
+    label text,
     version double precision,
     path text
 ) RETURNS text
@@ -101,7 +101,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_probability(
     model text,
     "row" anyelement,
-    class text,
+    label text,
     version double precision DEFAULT NULL
 ) RETURNS double precision SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
 LANGUAGE sql STABLE COST 10000 AS $$
