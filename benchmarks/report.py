@@ -1,5 +1,5 @@
-"""Tables of the benchmark: `python report.py` keeps what .local/bench/results.json has in benchmarks/results, a file for each
-workload, study and part, and writes docs/benchmarks.md from all files there.
+"""Tables of the benchmark. `python report.py` copies .local/bench/results.json into benchmarks/results, one file for each
+workload, study and part. It writes docs/benchmarks.md from all files there.
 """
 
 import json

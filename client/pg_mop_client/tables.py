@@ -188,7 +188,7 @@ def _array(value: Any) -> str:
 
 
 def text_field(value: str, what: str = "text", column: str = "column") -> str:
-    """A text in COPY's format; `what` it is, and its `column`, as an error names them. Raises ClientError."""
+    """A text in COPY's format. `what` and `column`: the names of the text and of its column in errors. Raises ClientError."""
     if "\0" in value:
         raise ClientError(
             f"a {what} has a NUL character, {value[:20]!r}", hint=rf"data[{column}].str.replace('\0', '')"

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from pg_mop.backend.caller import PINNED
+
 CALL = (
     "SELECT mop_train('{source}', 'm', target => 'y', id => 'id', layers => '{layers}', max_trials => 1, baselines => false, "
     "time_limit => '{limit}'{more})"
@@ -86,6 +88,14 @@ def test_the_planner_knows_that_a_row_has_one_answer_that_costs(rows):
         "'madlib.mop_predict_row(text, json, float8, text)'::regprocedure)"
     )
     assert len(found) == 2 and all(row["prorows"] == 1 and row["procost"] >= 1000 for row in found)
+
+
+def test_functions_of_one_row_pin_what_all_functions_pin(rows):
+    found = rows.run("SELECT proconfig FROM pg_proc WHERE proname IN ('mop_predict_row', 'mop_answer')")
+    pinned = {"search_path": "pg_catalog, pg_temp", **PINNED}
+    for row in found:
+        assert {k.lower(): v for k, v in (entry.split("=", 1) for entry in row["proconfig"])} == pinned
+    assert len(found) == 2
 
 
 def test_an_honest_table_has_no_such_warning(rows):

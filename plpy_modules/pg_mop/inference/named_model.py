@@ -276,6 +276,12 @@ class NamedModel(RowInputs, Model):
             _, decoded = self.output.decode(numbers)
         return decoded
 
+    def answers(
+        self, computer: Trainer | forward.Net, rows: Sequence[Any], unseen: dict[str, list[str]]
+    ) -> list[Answer]:
+        """The answers for rows with wires w0, w1, ...; `computer`, `unseen`: as for `outputs_of` and `encode`."""
+        return answers(self, self.outputs_of(computer, self.encode(rows, unseen)))
+
     def labels(self, width: int) -> list[str]:
         """The name of each unit: its class, or its place where more units than classes were asked for. All differ."""
         labels = self.output.labels(width)

@@ -12,9 +12,9 @@ from typing import Any
 
 from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
 from pg_mop.backend.database import Database
-from pg_mop.backend.errors import is_cancel
+from pg_mop.backend.errors import MopError, is_cancel
 from pg_mop.inference import forward
-from pg_mop.inference.named_model import KEPT, Answer, NamedModel, answers
+from pg_mop.inference.named_model import KEPT, Answer, NamedModel
 
 MOST = KEPT  # models that a session keeps ready
 
@@ -26,54 +26,61 @@ class ReadyModel:
     """A model whose checks have passed in a state of the catalog."""
 
     def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: forward.Net) -> None:
-        self.state, self._model, self._net = state, model, net
-        self._table, self._scope = model.table.oid, lock_scope()
+        self.model, self._net, self._query = model, net, model.place_query
+        self.checked(state)
         self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
-        self._place = db.plpy.prepare(model.place_query)
+        self._place = db.plpy.prepare(self._query)
         self._wires = db.plpy.prepare(model.row_query, ["json"])
+
+    def serves(self, model: NamedModel) -> bool:
+        """Whether the kept plans are those of a model that has been found again."""
+        return self.model is model and self._query == model.place_query
+
+    def checked(self, state: CatalogState) -> None:
+        """The checks have passed in a state, and this transaction has locked the table."""
+        self._state, self._scope = state, lock_scope()
 
     def is_current(self, plpy: Any) -> bool:
         """Whether the checks would pass again; the table is locked then."""
-        if self.state != catalog_state():
+        if self._state != catalog_state():
             return False
         scope = lock_scope()
         if scope != self._scope:
             try:
-                plpy.execute(self._hold, [self._table])
+                plpy.execute(self._hold, [self.model.table.oid])
             except plpy.SPIError as error:
                 if is_cancel(error):
                     raise
                 return False
             self._scope = scope
-        return self.state == catalog_state()
+        return self._state == catalog_state()
 
     def answers(self, plpy: Any, row: str) -> list[Answer] | None:
         """The answer for a row; None where the whole way must be gone: the version has been replaced, a value has another type,
         or the session is to be told of a value."""
-        model = self._model
+        model = self.model
         place = plpy.execute(self._place)
         if len(place) != 1 or (place[0]["place"], place[0]["writer"]) != model.key:
             return None
+        unseen: dict[str, list[str]] = {}
         try:
-            rows = plpy.execute(self._wires, [row])
+            row_answers = model.answers(self._net, plpy.execute(self._wires, [row]), unseen)
         except plpy.SPIError as error:
             if not str(error.sqlstate).startswith("22"):
                 raise
             return None
-        unseen: dict[str, list[str]] = {}
-        arrays = model.encode(rows, unseen)
-        if not model.told.issuperset(unseen):
+        except MopError:
             return None
-        return answers(model, model.outputs_of(self._net, arrays))
+        return row_answers if model.told.issuperset(unseen) else None
 
 
 _ready: dict[Asked, ReadyModel] = {}
 
 
-def ready(plpy: Any, asked: Asked) -> ReadyModel | None:
-    """The model that is ready for a call; None where the checks must be repeated."""
+def ready_answers(plpy: Any, asked: Asked, row: str) -> list[Answer] | None:
+    """The answer for a row, a JSON object, from a model that is ready; None where the whole way must be gone."""
     model = _ready.get(asked)
-    return model if model is not None and model.is_current(plpy) else None
+    return model.answers(plpy, row) if model is not None and model.is_current(plpy) else None
 
 
 def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel) -> None:
@@ -81,6 +88,10 @@ def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: Na
     net = model.net(db)
     if net is None or state is None:
         return
-    if asked not in _ready and len(_ready) >= MOST:
+    kept = _ready.get(asked)
+    if kept is not None and kept.serves(model):
+        kept.checked(state)
+        return
+    if kept is None and len(_ready) >= MOST:
         _ready.pop(next(iter(_ready)))
     _ready[asked] = ReadyModel(db, state, model, net)

@@ -14,8 +14,8 @@ from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
-from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
-from pg_mop.inference.ready_model import ReadyModel, keep_ready, ready
+from pg_mop.inference.named_model import Answer, NamedModel, RowReader, tell_unseen
+from pg_mop.inference.ready_model import keep_ready, ready_answers
 
 
 def answer_for_row(
@@ -25,8 +25,8 @@ def answer_for_row(
 
     It is called by SQL, for each row of a query.
     """
-    if row and row[0] == "{" and "\\u0000" not in row and (kept := ready(plpy, (model, version, path))) is not None:
-        row_answers = _answers_of(plpy, kept, row)
+    if row and row[0] == "{" and "\\u0000" not in row:
+        row_answers = ready_answers(plpy, (model, version, path), row)
         if row_answers is not None:
             return row_answers
     return mop_predict_row(plpy, model, row, version, path)
@@ -54,13 +54,6 @@ def value_for_row(
     return repr(of_classes[label])
 
 
-def _answers_of(plpy: Any, kept: ReadyModel, row: str) -> list[Answer] | None:
-    try:
-        return kept.answers(plpy, row)
-    except MopError:  # the whole way tells of it
-        return None
-
-
 @with_trainer(keeps=True)
 def mop_predict_row(
     db: Database, session: Session, model: str | None, row: str | None, version: int | None, path: str | None
@@ -84,7 +77,7 @@ def mop_predict_row(
         raise problem from None
     unseen: dict[str, list[str]] = {}
     with computer_of(db, session, named, check_names=False) as computer:
-        row_answers = answers(named, named.outputs_of(computer, named.encode(rows, unseen)))
+        row_answers = named.answers(computer, rows, unseen)
     # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
@@ -180,6 +173,6 @@ def _answered(
     """Yield (rows, answers) in chunks, then tell the caller about missing columns and unseen values."""
     unseen: dict[str, list[str]] = {}
     for rows in reader.chunks(extra):
-        yield rows, answers(model, model.outputs_of(computer, model.encode(rows, unseen)))
+        yield rows, model.answers(computer, rows, unseen)
     reader.tell_missing()
     reader.tell_unseen(unseen)
