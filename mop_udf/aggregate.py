@@ -3,13 +3,17 @@
 Only this module of mop_udf uses `plpy`. Standard library only. One :class:`Session` lives from call to call.
 """
 
+import dataclasses
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import mop_udf
 from mop_udf.errors import raise_error
 from mop_udf.pool.process import DeviceFull, MemoryExceeded, Trainer, TrainerError, TrainerLost
+from mop_udf.unit_spec import UnitHeader, UnitModel, UnitRequest
 
 # SQLSTATEs that tell the coordinator how to handle a failed unit
 CONFIGURATION_FAILED = "MOP01"  # the configuration is to blame: do not retry
@@ -124,29 +128,34 @@ class Session:
         trainer.datasets = set(answer["datasets"])
         return answer["fits"]
 
-    def begin(self, unit, models, states, objects):
-        """Send the trainer a unit: its header, a dict for each of its models, the model states and the custom
-        functions.
+    def begin(
+        self,
+        unit: UnitHeader,
+        models: Sequence[UnitModel],
+        states: Iterable[tuple[int, Any]] | None,
+        objects: Sequence[Mapping[str, bytes]],
+        then: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Send the trainer a unit: its header, its models, the model states and the custom functions.
 
         `objects`: {name: pickle} for each model. `states` yields (stage, bytes) for every part of a state. Without
-        parts, training starts from the seed; with None, the caller sends the parts by `give`.
+        parts, training starts from the seed; with None, the caller sends the parts by `give`. `then`: see UnitRequest.
 
-        Adds to the header, depending on the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`, how
-        many times they follow. Rows that the trainer cannot keep are sent for each epoch; such a unit has one model.
-        A unit of kind "load", without models, has its rows kept for a chain.
+        Decides `sends_rows` and `epochs_sent`, depending on the trainer's cache. Rows that the trainer cannot keep are sent
+        for each epoch; such a unit has one model. A unit of kind "load", without models, has its rows kept for a chain.
         """
         trainer = self.trainer
-        self.units += unit["kind"] != "load"
-        sends = unit["dataset"] not in trainer.datasets
-        epochs = models[0]["epochs"] if models and sends and not unit["keeps_rows"] else 1
-        self.unit = {
-            **unit,
-            "sends_rows": sends,
-            "epochs_sent": epochs,
-            "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)],
-        }
+        self.units += unit.kind != "load"
+        sends = unit.dataset not in trainer.datasets
+        epochs = models[0].epochs if models and sends and not unit.keeps_rows else 1
+        common = {f.name: getattr(unit, f.name) for f in dataclasses.fields(UnitHeader)}
+        named = [dataclasses.replace(model, objects=list(own)) for model, own in zip(models, objects)]
+        request = UnitRequest(**{**common, "sends_rows": sends, "epochs_sent": epochs}, models=named, then=list(then))
+        self.unit = request
         trainer.has_run_code = trainer.has_run_code or any(objects)
-        trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
+        trainer.send(
+            {**request.to_json(), "op": "unit"}, *(data for own in objects for data in own.values()), more=True
+        )
         self.expects_states, self.last_sent = True, None
         if states is not None:
             for stage, part in states:

@@ -7,37 +7,23 @@ from mop_udf.training.unit_rows import KeptRows
 from mop_udf.training.unit_training import UnitTraining
 
 
-def steps_of(unit):
-    """The units of a request, a list for each step: dicts, in the order of the models; None where a step leaves a model
-    out. One step without `then`."""
-    common = {name: value for name, value in unit.items() if name not in ("models", "then")}
-    last = [{**common, **model} for model in unit["models"]]
-    steps = [last]
-    for step in unit.get("then", ()):
-        own = {name: value for name, value in step.items() if name != "models"}
-        found = [model and {**before, **own, **model} for before, model in zip(last, step["models"], strict=True)]
-        steps.append(found)
-        last = [model or before for model, before in zip(found, last)]
-    return steps
-
-
 def train(steps, objects, states, cache, compiled_models, device):
     """Train a chain on rows that the cache holds: (the reports of all units, step by step; the models' last states).
 
-    `steps`: see `steps_of`; `objects`: an iterator over the pickles of the first step's custom functions; `states`: {stage:
-    bytes of its state}, emptied. States are lists of buffers, as UnitTraining.run returns them. Reports have also
-    `began` and `ended`, seconds before the end of the chain; `began` of the first unit is None.
+    `steps`: see unit_spec.steps_of; `objects`: an iterator over the pickles of the first step's custom functions;
+    `states`: {stage: bytes of its state}, emptied. States are lists of buffers, as UnitTraining.run returns them. Reports have
+    also `began` and `ended`, seconds before the end of the chain; `began` of the first unit is None.
 
     Models that may train as a vmap batch take each step together. Otherwise each model takes all its steps before the next
     model, so that its state stays in the variables of its compiled model.
     """
     count = len(steps[0])
-    own_objects = [[next(objects) for _ in unit["objects"]] for unit in steps[0]]
+    own_objects = [[next(objects) for _ in unit.objects] for unit in steps[0]]
     last_step = [max(n for n, step in enumerate(steps) if step[number] is not None) for number in range(count)]
-    together = count > 1 and vmap_batch.is_possible(steps[0][0]["kernel"])
+    together = count > 1 and vmap_batch.is_possible(steps[0][0].kernel)
     held, ended, times, reports = [None] * count, None, {}, {}
     for numbers in [range(count)] if together else [[number] for number in range(count)]:
-        own_states = {key: states.pop(key) for number in numbers if (key := steps[0][number]["stage"]) in states}
+        own_states = {key: states.pop(key) for number in numbers if (key := steps[0][number].stage) in states}
         for position, step in enumerate(steps):
             trained = [number for number in numbers if step[number] is not None]
             if not trained:

@@ -51,17 +51,17 @@ class Features:
 
     @property
     def nbytes(self):
-        return self.unit["rows"] * self.cut.split.row_bytes
+        return self.unit.rows * self.cut.split.row_bytes
 
     def are_cached(self):
-        return self.cache.features_of(self.unit["dataset"], self._digest) is not None
+        return self.cache.features_of(self.unit.dataset, self._digest) is not None
 
     def has_capacity(self):
         """True where the cache can hold the features and the segment's rows; the rows may still be on their way."""
-        coming = 0 if self.cache.get(self.unit["dataset"]) else self.unit["nbytes"]
+        coming = 0 if self.cache.get(self.unit.dataset) else self.unit.nbytes
         # three times: a pass may shuffle them, and kernels make tensors of them
         return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.make_feature_capacity(
-            self.nbytes + coming, [*self.unit["keep"], self.unit["dataset"]]
+            self.nbytes + coming, [*self.unit.keep, self.unit.dataset]
         )
 
     def segment(self, least):
@@ -69,8 +69,8 @@ class Features:
 
         Features that are not cached are computed, `least` rows at a time; the model must have the weights.
         """
-        columns, inputs = self.cache.get(self.unit["dataset"]).columns, self.unit["inputs"]
-        found = self.cache.features_of(self.unit["dataset"], self._digest)
+        columns, inputs = self.cache.get(self.unit.dataset).columns, self.unit.inputs
+        found = self.cache.features_of(self.unit.dataset, self._digest)
         if found is None:
             if not self.has_capacity():
                 return None
@@ -79,7 +79,7 @@ class Features:
             except Exception as error:  # any error: training the whole model shows whether the model is to blame
                 self.cut.refused = refusal(error)
                 return None
-            self.cache.add_features(self.unit["dataset"], self._digest, found)
+            self.cache.add_features(self.unit.dataset, self._digest, found)
         return Segment((*found.columns, *columns[inputs:]))
 
 
@@ -89,14 +89,14 @@ def features(cache, unit, compiled, weights=None):
     A kernel that the setting names trains the whole model: `plain` means plain Keras, bit by bit.
     """
     if not (
-        unit.get("share_prefixes")
-        and unit["kernel"] == "auto"
-        and unit["keeps_rows"]
+        unit.share_prefixes
+        and unit.kernel == "auto"
+        and unit.keeps_rows
         and compiled.cut
         and compiled.cut.refused is None
     ):
         return None
     found = Features(cache, unit, compiled, weights)
     # a single pass over the rows costs as much as computing the features
-    again = unit["kind"] != "train" or unit["run_passes_left"] > 1
+    again = unit.kind != "train" or unit.run_passes_left > 1
     return found if found.are_cached() or again and found.has_capacity() else None

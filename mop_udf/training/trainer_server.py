@@ -39,6 +39,7 @@ from mop_udf.training import chain, custom_layers, evaluation, model_cache, mode
 from mop_udf.training.losses import load_functions
 from mop_udf.training.unit_rows import UnitRows
 from mop_udf.training.unit_training import UnitTraining, replica_states
+from mop_udf.unit_spec import UnitRequest, steps_of
 
 EVALUATED_ROWS = 1024  # least rows of a piece that is evaluated at once, where rows are not kept
 
@@ -118,23 +119,24 @@ class TrainerServer:
         fits = self.cache.make_capacity(header["nbytes"], header["keep"])
         self.channel.send({"fits": fits, "datasets": list(self.cache.segments)})
 
-    def on_unit(self, unit, payloads):
-        self.trained, self.compiles_ahead = [], bool(unit.get("compile_ahead"))
+    def on_unit(self, header, payloads):
+        unit = UnitRequest.from_json(header)
+        self.trained, self.compiles_ahead = [], unit.compile_ahead
         states, rows = self._receive_states(), UnitRows(self.channel, self.cache, unit)
         if payloads:  # custom functions
             self.may_be_leased_again = False
         try:
             self._check_device()
-            steps, objects = chain.steps_of(unit), iter(payloads)
+            steps, objects = steps_of(unit), iter(payloads)
             units = steps[0]
             if len(steps) > 1:
                 rows.finish()
                 reports, self.trained = chain.train(
                     steps, objects, states, self.cache, self.compiled_models, self.device
                 )
-            elif unit["kind"] == "load":
+            elif unit.kind == "load":
                 reports = []
-            elif unit["kind"] == "train":
+            elif unit.kind == "train":
                 reports, self.trained = UnitTraining(
                     units, objects, states, rows, self.cache, self.compiled_models, self.device
                 ).run()
@@ -167,9 +169,9 @@ class TrainerServer:
         """Evaluate the models of several units on the same rows, read once; the first unit names the rows."""
         evaluations = [self._evaluation(unit, objects, states) for unit in units]
         self.evaluated = [evaluated.compiled for evaluated in evaluations]
-        if units[0]["keeps_rows"]:
+        if units[0].keeps_rows:
             rows.finish()
-            pieces = [self.cache.get(units[0]["dataset"]).columns]
+            pieces = [self.cache.get(units[0].dataset).columns]
         else:
             pieces = data.whole_batches((arrays for _, arrays in rows), EVALUATED_ROWS)
         for piece in pieces:
@@ -179,17 +181,17 @@ class TrainerServer:
 
     def _evaluation(self, unit, objects, states):
         """The Evaluation of a unit's model."""
-        compile_params, _ = models.parse(unit["compile_params"], unit["fit_params"])
+        compile_params, _ = models.parse(unit.compile_params, unit.fit_params)
         compiled = self.compiled_models.evaluator(
-            unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
+            unit.architecture, compile_params, {name: next(objects) for name in unit.objects}
         )
-        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_outputs(compiled.model, unit.outputs, compiled.losses)
         models.check_weights(compiled.model, None, unit)
-        weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], replica_states(unit, states))
-        if unit.get("path") is not None and (at := super_net.path_position(compiled.model)) is not None:
-            weights = [*weights[:at], np.array(unit["path"], "f4"), *weights[at + 1 :]]
+        weights = compiled.weights_of(states[unit.stage], unit.plain_weights, replica_states(unit, states))
+        if unit.path is not None and (at := super_net.path_position(compiled.model)) is not None:
+            weights = [*weights[:at], np.array(unit.path, "f4"), *weights[at + 1 :]]
         return evaluation.Evaluation(
-            compiled, weights, unit["inputs"], prefixes.features(self.cache, unit, compiled, weights)
+            compiled, weights, unit.inputs, prefixes.features(self.cache, unit, compiled, weights)
         )
 
     def on_save(self, header, payloads):

@@ -33,16 +33,16 @@ class UnitRows:
 
     def _read(self):
         unit = self._unit
-        cached = self._cache.get(unit["dataset"])
-        if unit["sends_rows"]:
+        cached = self._cache.get(unit.dataset)
+        if unit.sends_rows:
             rows = yield from self._timed(
-                data.receive_rows(self._channel, unit["dtypes"], unit["rows"] if unit["keeps_rows"] else None)
+                data.receive_rows(self._channel, unit.dtypes, unit.rows if unit.keeps_rows else None)
             )
             self.ended = True
-            if unit["keeps_rows"]:
+            if unit.keeps_rows:
                 if rows is None:
-                    raise RuntimeError(f"segment {unit['segment']} did not send its {unit['rows']} rows")
-                self._cache.segments[unit["dataset"]] = rows
+                    raise RuntimeError(f"segment {unit.segment} did not send its {unit.rows} rows")
+                self._cache.segments[unit.dataset] = rows
         else:
             self._channel.receive()
             self.ended = True
@@ -70,7 +70,7 @@ class KeptRows:
 
     def __init__(self, cache, unit):
         """Raises RuntimeError where the trainer does not keep the rows."""
-        self.wait_seconds, found = 0.0, cache.get(unit["dataset"])
+        self.wait_seconds, found = 0.0, cache.get(unit.dataset)
         if found is None:
             raise RuntimeError("the trainer does not hold the rows of this segment")
         self._columns = found.columns

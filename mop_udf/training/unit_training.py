@@ -13,6 +13,7 @@ from mop_udf.kernels.framework import framework
 from mop_udf.kernels.kernel_order import LOGGED, KernelOrder
 from mop_udf.training import models, prefixes, work_meter
 from mop_udf.training.callbacks import TensorBoard
+from mop_udf.unit_spec import TrainerUnit
 
 
 @dataclasses.dataclass
@@ -23,7 +24,7 @@ class TrainingUnit:
     this unit. `held`: the Held state with which the unit begins, in a chain.
     """
 
-    unit: dict
+    unit: TrainerUnit
     compile_params: dict
     fit: dict
     objects: dict
@@ -34,7 +35,7 @@ class TrainingUnit:
     @property
     def forced(self):
         """The kernel that the setting names, or None for the autotuner's; LOGGED: those of a log, batch by batch."""
-        kernel = self.unit["kernel"]
+        kernel = self.unit.kernel
         return None if kernel == "auto" else kernel if isinstance(kernel, str) else LOGGED
 
     @property
@@ -44,7 +45,7 @@ class TrainingUnit:
     @property
     def block(self):
         """The rows that `shuffle` permutes together."""
-        return data.shuffle_block(self.unit["nbytes"], self.unit["rows"], self.fit["batch_size"])
+        return data.shuffle_block(self.unit.nbytes, self.unit.rows, self.fit["batch_size"])
 
     def random(self):
         """The generator that permutes the rows.
@@ -52,9 +53,7 @@ class TrainingUnit:
         Its seed leaves the configuration out: all configurations see the same order, so it does not matter which
         configurations share this iteration.
         """
-        return np.random.default_rng(
-            [n & 0xFFFFFFFF for n in (self.unit["seed"], self.unit["iteration"], self.unit["segment"])]
-        )
+        return np.random.default_rng([n & 0xFFFFFFFF for n in (self.unit.seed, self.unit.iteration, self.unit.segment)])
 
 
 class Held:
@@ -78,7 +77,7 @@ class UnitTraining:
     def __init__(self, units, objects, states, rows, cache, compiled_models, device, held=None):
         """Parse the units' parameters.
 
-        `units`: dicts; `objects`: an iterator over the pickles of their custom functions; `states`: {stage: bytes of
+        `units`: TrainerUnits; `objects`: an iterator over the pickles of their custom functions; `states`: {stage: bytes of
         its state}, emptied as the models load them; `rows`: UnitRows; `cache`: data.Cache; `compiled_models`:
         ModelCache; `device`: as device.described gives it; `held`: the Held states of the models, in place of `states`.
         Raises ConfigurationError.
@@ -89,8 +88,8 @@ class UnitTraining:
         self.works = [
             TrainingUnit(
                 unit,
-                *models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"]),
-                {name: next(objects) for name in unit["objects"]},
+                *models.parse(unit.compile_params, unit.fit_params, unit.iteration),
+                {name: next(objects) for name in unit.objects},
                 before,
             )
             for unit, before in zip(units, held or [None] * len(units), strict=True)
@@ -153,24 +152,24 @@ class UnitTraining:
         for number, work in enumerate(self.works):
             unit, fit = work.unit, work.fit
             work.joins = (
-                vmap_batch.is_possible(unit["kernel"])
+                vmap_batch.is_possible(unit.kernel)
                 and not framework.divides_models()
-                and unit["keeps_rows"]
-                and unit["epochs_sent"] == 1
+                and unit.keeps_rows
+                and unit.epochs_sent == 1
                 and not fit["callbacks"]
             )
             alike = (
                 (
                     self.compiled_models.key(
-                        unit["architecture"], work.compile_params, work.objects, False, fit["dropout"]
+                        unit.architecture, work.compile_params, work.objects, False, fit["dropout"]
                     ),
-                    unit["kernel"],
+                    unit.kernel,
                     fit["batch_size"],
                     work.epochs,
                     repr(fit["class_weight"]),
                     fit["steps_per_epoch"],
                     fit["shuffle"],
-                    fit["shuffle"] and unit["iteration"],
+                    fit["shuffle"] and unit.iteration,
                 )
                 if work.joins
                 else number
@@ -185,23 +184,23 @@ class UnitTraining:
     def _prepare(self, work):
         """The CompiledModel of a unit, in the state where its training starts."""
         unit, compile_params, fit = work.unit, work.compile_params, work.fit
-        state = None if work.held else self.states.get(unit["stage"])
+        state = None if work.held else self.states.get(unit.stage)
         seed = None
-        if not work.held and (state is None or unit["plain_weights"]):
-            seed = models.initial_seed(unit["seed"], unit["model_id"], None if unit["same_start"] else unit["mst_key"])
+        if not work.held and (state is None or unit.plain_weights):
+            seed = models.initial_seed(unit.seed, unit.model_id, None if unit.same_start else unit.mst_key)
         compiled = self.compiled_models.get(
-            unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
+            unit.architecture, compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
         )
-        self.compiled_models.note_net(unit.get("net"))
+        self.compiled_models.note_net(unit.net)
         compiled.check_trainable()
-        models.check_outputs(compiled.model, unit["outputs"], compiled.losses)
+        models.check_outputs(compiled.model, unit.outputs, compiled.losses)
         models.check_weights(compiled.model, fit["class_weight"], unit)
         if work.held:
             work.held.put(compiled)
         elif seed is not None:
             compiled.start(seed)
-            if state is not None and unit.get("inherits"):
-                compiled.inherit(unit["inherits"], state)
+            if state is not None and unit.inherits:
+                compiled.inherit(unit.inherits, state)
             elif state is not None:
                 compiled.set_weights(state)
         else:
@@ -212,7 +211,7 @@ class UnitTraining:
                 compiled.average(replicas)
         framework.check_room(compiled.variables)
         compiled.set_scalars(compile_params)
-        self.states.pop(unit["stage"], None)
+        self.states.pop(unit.stage, None)
         if work.last:
             self.states.clear()  # training needs their memory
         return compiled
@@ -235,20 +234,20 @@ class UnitTraining:
         self.rows.finish()
         unit, fit = work.unit, work.fit
         if work.forced is None:
-            if unit.get("share_prefixes") and compiled.cut:
+            if unit.share_prefixes and compiled.cut:
                 return compiled, batch
-            compiled.kernels.load_history(fit["batch_size"], unit.get("costs"), self.device)
-        segment, random = self.cache.get(unit["dataset"]), work.random()
+            compiled.kernels.load_history(fit["batch_size"], unit.costs, self.device)
+        segment, random = self.cache.get(unit.dataset), work.random()
         batch.train(
             (_columns(segment, work, random) for _ in range(work.epochs)),
-            unit["rows"],
+            unit.rows,
             fit["batch_size"],
-            unit["inputs"],
+            unit.inputs,
             fit["class_weight"],
             fit["steps_per_epoch"],
-            unit["passes_left"],
-            unit["run_passes_left"],
-            unit["run_seconds"],
+            unit.passes_left,
+            unit.run_passes_left,
+            unit.run_seconds,
             work.forced,
         )
         return compiled, batch
@@ -256,31 +255,31 @@ class UnitTraining:
     def _train(self, work, compiled):
         """Train one model by itself: its report."""
         unit, fit = work.unit, work.fit
-        kernels, inputs, features = compiled.kernels, unit["inputs"], None
+        kernels, inputs, features = compiled.kernels, unit.inputs, None
         before, random, passes = kernels.compilations, work.random(), []
-        order = KernelOrder(unit["kernel"] if work.forced == LOGGED else ())
+        order = KernelOrder(unit.kernel if work.forced == LOGGED else ())
 
         def one_pass(chunks, streams):
             if work.forced is None:
-                kernels.load_history(fit["batch_size"], unit.get("costs"), self.device)
+                kernels.load_history(fit["batch_size"], unit.costs, self.device)
             passes.append(
                 kernels.train(
                     chunks,
-                    unit["rows"],
+                    unit.rows,
                     fit["batch_size"],
                     inputs,
                     fit["class_weight"],
                     fit["steps_per_epoch"],
-                    unit["passes_left"] - len(passes),
-                    unit["run_passes_left"] - len(passes),
-                    unit["run_seconds"],
+                    unit.passes_left - len(passes),
+                    unit.run_passes_left - len(passes),
+                    unit.run_seconds,
                     work.forced,
                     streams,
                     order,
                 )
             )
 
-        if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
+        if unit.epochs_sent > 1 or not unit.keeps_rows:
             # the backend sends the rows once for every epoch
             for _, epoch in itertools.groupby(self.rows, key=lambda item: item[0]):
                 rows = (arrays for _, arrays in epoch)
@@ -291,19 +290,19 @@ class UnitTraining:
             # (with steps_per_epoch a pass trains on a part of the rows)
             if not fit["steps_per_epoch"]:
                 features = prefixes.features(self.cache, unit, compiled)
-            if unit["sends_rows"] and not self.rows.ended and not fit["shuffle"] and not features:
+            if unit.sends_rows and not self.rows.ended and not fit["shuffle"] and not features:
                 one_pass((arrays for _, arrays in self.rows), True)  # reading and training overlap
             self.rows.finish()
-            segment = self.cache.get(unit["dataset"])
+            segment = self.cache.get(unit.dataset)
             if features and (shared := features.segment(fit["batch_size"])):
                 segment, kernels, inputs = shared, compiled.cut.kernels, 1
                 before = kernels.compilations
             for _ in range(work.epochs - len(passes)):
                 one_pass([_columns(segment, work, random)], False)
         if fit["callbacks"]:
-            with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
+            with TensorBoard(fit["callbacks"], unit.segment, compiled.model) as board:
                 for number, logs in enumerate(passes):
-                    board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
+                    board.passed((unit.iteration - 1) * len(passes) + number, logs)
         return self._report(
             work,
             passes[-1],
@@ -336,7 +335,7 @@ class UnitTraining:
 
 def replica_states(unit, states):
     """[(bytes of its state, rows), ...] of the replicas that a unit's model averages; None without replicas."""
-    return [(states[key], rows) for key, rows in unit["replicas"]] if unit.get("replicas") else None
+    return [(states[key], rows) for key, rows in unit.replicas] if unit.replicas else None
 
 
 def _columns(segment, work, random):
