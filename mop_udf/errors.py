@@ -56,7 +56,7 @@ def sqlstate_of(error: Exception) -> str:
     return getattr(error, "sqlstate", None) or "".join(chr((number >> 6 * i & 0x3F) + ord("0")) for i in range(5))
 
 
-def _sqlcode(sqlstate):
+def _sqlcode(sqlstate: str) -> int:
     """The number of an SQLSTATE in PostgreSQL's C code."""
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
 

@@ -94,7 +94,7 @@ class LocalTrainer:
 
     def threads(self, options: Options) -> int:
         """How many threads the running trainer has, which was requested with `options`."""
-        return self.holder.trainer.options["threads"]
+        return self.holder.running().options["threads"]
 
     def begin(
         self, options: Options, unit: UnitHeader, models: Sequence[UnitModel], objects: Objects
@@ -113,7 +113,7 @@ class LocalTrainer:
         for segment, rows_sql in segments:
             if not self._keeps(segment):
                 return None
-            if segment.dataset not in self.holder.trainer.datasets:
+            if segment.dataset not in self.holder.running().datasets:
                 self.holder.begin(_loading(segment), [], (), [])
                 yield Query(rows_sql % {"epochs": 1})
                 loaded.append(segment.segment)
@@ -154,6 +154,7 @@ class LocalTrainer:
     def work(self, rows_sql: str) -> Coroutine[tuple[dict[str, Any], bool]]:
         """Send the rows unless the trainer holds them, and wait: (report as a dict, whether rows were sent)."""
         unit = self.holder.unit
+        assert unit is not None
         if not unit.sends_rows:
             return self.holder.end(), False
         rows = yield Query(rows_sql % {"epochs": unit.epochs_sent})
@@ -496,7 +497,7 @@ def at_keep(plpy: Any, text: str) -> str | None:
     with aggregate.failures_as_sql(plpy, holder):
         for dataset, nbytes, keep in request["segments"]:
             is_kept = holder.holds(dataset, nbytes, keep)
-            keeps.append(dataset in holder.trainer.datasets if is_kept else None)
+            keeps.append(dataset in holder.running().datasets if is_kept else None)
     return json.dumps(keeps)
 
 
@@ -603,7 +604,7 @@ def at_begin(plpy: Any, text: str) -> str | None:
     ):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(
+        sent = holder.begin(
             request,
             request.models,
             None,
@@ -614,8 +615,8 @@ def at_begin(plpy: Any, text: str) -> str | None:
         {
             "begun": True,
             "keeps_rows": request.keeps_rows,
-            "sends_rows": holder.unit.sends_rows,
-            "epochs_sent": holder.unit.epochs_sent,
+            "sends_rows": sent.sends_rows,
+            "epochs_sent": sent.epochs_sent,
         }
     )
 

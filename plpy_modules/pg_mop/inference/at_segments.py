@@ -126,10 +126,10 @@ class _Predicting:
         request = json.loads(text)
         at_start(holder.plpy, json.dumps(request["options"]), True)
         model = Model.from_json(request["model"], request["architecture"], weights)
-        model.lend(holder.trainer)
+        model.lend(holder.running())
         model.weights = None
         self.text, self.inputs, self.ended = text, request["inputs"], False
-        self.predictor = Predictor(holder.trainer, model, Choice.for_model(request["pred_type"], model))
+        self.predictor = Predictor(holder.running(), model, Choice.for_model(request["pred_type"], model))
         self._clear()
 
     def _clear(self) -> None:
