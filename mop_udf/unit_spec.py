@@ -289,6 +289,11 @@ class UnitRequest(UnitHeader):
     models: list[UnitModel]
     then: list[dict[str, Any]] = field(default_factory=list)
 
+    def units(self) -> list[TrainerUnit]:
+        """The units of the first step."""
+        common = {f.name: getattr(self, f.name) for f in dataclasses.fields(UnitHeader)}
+        return [TrainerUnit(**common, **vars(model)) for model in self.models]
+
 
 @dataclass(kw_only=True)
 class TrainerUnit(UnitHeader, UnitModel):
@@ -300,8 +305,7 @@ def steps_of(request: UnitRequest) -> list[list[TrainerUnit | None]]:
 
     Raises SpecError.
     """
-    common = {f.name: getattr(request, f.name) for f in dataclasses.fields(UnitHeader)}
-    last = [TrainerUnit(**common, **vars(model)) for model in request.models]
+    last = request.units()
     steps: list[list[TrainerUnit | None]] = [[*last]]
     for step in request.then:
         rows = vars(TrainerRows.from_json(step))

@@ -184,7 +184,7 @@ def seed_variables(model):
     return [v for v in model.variables if id(v) not in weights]
 
 
-def parse(compile_text: str, fit_text: str, iteration: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+def parse(compile_text: str, fit_text: str | None, iteration: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameter strings -> parsed dicts for one iteration, without sequences per iteration; raises ConfigurationError."""
     try:
         return _parsed(*parameter_resolver.resolve(compile_text, fit_text, iteration))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mop_udf import aggregate
 from pg_mop.backend.errors import MopError, is_cancel
+from pg_mop.plan.configuration import Configuration
 from pg_mop.plan.estimates import MEASURED, Estimates, NetCost
 from pg_mop.plan.sharing import epochs
 from pg_mop.plan.stages import Stage
@@ -80,7 +81,7 @@ def _open_run(preview: Preview) -> int:
     preview.packing = preview.packing_of(preview.board)
     preview.unit_specs = preview._unit_specs()
     parameters = {"arguments": {}, "settings": {**preview.options, "seed": preview.seed}, "tables": {}}
-    noted = [{**c, "error": None} for c in preview._noted()]
+    noted: list[Configuration] = [{**c, "error": None} for c in preview._noted()]
     return preview._write_run(preview.catalog, preview.spec.function, noted, parameters, None, None)
 
 
