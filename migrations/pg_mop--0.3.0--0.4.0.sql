@@ -29,7 +29,7 @@ $do$;
 CREATE DOMAIN @extschema@.mop_source AS text;
 
 ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text, ADD COLUMN fold integer, ADD COLUMN fold_of integer,
-    ADD COLUMN held_out integer[], ADD COLUMN member json;
+    ADD COLUMN held_out integer[], ADD COLUMN member json, ADD COLUMN kept_by text;
 
 CREATE TABLE @extschema@.mop_stage (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,

@@ -82,6 +82,7 @@ CREATE TABLE @extschema@.mop_configuration (
     fold_of integer,                    -- the mst_key of the configuration of which it is a fold
     held_out integer[],                 -- the segments that it never visits, and is evaluated on
     member json,                        -- of a model space: its number, choices, primitives; its parent and what was changed
+    kept_by text,                       -- what chooses its best state: 'validation accuracy max'; NULL: the last one is kept
     PRIMARY KEY (run_id, mst_key)
 );
 

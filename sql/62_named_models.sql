@@ -47,12 +47,20 @@ $$;
 -- The versions of all named models that the role may read.
 CREATE VIEW @extschema@.mop_models WITH (security_barrier) AS SELECT * FROM @extschema@.mop_list_models();
 
-CREATE FUNCTION @extschema@.mop_predict_row(model text, "row" json, version double precision DEFAULT NULL)
-RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
+-- The settings are those that the values of a row need (backend/caller.py); here PostgreSQL sets them at little cost.
+CREATE FUNCTION @extschema@.mop_predict_row(
+    model text,
+    "row" json,
+    version double precision DEFAULT NULL,
+    path text DEFAULT pg_catalog.current_setting('search_path')
+) RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
+SET search_path = pg_catalog, pg_temp SET extra_float_digits = 3 SET bytea_output = 'hex' SET DateStyle = 'ISO, MDY'
+SET IntervalStyle = 'postgres' SET quote_all_identifiers = off SET array_nulls = on SET standard_conforming_strings = on
+SET transform_null_equals = off
 LANGUAGE plpython3u STABLE COST 10000 ROWS 1 AS $$
 #python
 from pg_mop.api.tables import answers
-return answers.mop_predict_row(plpy, *args)
+return answers.answer_for_row(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_predict_table(model text, source text, keep text, version double precision)
@@ -68,7 +76,50 @@ CREATE FUNCTION @extschema@.mop_predict(model text, "row" anyelement, version do
 RETURNS TABLE(prediction text, probability double precision, probabilities jsonb)
 SET extra_float_digits = 3 SET IntervalStyle = 'postgres' -- of the texts in the JSON
 LANGUAGE sql STABLE COST 10000 ROWS 1 AS $$
-    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_json($2), $3)
+    SELECT * FROM @extschema@.mop_predict_row($1, pg_catalog.to_json($2), $3, pg_catalog.current_setting('search_path'))
+$$;
+
+-- One value of the answer, as text. (The settings: as of mop_predict_row.)
+CREATE FUNCTION @extschema@.mop_answer(
+    what text,
+    model text,
+    "row" json,
+    class text,
+    version double precision,
+    path text
+) RETURNS text
+SET search_path = pg_catalog, pg_temp SET extra_float_digits = 3 SET bytea_output = 'hex' SET DateStyle = 'ISO, MDY'
+SET IntervalStyle = 'postgres' SET quote_all_identifiers = off SET array_nulls = on SET standard_conforming_strings = on
+SET transform_null_equals = off
+LANGUAGE plpython3u STABLE COST 10000 AS $$
+#python
+from pg_mop.api.tables import answers
+return answers.value_for_row(plpy, *args)
+$$;
+
+-- Users write these three in WHERE and ORDER BY: the probability of a class, the class, and the number for a row of FROM.
+CREATE FUNCTION @extschema@.mop_probability(
+    model text,
+    "row" anyelement,
+    class text,
+    version double precision DEFAULT NULL
+) RETURNS double precision SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
+LANGUAGE sql STABLE COST 10000 AS $$
+    SELECT @extschema@.mop_answer('mop_probability', $1, pg_catalog.to_json($2), $3, $4,
+        pg_catalog.current_setting('search_path'))::pg_catalog.float8
+$$;
+
+CREATE FUNCTION @extschema@.mop_class(model text, "row" anyelement, version double precision DEFAULT NULL)
+RETURNS text SET extra_float_digits = 3 SET IntervalStyle = 'postgres' LANGUAGE sql STABLE COST 10000 AS $$
+    SELECT @extschema@.mop_answer('mop_class', $1, pg_catalog.to_json($2), NULL, $3,
+        pg_catalog.current_setting('search_path'))
+$$;
+
+CREATE FUNCTION @extschema@.mop_number(model text, "row" anyelement, version double precision DEFAULT NULL)
+RETURNS double precision SET extra_float_digits = 3 SET IntervalStyle = 'postgres'
+LANGUAGE sql STABLE COST 10000 AS $$
+    SELECT @extschema@.mop_answer('mop_number', $1, pg_catalog.to_json($2), NULL, $3,
+        pg_catalog.current_setting('search_path'))::pg_catalog.float8
 $$;
 
 -- Users predict for all rows of a table, view or query with this; kept columns come back as JSON.

@@ -44,7 +44,8 @@ VIEWS = {
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
     "mop_notes": "The notes and tags of runs (`mop_note`).",
     "mop_trials": "One row per configuration, and per fold of one (`fold`, of the configuration `fold_of`): iterations, "
-    "losses and metrics so far, and the reason if it stopped early.",
+    "losses and metrics so far, the reason if it stopped early, and what chooses its best state (`kept_by`), if that one is "
+    "kept.",
     "mop_lineage": "One row per trial of a model space, or made from another trial: its member, choices and primitives, its "
     "parent, what was changed and inherited, layer by layer in `inheritance` ([model spaces](spaces.md)).",
     "mop_visit_order": "The order in which each configuration visited the segments. `mop_replay` follows it.",
@@ -225,6 +226,9 @@ GROUPS = {
     "Ordinary tables": ["mop_train", "mop_split", "mop_pack", "mop_architecture"],
     "Named models": [
         "mop_predict",
+        "mop_probability",
+        "mop_class",
+        "mop_number",
         "mop_predict_into",
         "mop_deploy",
         "mop_retrain",

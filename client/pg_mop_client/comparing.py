@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pg_mop_client import viewing
+from pg_mop_client.report_sections import SHOWN, WHOLE
 
 MOST_TEXT = 300  # characters of an argument in a comparison
 LOSSES = ("validation loss", "training loss")  # the measures for runs without a common ranking measure
@@ -56,6 +57,8 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
     differ = [n for n in names if len({repr(c["parameters"].get(n)) for c in found}) > 1]
     cut = [f"the {most} best of run {r['run']['run_id']}" for r in runs if len(r["configurations"]) > most]
     return {
+        **WHOLE,
+        **SHOWN,
         "run": {"run_id": None, "status": "", "error": None},
         "measure": measure,
         "varied": differ,
@@ -63,19 +66,10 @@ def beside(runs: list[Data], most: int) -> dict[str, Any] | None:
         "series": [s for s in runs[0]["series"] if all(s in r["series"] for r in runs)],
         "curves": curves,
         "times": times,
-        "spread": None,
         "distributions": distributions(runs, measure),
         "configurations": found,
-        "lanes": [],
-        "bars": [],
-        "merged_bars": False,
-        "stages": [],
-        "family": [],
-        "time": [],
-        "makespan": 0,
         "settings": {},
         "arguments": {},
-        "failed_units": [],
         "summary": None,
         "causes": [],
         "next": [],

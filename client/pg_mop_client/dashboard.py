@@ -5,8 +5,10 @@ the files for the browser.
 """
 
 import asyncio
+import itertools
 import json
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,31 +27,15 @@ from pg_mop_client import comparing, details, requested, submitting, trusted, vi
 from pg_mop_client.database import connected, quote_table
 from pg_mop_client.errors import ClientError, LostError, ServerError
 from pg_mop_client.guard import Guard
+from pg_mop_client.report_sections import DRAWING, PICTURES, Section
 from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
 
 PAGE = pathlib.Path(__file__).parent / "page"
-# page and reports draw with the same code: these scripts and page.css are the reports'
-DRAWING = (
-    "page.js",
-    "axes.js",
-    "curves.js",
-    "slices.js",
-    "surface.js",
-    "parallel.js",
-    "results.js",
-    "family.js",
-    "tables.js",
-    "model.js",
-    "strip.js",
-)
-FILES = {
-    **dict.fromkeys(
-        (*DRAWING, "files.js", "filter.js", "sections.js", "notes.js", "submit.js", "drawer.js", "lists.js", "live.js"),
-        "text/javascript",
-    ),
-    **dict.fromkeys(("page.css", "live.css"), "text/css"),
-}
+OWN = ("files", "filter", "sections", "notes", "submit", "drawer", "lists", "live")
+# page and reports draw with the same code: the first scripts and page.css are the reports'
+SCRIPTS = (*DRAWING, "model.js", *(f"{name}.js" for name in OWN))
+FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), **dict.fromkeys(("page.css", "live.css"), "text/css")}
 MOST_BESIDE = 6  # runs in a comparison
 BEST_BESIDE = 20  # configurations of each run in a comparison
 RESUME_SECONDS = 20  # for a resumed run to begin
@@ -445,13 +431,36 @@ class Dashboard:
         return endpoint
 
     async def _shell(self, request: Request) -> Response:
-        return HTMLResponse((PAGE / "shell.html").read_bytes())
+        return HTMLResponse(shell())
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in FILES:
             return _wrong(404, "there is no such file")
         return Response((PAGE / name).read_bytes(), media_type=FILES[name])
+
+
+def shell() -> str:
+    """The page without data: shell.html, with the pictures of the reports and the scripts in place of its comments."""
+    parts = {"scripts": "\n".join(f'<script src="/static/{name}"></script>' for name in SCRIPTS)}
+    for place in dict.fromkeys(picture.place for picture in PICTURES):
+        of_place = [picture for picture in PICTURES if picture.place == place]
+        groups = itertools.groupby(of_place, lambda picture: picture.beside)
+        html = ((beside, "\n".join(map(_picture, pictures))) for beside, pictures in groups)
+        parts[place] = "\n".join(f'<div class="two">\n{own}\n</div>' if beside else own for beside, own in html)
+    return re.sub(r"<!-- (\w+) -->", lambda found: parts[found[1]], (PAGE / "shell.html").read_text("utf-8"))
+
+
+def _picture(own: Section) -> str:
+    """The HTML of a section without data. (Its texts are those of this package's own list.)"""
+    name, sampled = own.name, own.sampled or own.name
+    hint = f'\n<p class="hint">{own.hint}</p>' * bool(own.hint)
+    below = f'<div id="{own.below}"></div>' * bool(own.below)
+    return (
+        f'<section aria-labelledby="{name}-title"><h2 id="{name}-title">{own.title}</h2>{hint}\n'
+        f'<p class="note" id="{name}-note" data-sampled="{sampled}"></p><div class="picture" id="{name}-picture"></div>{below}'
+        "</section>"
+    )
 
 
 def _keys(data: viewing.Data, chosen: list[viewing.Data]) -> list[int] | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import Any
 
+from pg_mop_client.report_sections import SHOWN, WHOLE
+
 PER_PAGE = 20
 MOST_DRAWN = 500  # configurations in the pictures
 MOST_OTHERS = 4000  # configurations that the slices show as small marks besides
@@ -172,7 +174,6 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
                 "measure",
                 "varied",
                 "fixed",
-                "series",
                 "settings",
                 "arguments",
                 "sql",
@@ -180,14 +181,10 @@ def view(data: Data, configurations: list[Data], page: int = 1, pictures: Data |
                 "summary",
                 "causes",
                 "next",
-                "spread",
-                "family",
+                *WHOLE,
             )
         },
-        **{
-            name: pictures[name]
-            for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units", "times")
-        },
+        **{name: pictures.get(name, nothing) for name, nothing in SHOWN.items()},
         "distributions": data.get("distributions"),
         "shown_values": thin(values, MOST_VALUES) if len(configurations) < len(data["configurations"]) else None,
         "best": best_so_far(data),

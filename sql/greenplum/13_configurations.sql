@@ -12,11 +12,11 @@ BEGIN
         (c.member -> 'choices')::jsonb, (c.member -> 'primitives')::jsonb, (c.member -> 'inherits')::jsonb
     FROM json_to_recordset(configurations) AS c(member json) WHERE c.member IS NOT NULL;
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
-        blame, weights_sql, weights_md5, member)
+        blame, weights_sql, weights_md5, member, kept_by)
     SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
-        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5, c.member
+        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5, c.member, c.kept_by
     FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
-        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text, member json);
+        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text, member json, kept_by text);
     FOR attempt IN 1 .. 2 LOOP
         BEGIN
             -- stages from an earlier call may need an evaluation now

@@ -73,7 +73,7 @@ CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, coalesce(q.iterations, 0) AS iterations, q.path, m.iterations AS metrics_iterations, m.training_loss,
        m.training_metric, m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason,
-       c.fold, c.fold_of
+       c.fold, c.fold_of, c.kept_by
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_progress p USING (run_id, mst_key)
 LEFT JOIN (
     SELECT q.run_id, q.mst_key, count(*) AS iterations, array_agg(q.stage ORDER BY q.iteration) AS path

@@ -55,65 +55,41 @@ LEFT JOIN (
                                (SELECT x FROM json_object_keys(u.metrics) AS x LIMIT 1) AS metric_name,
                                CASE WHEN t.named = 'loss' THEN u.loss
                                     ELSE (u.metrics ->> t.named)::double precision END AS asked,
-                               coalesce(u.keeps, t.searched) AS keeps,
+                               u.keeps,
                                CASE WHEN u.rank = 3 THEN u.loss
-                                    ELSE CASE WHEN coalesce(CASE WHEN u.stops THEN u.goal ELSE t.named_goal END,
-                                                            CASE WHEN coalesce(u.stop_name, t.rule_name) ~* t.less THEN 'min'
-                                                                 WHEN coalesce(u.stop_name, t.rule_name) ~* t.more THEN 'max'
-                                                            END) = 'max' THEN -1 ELSE 1 END
-                                        * CASE WHEN coalesce(u.stop_name, t.rule_name) = 'loss' THEN b.loss
-                                               WHEN json_typeof(b.metrics -> coalesce(u.stop_name, t.rule_name)) = 'number'
-                                               THEN (b.metrics ->> coalesce(u.stop_name, t.rule_name))::double precision
-                                               END END AS kept,
+                                    ELSE CASE split_part(u.kept_by, ' ', 3) WHEN 'max' THEN -1 ELSE 1 END
+                                        * CASE WHEN split_part(u.kept_by, ' ', 2) = 'loss' THEN b.loss
+                                               WHEN json_typeof(b.metrics -> split_part(u.kept_by, ' ', 2)) = 'number'
+                                               THEN (b.metrics ->> split_part(u.kept_by, ' ', 2))::double precision END
+                                    END AS kept,
                                coalesce(b.loss, u.loss) AS kept_loss
                         FROM (
                             SELECT m.run_id, CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END AS rank, m.dataset,
                                    CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END AS prefix, q.mst_key,
-                                   q.iteration, m.loss, m.metric, m.metrics, m.stage, c.keeps, c.stops, c.goal,
-                                   c.stop_dataset, c.stop_name
+                                   q.iteration, m.loss, m.metric, m.metrics, m.stage, c.kept_by IS NOT NULL AS keeps,
+                                   c.kept_by
                             FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-                            JOIN (  -- (OFFSET 0: once for each configuration, and not for each evaluation)
-                                SELECT c.run_id, c.mst_key, c.keeps, c.goal, c.rule IS NOT NULL AS stops,
-                                       substring(c.rule FROM '^(training|validation)_') AS stop_dataset,
-                                       substring(c.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS stop_name
-                                FROM (
-                                    SELECT c.run_id, c.mst_key,
-                                           CASE WHEN c.fit_params ~ '\mkeep\s*='
-                                                THEN c.fit_params ~ '\mkeep\s*=\s*.best' END AS keeps,
-                                           CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
-                                                THEN coalesce(substring(c.fit_params
-                                                                  FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
-                                                                       '[''"]\s*([^''"]*)'), 'loss') END AS rule,
-                                           substring(c.fit_params FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*'
-                                                                       '[''"](max|min)') AS goal
-                                    FROM @extschema@.mop_configuration c WHERE c.error IS NULL OFFSET 0) c
-                                OFFSET 0) c ON c.run_id = q.run_id AND c.mst_key = q.mst_key
+                            JOIN @extschema@.mop_configuration c
+                                ON c.run_id = q.run_id AND c.mst_key = q.mst_key AND c.error IS NULL
                             UNION ALL
-                            SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, u.stage, true, false,
-                                   NULL, NULL, NULL
+                            SELECT u.run_id, 3, 'unit', 'unit ', q.mst_key, 0, u.loss, NULL, NULL, u.stage, true, NULL
                             FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
                             WHERE u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') u
                         JOIN (
                             SELECT r.run_id, r.function IN ('mop_search', 'madlib_keras_automl') AS by_loss,
-                                   coalesce((r.parameters #>> '{tables,searched}')::boolean, r.function = 'mop_search')
-                                       AS searched,
                                    substring(trim(r.parameters #>> '{arguments,metric}')
                                        FROM '^(?:(?:training|validation)_)?(\w+)(?:\s+(?:max|min))?$') AS named,
                                    substring(trim(r.parameters #>> '{arguments,metric}')
                                        FROM '^(training|validation)_') AS named_dataset,
                                    substring(trim(r.parameters #>> '{arguments,metric}') FROM '\s(max|min)$')
                                        AS named_goal,
-                                   substring(coalesce(trim(r.parameters #>> '{arguments,metric}'), 'loss')
-                                       FROM '^(?:(?:training|validation)_)?(\w+)') AS rule_name,
-                                   CASE WHEN r.validation_table IS NULL THEN 'training' ELSE 'validation' END AS usual,
                                    'loss|error|crossentropy|^(mae|mse|mape|msle|ce|bce|kld?)$|divergence|hinge|poisson|'
                                    'cosh|false_|false(positives|negatives)'::text AS less,
                                    'acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|'
                                    'correlation|concordance|top_?k|top_\d'::text AS more
                             FROM @extschema@.mop_seen_run r OFFSET 0) t USING (run_id)
-                        LEFT JOIN @extschema@.mop_metric b ON u.rank < 3 AND coalesce(u.keeps, t.searched)
-                            AND b.run_id = u.run_id AND b.stage = u.stage
-                            AND b.dataset = coalesce(CASE WHEN u.stops THEN u.stop_dataset ELSE t.named_dataset END, t.usual)) e
+                        LEFT JOIN @extschema@.mop_metric b ON b.run_id = u.run_id AND b.stage = u.stage
+                            AND b.dataset = split_part(u.kept_by, ' ', 1)) e
                     WINDOW w AS (PARTITION BY e.run_id, e.rank)) g) j) v) k
     WHERE k.place = 1) b ON b.run_id = s.run_id AND b.position = 1
 WHERE s.now = 'running' OR NOT s.any_runs AND s.run_id = s.last;

@@ -13,13 +13,13 @@ BEGIN
         (c.member -> 'choices')::jsonb, (c.member -> 'primitives')::jsonb, (c.member -> 'inherits')::jsonb
     FROM json_to_recordset(configurations) AS c(member json) WHERE c.member IS NOT NULL;
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
-        blame, weights_sql, weights_md5, fold, fold_of, held_out, member)
+        blame, weights_sql, weights_md5, fold, fold_of, held_out, member, kept_by)
     SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
         CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5,
-        c.fold, c.fold_of, c.held_out, c.member
+        c.fold, c.fold_of, c.held_out, c.member, c.kept_by
     FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
         fit_params text, model_arch text, error text, weights_sql text, weights_md5 text, fold integer,
-        fold_of integer, held_out integer[], member json);
+        fold_of integer, held_out integer[], member json, kept_by text);
     INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, fit_params,
         evaluated)
     SELECT run, s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params, s.evaluated

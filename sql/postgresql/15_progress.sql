@@ -133,9 +133,8 @@ CROSS JOIN LATERAL (
 -- configuration is that of the page (report/configurations.py): by the metric that the call names, else by the common first
 -- metric, if its name tells whether more of it is better (search/goals.py), else by the loss; then by the loss. It counts the
 -- means over folds if there are folds, else the validation rows if they exist, else the training rows; of each
--- configuration the last evaluation, or the evaluation of its best state, if it keeps its best state (by the metric of its
--- `stop`, else by that of the call, else by the loss: plan/watch.py). Before the first evaluation, the least loss of a training
--- unit is the best. (The function comes last, where long lines are cut.)
+-- configuration the last evaluation, or the evaluation of its best state, if it keeps its best state. Before the first
+-- evaluation, the least loss of a training unit is the best. (The function comes last, where long lines are cut.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
@@ -148,10 +147,7 @@ SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s',
 FROM (
     SELECT r.run_id, r.function, t.status, bool_or(t.status = 'running') OVER () AS any_runs,
            max(r.run_id) OVER () AS last, r.function IN ('mop_search', 'madlib_keras_automl') AS by_loss,
-           coalesce((r.parameters #>> '{tables,searched}')::boolean, r.function = 'mop_search') AS searched,
-           n.named[1] AS named_dataset, n.named[2] AS named, n.named[3] AS named_goal, p.less, p.more,
-           coalesce(trim(r.parameters #>> '{arguments,metric}'), 'loss') AS rule,
-           CASE WHEN r.validation_table IS NULL THEN 'training' ELSE 'validation' END AS usual
+           n.named[1] AS named_dataset, n.named[2] AS named, n.named[3] AS named_goal, p.less, p.more
     FROM @extschema@.mop_seen_run r CROSS JOIN LATERAL (
         SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS status) t
     CROSS JOIN LATERAL (
@@ -213,36 +209,17 @@ LEFT JOIN LATERAL (
                         UNION ALL
                         SELECT CASE m.dataset WHEN 'validation' THEN 1 ELSE 2 END,
                                CASE m.dataset WHEN 'validation' THEN 'val. ' ELSE '' END, q.mst_key, q.iteration, m.loss,
-                               m.metric, n.metric_name, n.asked,
-                               k.keeps,
-                               CASE WHEN coalesce(k.goal, CASE WHEN k.name ~* s.less THEN 'min'
-                                                               WHEN k.name ~* s.more THEN 'max' END) = 'max' THEN -1 ELSE 1 END
-                                   * CASE WHEN k.name = 'loss' THEN b.loss
-                                          WHEN json_typeof(b.metrics -> k.name) = 'number'
-                                          THEN (b.metrics ->> k.name)::double precision END,
+                               m.metric, n.metric_name, n.asked, k.kept_by IS NOT NULL,
+                               CASE split_part(k.kept_by, ' ', 3) WHEN 'max' THEN -1 ELSE 1 END
+                                   * CASE WHEN split_part(k.kept_by, ' ', 2) = 'loss' THEN b.loss
+                                          WHEN json_typeof(b.metrics -> split_part(k.kept_by, ' ', 2)) = 'number'
+                                          THEN (b.metrics ->> split_part(k.kept_by, ' ', 2))::double precision END,
                                b.loss
                         FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
-                        JOIN (  -- (OFFSET 0: once for each configuration, and not for each evaluation)
-                            SELECT c.mst_key, c.fold, c.keeps, c.goal,
-                                   substring(c.rule FROM '^(training|validation)_') AS dataset,
-                                   substring(c.rule FROM '^(?:(?:training|validation)_)?(\w+)') AS name
-                            FROM (
-                                SELECT c.mst_key, c.fold,
-                                       CASE WHEN c.fit_params ~ '\mkeep\s*=' THEN c.fit_params ~ '\mkeep\s*=\s*.best'
-                                            ELSE s.searched END AS keeps,
-                                       CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
-                                            THEN coalesce(substring(c.fit_params FROM '\mstop\s*=.*[''"]metric[''"]\s*:\s*'
-                                                                                      '[''"]\s*([^''"]*)'), 'loss')
-                                            ELSE s.rule END AS rule,
-                                       CASE WHEN c.fit_params ~ '\mstop\s*=\s*\{'
-                                            THEN substring(c.fit_params FROM '\mstop\s*=.*[''"]mode[''"]\s*:\s*'
-                                                                             '[''"](max|min)')
-                                            ELSE s.named_goal END AS goal
-                                FROM @extschema@.mop_configuration c
-                                WHERE c.run_id = s.run_id AND c.error IS NULL OFFSET 0) c
-                            OFFSET 0) k ON k.mst_key = q.mst_key
-                        LEFT JOIN @extschema@.mop_metric b ON k.keeps AND (b.run_id, b.stage, b.dataset)
-                            = (m.run_id, m.stage, coalesce(k.dataset, s.usual))
+                        JOIN @extschema@.mop_configuration k
+                            ON k.run_id = s.run_id AND k.mst_key = q.mst_key AND k.error IS NULL
+                        LEFT JOIN @extschema@.mop_metric b
+                            ON (b.run_id, b.stage, b.dataset) = (m.run_id, m.stage, split_part(k.kept_by, ' ', 1))
                         CROSS JOIN LATERAL (
                             SELECT (SELECT x FROM json_object_keys(m.metrics) AS x LIMIT 1) AS metric_name,
                                    CASE WHEN s.named = 'loss' THEN m.loss
@@ -269,7 +246,8 @@ WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
        p.status, q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
-       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason, c.fold, c.fold_of
+       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason, c.fold, c.fold_of,
+       c.kept_by
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_progress p USING (run_id, mst_key)
 CROSS JOIN LATERAL (

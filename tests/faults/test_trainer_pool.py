@@ -161,10 +161,12 @@ def test_a_role_does_not_get_what_another_has_left_in_the_session(db):
 
 
 def test_a_call_does_not_lack_the_trainer_that_its_own_session_keeps(db):
-    """mop_predict keeps its trainer for the next row, while mop_train works in other sessions."""
+    """mop_predict keeps the trainer of a net of texts for the next row, while mop_train works in other sessions."""
     db.run(
-        "CREATE TABLE houses AS SELECT i AS id, (i % 7)::float AS a, (i % 7) * 2.0 AS price FROM generate_series(1, 200) i; "
-        "GRANT SELECT ON houses TO ana; INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)"
+        "CREATE TABLE houses AS SELECT i AS id, (i % 7)::float AS a, (i % 7) * 2.0 AS price, "
+        "'a note about the house ' || i || ' in ' || (ARRAY['York', 'Bath'])[1 + i % 2] AS note "
+        "FROM generate_series(1, 200) i; GRANT SELECT ON houses TO ana; "
+        "INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ana', 1)"
     )
     train = "SELECT madlib.mop_train('houses', %s, 'price', max_trials => 1, baselines => FALSE, layers => 'linear')"
     try:

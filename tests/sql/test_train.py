@@ -130,6 +130,31 @@ def test_numbers_are_predicted_in_the_targets_unit(people):
     rows = people.run("SELECT * FROM mop_predict('income', source => 'income_test', keep => 'income')")
     errors = [abs(r["kept"]["income"] - float(r["prediction"])) for r in rows]
     assert sum(errors) / len(errors) < 500 and rows[0]["probabilities"] is None
+    same = people.value(
+        "SELECT bool_and(mop_number('income', t) = p.prediction::float8) FROM people t, mop_predict('income', t) p"
+    )
+    assert same and "predicts numbers" in str(people.error("SELECT mop_class('income', t) FROM people t"))
+
+
+def test_one_value_of_an_answer_stands_in_a_condition(people, leaving):
+    rows = people.run(
+        "SELECT p.*, mop_class('leaving', t) AS class, mop_probability('leaving', t, 'yes') AS yes, "
+        "mop_probability('leaving', t, p.prediction, 1) AS highest FROM people t, mop_predict('leaving', t) p"
+    )
+    assert len(rows) == ROWS
+    for row in rows:
+        assert row["class"] == row["prediction"] and row["highest"] == row["probability"]
+        assert row["yes"] == row["probabilities"]["yes"]
+    wanted = sum(row["yes"] > 0.5 for row in rows)
+    counted = people.value("SELECT count(*) FROM people t WHERE mop_probability('leaving', t, 'yes') > 0.5")
+    assert counted == wanted and 0 < wanted < ROWS
+    assert people.value("SELECT mop_class('leaving', NULL::people)") is None
+    error = people.error("SELECT mop_probability('leaving', t, 'maybe') FROM people t")
+    assert "has no class 'maybe'" in str(error) and "yes" in error.diag.message_detail
+    error = people.error("SELECT mop_number('leaving', t) FROM people t")
+    assert "predicts classes" in str(error) and "mop_class('leaving', t)" in error.diag.message_hint
+    error = people.error("SELECT mop_class('leaving', t.plan) FROM people t")
+    assert "a row must have columns with names" in str(error)
 
 
 def test_retraining_keeps_the_version_in_use_unless_the_new_one_is_better(people, leaving):

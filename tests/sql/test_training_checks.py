@@ -82,7 +82,8 @@ def test_a_column_that_gives_the_target_away_is_named(rows, column):
 
 def test_the_planner_knows_that_a_row_has_one_answer_that_costs(rows):
     found = rows.run(
-        "SELECT prorows, procost FROM pg_proc WHERE proname IN ('mop_predict', 'mop_predict_row') AND pronargs = 3"
+        "SELECT prorows, procost FROM pg_proc WHERE oid IN ('madlib.mop_predict(text, anyelement, float8)'::regprocedure, "
+        "'madlib.mop_predict_row(text, json, float8, text)'::regprocedure)"
     )
     assert len(found) == 2 and all(row["prorows"] == 1 and row["procost"] >= 1000 for row in found)
 

@@ -16,7 +16,7 @@ def interrupt():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # (who runs this may ignore it)
 space, raised = {{}}, False
-exec(open({path!r}).read().split("np = ")[0], space)
+exec(open({path!r}).read().split("if TYPE_CHECKING:")[0], space)
 threading.Thread(target=interrupt).start()
 try:
     space["import_whole"]("numpy", True)

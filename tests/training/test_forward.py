@@ -134,10 +134,9 @@ def test_weights_are_taken_in_keras_order(seed):
 
 @pytest.mark.parametrize("body", nets.BODIES)
 def test_the_nets_of_mop_architecture(body):
+    codes = [("Embedding", {"input_dim": 10, "output_dim": 6}), ("Flatten", {})]
     numbers = nets.Input("features", (4,), pieces=nets.Pieces(1, ((0.0, 1.0, 2.0), (0.0, 3.0))))
-    text = nets.architecture(
-        [numbers, nets.Input("codes", (2,), "codes", 10)], [nets.Output("y", 3)], nets.BODIES[body]
-    )
+    text = nets.architecture([numbers, nets.Input("codes", (2,), codes)], [nets.Output("y", 3)], nets.BODIES[body])
     model = keras.models.model_from_json(json.dumps(architecture.check(text)))
     compare(model, rows(4), np.random.default_rng(3).integers(0, 10, (9, 2)).astype("f4"))
 

@@ -5,13 +5,14 @@ import pytest
 
 from mop_udf.architecture import architecture, architecture_shapes
 from pg_mop.backend.errors import MopError
-from pg_mop.columns import Words
+from pg_mop.columns import Features, Image, Scale, Series, Words
 from pg_mop.columns.features import Source, Statistics, choice
 from pg_mop.columns.features.category import CodedCategory, OneHotCategory
 from pg_mop.columns.features.moment import DAY, Moment
 from pg_mop.columns.features.number import Boolean, Number
 from pg_mop.plan import nets
 from support.conformance import FeatureConformance
+from support.conformance.columns import COLUMN_CASES, fitted
 
 NAN = float("nan")
 
@@ -163,14 +164,14 @@ def test_leaks_and_identifiers_are_seen():
     assert not choice.looks_like_id(Source("n", "n", "double precision"), s)
 
 
-INPUTS = {
-    "numbers": nets.Input("features", (5,)),
-    "numbers with pieces": nets.Input("f", (5,), pieces=nets.Pieces(0, ((0.0, 1.0), (-1.0, 0.0, 2.0)))),
-    "codes": nets.Input("codes", (2,), "codes", 60, 2),
-    "words": nets.Input("note", (7,), "words", 100),
-    "series": nets.Input("series", (20, 3)),
-    "image": nets.Input("image", (16, 16, 3)),
+LONG = {"shape": [300, 2], "means": [0.0, 0.0], "deviations": [1.0, 1.0], "dimensions": 2}
+COLUMNS = {
+    **{kind.type_name: COLUMN_CASES[kind].column for kind in (Features, Scale, Words, Series, Image)},
+    "codes": Features.of("codes", [fitted(CodedCategory), fitted(CodedCategory)]),
+    "long series": Series("long", LONG),
+    "large image": Image("large", {"shape": [16, 16, 3], "bytes": 100}),
 }
+INPUTS = {name: column.net_input() for name, column in COLUMNS.items()}
 
 
 @pytest.mark.parametrize("body", nets.BODIES)

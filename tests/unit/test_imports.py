@@ -109,3 +109,8 @@ def test_no_circle_between_the_modules_of_mop_udf():
 def test_no_module_lies_beside_the_rooms_of_pg_mop():
     assert [path.name for path in PG_MOP.glob("*.py")] == ["__init__.py"]
     assert {path.name for path in PG_MOP.iterdir() if path.is_dir() and path.name != "__pycache__"} == ROOMS
+
+
+def test_only_functions_on_greenplum_read_the_state_of_cpythons_threads():
+    known = modules(PG_MOP)
+    assert not [name for name, path in known.items() if "pg_mop.backend.frames" in imports(name, path, known)]

@@ -184,8 +184,6 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
-    const PICTURES = ["curves", "slices", "surface", "parallel", "ranks", "edf", "pareto", "family", "sessions", "stages"];
-    const SAMPLED = { pareto: "parallel", ranks: "curves" };  // whose sample a picture shows
     let view = null, last_news = "", live = null, results = null;
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
@@ -232,9 +230,9 @@
         showBoard();
         for (const panel of document.querySelectorAll("[data-needs]")) needed(panel, view[panel.dataset.needs].length > 0);
         update(view);
-        for (const name of [...PICTURES, "failures"]) {
-            const how = view.sampled[SAMPLED[name] || name];
-            $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
+        for (const note of document.querySelectorAll("[data-sampled]")) {
+            const how = view.sampled[note.dataset.sampled];
+            note.textContent = how ? `Sampled: ${how}.` : "";
         }
         if (compared) {
             fill("differences", view.differences, rows => [plainTable(["", ...asked.getAll("run").map(id => `run ${id}`)],
@@ -405,7 +403,7 @@
 
     function begin() {
         filters.begin();
-        for (const name of PICTURES) $(name + "-picture").after(saves(name));
+        for (const own of document.querySelectorAll(".picture")) own.after(saves(own.id.replace("-picture", "")));
         $("csv").addEventListener("click", () => download(compared ? "/api/compare" : `/api/run/${run}`, "leaderboard.csv"));
         if (compared) $("html").firstChild.data = "Page as HTML";
         $("html").addEventListener("click", () => compared ? save(seen(), "runs.html") : download(`/api/run/${run}`, "report.html"));

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from pg_mop.backend.frames import ON_GREENPLUM
+from pg_mop.backend.server_kind import ON_GREENPLUM
 
 THREADS = "OPENBLAS_NUM_THREADS"
 MAX_SECONDS = 60  # for one import

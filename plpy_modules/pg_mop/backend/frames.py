@@ -10,6 +10,8 @@ So, during a query, the thread state points to a heap copy of that structure wit
 from the copy. The skipped frames keep their objects until the session ends, run no `finally`, and their depth stays
 subtracted from the recursion limit. 3.10 keeps a similar structure elsewhere and is not changed. Versions before 3.10
 and from 3.13 on survive the jump.
+
+Only functions on Greenplum import this module (tools/build_sql.py): it reads the thread state of CPython at an offset.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
+from pg_mop.backend.server_kind import ON_GREENPLUM
+
 _POINTER = ctypes.c_void_p
 _Structure = _POINTER * 3  # _PyCFrame
 _OFFSET = 56  # of the pointer to the _PyCFrame in PyThreadState, in these versions

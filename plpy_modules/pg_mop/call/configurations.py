@@ -215,7 +215,7 @@ class Configurations:
 
     def _read_rule(self, c: Configuration) -> str | None:
         """Note the metric that stops the configuration or chooses its best state in `c["rule"]`: (name, dataset, 'min' or
-        'max'). Returns why the rule cannot be used, or None."""
+        'max'), and as text in `c["kept_by"]` if it chooses the best state. Returns why the rule cannot be used, or None."""
         stop = c["fit"]["stop"]
         if stop is None and c["fit"]["keep"] == "last":
             return None
@@ -232,6 +232,9 @@ class Configurations:
                 return None  # the search refuses the configuration
             return f"it stops by the metric {rule[0]!r}, which is not among its metrics"
         c["rule"] = rule
+        if c["fit"]["keep"] == "best":
+            name, dataset, goal = rule
+            c["kept_by"] = f"{dataset} {name} {goal}"
         return None
 
     def check_data(self) -> None:

@@ -32,6 +32,7 @@ CONFIGURATION_COLUMNS = (
     "fold_of",
     "held_out",
     "member",
+    "kept_by",
 )
 
 

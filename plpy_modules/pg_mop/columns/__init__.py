@@ -27,14 +27,16 @@ from pg_mop.columns.words import Words
 INDEPENDENT: list[type[Column]] = [Scale]
 DEPENDENT: list[type[Column]] = [Identity, OneHot]
 OF_TABLES: list[type[Column]] = [
+    Image,
+    Series,
     Features,
     Words,
-    Series,
-    Image,
     TargetNumber,
     SoftLabels,
     Weight,
 ]  # which mop_pack makes (columns/fitting.py)
+# those that one column of an ordinary table becomes, without others
+ALONE = [column_type for column_type in (*OF_TABLES, *INDEPENDENT) if column_type.kind_name]
 
 
 def type_of(source: SourceColumn, request: Request, types: list[type[Column]]) -> type[Column]:

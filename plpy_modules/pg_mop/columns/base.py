@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,9 +12,12 @@ from pg_mop.backend.database import Database, Table
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.backend.sql_types import Kind
+from pg_mop.plan import nets
 
 if TYPE_CHECKING:  # sessions that only train do not import numpy
     import numpy
+
+    from pg_mop.columns.features import Feature
 
 WIRE_BYTES = {"real": 4, "smallint": 2, "double precision": 8}  # of an element; the keys are the SQL types of wires
 ARRAY_HEADER = 20  # bytes before the elements of a vector in binary form
@@ -95,6 +99,12 @@ class Column(ABC):
 
     type_name: ClassVar[str]  # in JSON
     in_madlib: ClassVar[bool] = False  # whether MADlib's summary columns hold all parameters
+    flat: ClassVar[bool] = True  # whether models other than nets can take the elements as numbers
+    kind_name: ClassVar[str] = (
+        ""  # in the argument transform of mop_pack, of a type that packs one column of a table alone
+    )
+    options: ClassVar[Mapping[str, type]] = {}  # {option of such a column in transform: int, float or str}
+    raw_type: ClassVar[str] = "real[]"  # of a raw value, where `sql_type` is not known
 
     @property
     def dtype(self) -> str:
@@ -112,6 +122,16 @@ class Column(ABC):
     def accepts(cls, kind: Kind, request: Request) -> bool:
         """Whether a column of the SQL type `kind` becomes a column of this type; the first type that accepts is used."""
         return True
+
+    @classmethod
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        """Whether mop_pack may pack a column of this SQL type as `kind_name`."""
+        return False
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Column | None:
+        """The fitted column, with the options of mop_pack; None where the values are others. Raises MopError."""
+        return cls.fit(source, Request())
 
     @classmethod
     @abstractmethod
@@ -177,6 +197,16 @@ class Column(ABC):
         """The columns of the source that the packed column is made of."""
         return [self.name]
 
+    @property
+    def features(self) -> Sequence[Feature]:
+        """What the columns of the source have become, where the packed column is made of several."""
+        return ()
+
+    def source_types(self) -> dict[str, str]:
+        """{column of the source: its SQL type}."""
+        is_field = self.parameters.get("path")
+        return {self.sources[0]: "jsonb" if is_field else str(self.sql_type or self.raw_type)}
+
     def lookup(self, db: Database, summary: str, value: str, alias: str) -> tuple[str, str]:
         """SQL: (a join that the raw `value` needs under the name `alias`, or "", and the expression that replaces it)."""
         return "", value
@@ -212,6 +242,16 @@ class Column(ABC):
 
     # --- training and predicting ---
 
+    def net_input(self) -> nets.Input:
+        """The column as an input of a net that pg_mop makes."""
+        return nets.Input(self.name, tuple(self.shape))
+
+    def net_output(self) -> nets.Output:
+        """The column as an output of such a net."""
+        if self.classes is None:
+            return nets.Output(self.name, numbers=self.shape[0])
+        return nets.Output(self.name, self.shape[0])
+
     @property
     def is_numbers(self) -> bool:
         """Whether targets are numbers (or soft labels), not classes."""
@@ -232,6 +272,14 @@ class Column(ABC):
         if rows is None:
             raise MopError(f'column "{self.name}" has a value that the model cannot take')
         return rows.reshape(-1, *self.shape)
+
+    def wires(self, values: list[Any]) -> dict[str, Any]:
+        """{feature: its wires} from the column's wires."""
+        return {}
+
+    def unseen(self, values: list[Any]) -> dict[str, list[str]]:
+        """{column of the source: values that training rows did not have}, from wires."""
+        return {}
 
     def labels(self, width: int) -> list[str | None]:
         """The class value of each of a model's `width` units; a single number has none."""
@@ -256,6 +304,28 @@ class Column(ABC):
     def raw_inputs(self) -> list[dict[str, Any]]:
         """Descriptions of the raw values of the packed column, for an exported model (mop_udf/training/raw_model.py)."""
         return [{"kind": "array", "name": self.name, "shape": self.shape, "layer": self.to_keras()}]
+
+    # --- reporting ---
+
+    def described(self) -> str:
+        """What a value becomes, in a few words."""
+        return f"array of {self.shape}"
+
+    def places(self) -> list[tuple[str, slice]]:
+        """(column of the source, its elements on the last axis of a row) of each."""
+        return [(self.name, slice(None))]
+
+    def class_sql(self, value: str, actual: str) -> str:
+        """SQL: the class of a row, from a `value` of SQL type `actual`."""
+        return f"{value}::text"
+
+    def target_sql(self, value: str, actual: str) -> str | None:
+        """SQL: a `value` of SQL type `actual` as `shares` takes it; None where the targets of training are not known."""
+        return None
+
+    def shares(self, targets: list[Any]) -> tuple[Sequence[float], Sequence[float]]:
+        """How targets were distributed in training, and how they are now: shares in the same bins."""
+        raise NotImplementedError
 
     # --- comparing and storing ---
 

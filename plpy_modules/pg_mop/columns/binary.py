@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -45,14 +47,7 @@ def read(wires: Sequence[bytes | None], dims: Sequence[int], element: str, colum
     array with a NULL element.
     """
     wire_type, kept = WIRE[element]
-    count = int(np.prod(dims))
-    layout = np.dtype(
-        [
-            ("header", ">i4", 3),
-            ("dims", ">i4", (len(dims), 2)),
-            ("elements", [("length", ">i4"), ("value", wire_type)], (count,)),
-        ]
-    )
+    layout = _layout(wire_type, len(dims), math.prod(dims))
     if any(wire is None or len(wire) != layout.itemsize for wire in wires):
         _complain(wires, dims, column)
     rows = np.frombuffer(b"".join(wires), layout)  # type: ignore[arg-type]
@@ -63,6 +58,13 @@ def read(wires: Sequence[bytes | None], dims: Sequence[int], element: str, colum
     ):
         _complain(wires, dims, column)
     return rows["elements"]["value"].astype(kept)
+
+
+@functools.lru_cache(64)
+def _layout(wire_type: str, axes: int, count: int) -> np.dtype[Any]:
+    """The binary form of an array with `count` elements."""
+    elements = [("length", ">i4"), ("value", wire_type)]
+    return np.dtype([("header", ">i4", 3), ("dims", ">i4", (axes, 2)), ("elements", elements, (count,))])
 
 
 def _complain(wires: Sequence[bytes | None], dims: Sequence[int], column: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,15 +18,12 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal, written
 from pg_mop.backend.sql_types import column_kind
 from pg_mop.columns import words
-from pg_mop.columns.base import Column, Request, SourceColumn
+from pg_mop.columns.base import Column, SourceColumn
 from pg_mop.columns.features import CodedCategory, Feature, Source, Statistics, choice
 from pg_mop.columns.features.base import raw_sql
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.number import MOST, Number
 from pg_mop.columns.features_column import Features
-from pg_mop.columns.image import Image
-from pg_mop.columns.scale import Scale
-from pg_mop.columns.series import Series, Shapes
 from pg_mop.columns.words import Words
 
 SAMPLE = 10_000  # rows of the sample
@@ -83,7 +80,7 @@ def fit(
     """
     fitted = Fitted()
     _check_zones(db, sources)
-    candidates, arrays = _candidates(db, table, sources, fitted)
+    candidates, alone = _candidates(db, table, sources, fitted)
     _read_numbers(db, table, candidates)
     targets = _read_sample(db, table, candidates, target, regression)
     for c in candidates:
@@ -106,8 +103,7 @@ def fit(
             _warn(fitted, c, targets, regression)
     names = _Names(reserved)
     own = _read_words(db, table, texts, names)
-    for source in arrays:
-        column = _array(SourceColumn(db, table, source.column, column_kind(db, table, source.column)), source.options)
+    for source, column in alone:
         own.append(column.with_parameters(names.take(source.column), sql_type=source.sql_type))
     fitted.inputs = [*_feature_columns(features, names), *own]  # (the names of the features' columns are free ones)
     return fitted
@@ -130,15 +126,14 @@ def _check_zones(db: Database, sources: Sequence[Source]) -> None:
                 ) from None
 
 
-def _array(source: SourceColumn, options: dict[str, Any]) -> Column:
-    """The column of arrays of one shape, of series, or of images."""
-    kind = options.get("kind")
-    if source.kind.shown == "bytea":
-        return Image.of(source, options)
-    shapes = None if kind == "array" else Shapes.of(source.db, source.table, source.name)
-    if shapes is not None and (kind == "series" or shapes.are_series):
-        return Series.of(source, shapes, None if "length" not in options else int(options["length"]))
-    return Scale.fit(source, Request(normalizing_const=options.get("constant", 1.0)))
+def _alone(source: SourceColumn, options: Mapping[str, Any]) -> Column | None:
+    """The column of arrays of one shape, of series, or of images; None for other values."""
+    types = [
+        column_type
+        for name, column_type in choice.WHOLE.items()
+        if options.get("kind") in (None, name) and column_type.takes(source.kind.shown, source.kind.numeric_array)
+    ]
+    return next(filter(None, (column_type.of_table(source, options) for column_type in types)), None)
 
 
 class _Names:
@@ -167,22 +162,20 @@ def _both(name: str) -> tuple[str, str]:
 
 def _candidates(
     db: Database, table: Table, sources: Sequence[Source], fitted: Fitted
-) -> tuple[list[_Candidate], list[Source]]:
-    candidates, arrays = [], []
+) -> tuple[list[_Candidate], list[tuple[Source, Column]]]:
+    candidates, alone = [], []
     for source in sources:
         kind = column_kind(db, table, source.column)
         chosen = choice.kind_of(source, kind.numeric_array, kind.typtype == "e")
-        if chosen is None and kind.shown == "bytea" and Image.is_in(SourceColumn(db, table, source.column, kind)):
-            chosen = "image"
-        if chosen is None:
-            hint = " (name its fields in transform)" if source.sql_type in ("json", "jsonb") else ""
-            if not any(other.column == source.column and other.path for other in sources):
+        if chosen is None or chosen in choice.WHOLE:
+            if column := _alone(SourceColumn(db, table, source.column, kind), source.options):
+                alone.append((source, column))
+            elif not any(other.column == source.column and other.path for other in sources):
+                hint = " (name its fields in transform)" if source.sql_type in ("json", "jsonb") else ""
                 fitted.left_out[source.name] = f"type {source.sql_type} has no features{hint}"
-        elif chosen in ("array", "series", "image"):
-            arrays.append(source)
         elif chosen != "ignore":
             candidates.append(_Candidate(source, chosen))
-    return candidates, arrays
+    return candidates, alone
 
 
 def _read_numbers(db: Database, table: Table, candidates: Sequence[_Candidate]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,24 @@ class Image(Column):
     Elements are from 0 to 1. NULL is a black image. A trainer decodes: `decoded_by` names it before `encode`.
     """
 
-    type_name = "image"
+    type_name = kind_name = "image"
+    options = {"size": int, "channels": int}
+    flat = False
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Image:
         return cls.of(source, {})
 
     @classmethod
-    def of(cls, source: SourceColumn, options: dict[str, Any]) -> Image:
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        return sql_type == "bytea"
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Image | None:
+        return cls.of(source, options) if "kind" in options or cls.is_in(source) else None
+
+    @classmethod
+    def of(cls, source: SourceColumn, options: Mapping[str, Any]) -> Image:
         """The fitted column. Raises MopError for channels that no image has."""
         size, channels = int(options.get("size", SIZE)), int(options.get("channels", CHANNELS))
         if channels not in (1, 3):
@@ -107,6 +118,9 @@ class Image(Column):
 
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
+
+    def described(self) -> str:
+        return f"image of {self.shape}"
 
     def to_keras(self) -> dict[str, Any]:
         return {"class_name": "Rescaling", "config": {"scale": 1 / 255}}

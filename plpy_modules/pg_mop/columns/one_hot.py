@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS, STRINGS, Kind, column_kind, equality, kind_of
 from pg_mop.columns.base import Column, Request, SourceColumn, WantedOutput
+from pg_mop.columns.features.conversion import TIMES, UTC, WHOLE, as_trained, family
 
 if TYPE_CHECKING:
     import numpy
@@ -255,6 +257,21 @@ class OneHot(Column):
             config.update(vocabulary=classes[1:], mask_token=null)
         return {"class_name": "StringLookup", "config": config}
 
+    # --- reports ---
+
+    def class_sql(self, value: str, actual: str) -> str:
+        trained = str(self.sql_type)
+        return _class_sql(value, actual, "citext" if trained.rpartition(".")[2] == "citext" else trained, self.classes)
+
+    def target_sql(self, value: str, actual: str) -> str | None:
+        return self.class_sql(value, actual) if "counts" in self.parameters and not actual.endswith("[]") else None
+
+    def shares(self, targets: list[Any]) -> tuple[Sequence[float], Sequence[float]]:
+        """Classes that are new are one class."""
+        then, now = self.parameters["counts"], Counter(targets)
+        numbers = [*(now.pop(label, 0) for label in self.classes), now.total()]
+        return [n / max(1, sum(then)) for n in [*then, 0]], [n / len(targets) for n in numbers]
+
     def difference(self, other: Column) -> str | None:
         if other.classes is None or self.classes == other.classes:
             return None
@@ -265,6 +282,31 @@ class OneHot(Column):
 
     def class_type(self) -> str:
         return "text" if self.class_kind is None else self.class_kind.sql
+
+
+def _class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
+    """SQL: the text of the class that equals a value, else the text of the value; types are `actual` and `trained`.
+
+    Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
+    """
+    sql_type, as_type = None, f"{value}::{trained}"
+    if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
+        sql_type = trained
+        if actual != trained:
+            sql_type, as_type = "numeric", f"{value}::text::numeric"
+    elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
+        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
+    elif trained == "citext" and family(actual) == "text":
+        sql_type, as_type = "text", f"lower({value}::text)"
+    if sql_type is None:
+        return f"{value}::text"
+    texts = ", ".join("NULL" if c is None else quote_literal(c) for c in classes)
+    keys = f"ARRAY[{texts}]::{sql_type}[]"
+    if trained == "citext":
+        keys = (
+            f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in classes)}]::text[]"
+        )
+    return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
 
 
 def free_name(name: str, taken: Collection[str | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,17 @@ class Scale(Numbers):
     """Parameters: `constant` (None: not known, so 1), `shape`. All rows have arrays of the same dimensions."""
 
     type_name = "scale"
+    kind_name = "array"
+    options = {"constant": float}
     in_madlib = True
+
+    @classmethod
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        return numeric_array
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Scale:
+        return cls.fit(source, Request(normalizing_const=options.get("constant", 1.0)))
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Scale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features.number import CLIP, spread
+from pg_mop.plan import nets
 
 if TYPE_CHECKING:
     import numpy
 
 PADDING = CLIP + 1  # no scaled number; nets mask the steps that have it
 MAX_LENGTH = 500  # steps, unless the user says it
+MOST_RECURRENT = 100  # steps that GRU reads; longer series take convolutions, which are faster
 SHARE = 0.98  # of the training rows whose series are not cut, unless they are longer than that
 
 
@@ -68,11 +71,23 @@ class Series(Column):
     channels. A NULL or NaN element is the mean. NULL is a series without steps.
     """
 
-    type_name = "series"
+    type_name = kind_name = "series"
+    options = {"length": int}
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Series:
         return cls.of(source, Shapes.of(source.db, source.table, source.name), None)
+
+    @classmethod
+    def takes(cls, sql_type: str, numeric_array: bool) -> bool:
+        return numeric_array
+
+    @classmethod
+    def of_table(cls, source: SourceColumn, options: Mapping[str, Any]) -> Series | None:
+        shapes = Shapes.of(source.db, source.table, source.name)
+        if "kind" not in options and not shapes.are_series:
+            return None
+        return cls.of(source, shapes, int(options["length"]) if "length" in options else None)
 
     @classmethod
     def of(cls, source: SourceColumn, shapes: Shapes, length: int | None) -> Series:
@@ -141,6 +156,14 @@ class Series(Column):
 
     def encode_for_prediction(self, values: list[Any]) -> numpy.ndarray:
         return self.encode(values)
+
+    def described(self) -> str:
+        return f"series of {self.shape}"
+
+    def net_input(self) -> nets.Input:
+        shape = tuple(self.shape)
+        reader = [("GRU", {"units": 32})] if shape[0] <= MOST_RECURRENT else nets.layers_of(shape)
+        return nets.Input(self.name, shape, [("Masking", {"mask_value": PADDING}), *reader])  # (padding becomes 0)
 
     def raw_inputs(self) -> list[dict[str, Any]]:
         own = {name: self.parameters[name] for name in ("shape", "means", "deviations")}

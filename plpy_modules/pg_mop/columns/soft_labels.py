@@ -8,6 +8,7 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.quoting import quote_identifier
 from pg_mop.columns.base import Column, Request, SourceColumn
 from pg_mop.columns.identity import Identity
+from pg_mop.plan import nets
 
 TOLERANCE = 0.001  # by which the sum of a row's probabilities may differ from 1
 
@@ -45,6 +46,9 @@ class SoftLabels(Identity):
         """Other rows may have any vectors of that width, such as one-hot ones."""
         own = Identity.fit_like(source, Request(dependent_dtype="float32"), trained, summary)  # type: ignore[arg-type]
         return cls(own.name, own.parameters, own.kind)
+
+    def net_output(self) -> nets.Output:
+        return nets.Output(self.name, self.shape[0])
 
     @staticmethod
     def others(source: SourceColumn) -> int:

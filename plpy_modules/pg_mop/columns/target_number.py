@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from pg_mop.backend.quoting import quote_identifier, written
 from pg_mop.backend.sql_types import NUMBERS
 from pg_mop.columns.base import ARRAY_HEADER, Column, Request, SourceColumn
 from pg_mop.columns.features.conversion import number_sql
-from pg_mop.columns.features.number import MOST, distribution
+from pg_mop.columns.features.number import MOST, distribution, shares
 
 if TYPE_CHECKING:
     import numpy
@@ -120,6 +121,12 @@ class TargetNumber(Column):
             "config": {"scale": self._deviation, "offset": self.parameters["mean"], "dtype": "float64"},
             "limits": self._limits,
         }
+
+    def target_sql(self, value: str, actual: str) -> str | None:
+        return number_sql(value, actual) if "edges" in self.parameters and actual in NUMBERS else None
+
+    def shares(self, targets: list[Any]) -> tuple[Sequence[float], Sequence[float]]:
+        return self.parameters["shares"], shares(self.parameters["edges"], targets)
 
     def difference(self, other: Column) -> str | None:
         if not isinstance(other, TargetNumber) or self.parameters["mean"] == other.parameters["mean"]:

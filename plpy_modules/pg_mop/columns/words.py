@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pg_mop.columns.base import Column, Request, SourceColumn
 from pg_mop.columns.features.base import raw_sql
+from pg_mop.plan import nets
 
 if TYPE_CHECKING:
     import numpy
@@ -18,6 +19,7 @@ MAX_TOKENS = 10_000  # rows of the embedding table
 MAX_LENGTH = 128  # words of a text, unless the user says it
 PUNCTUATION = re.compile(r"[!\"#$%&()\*\+,\-\./:;<=>?@\[\\\]^_`{|}~']")  # TextVectorization strips these
 PADDING, UNKNOWN = 0, 1  # the first numbers
+DIMENSIONS = 32  # of the embedding
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Words(Column):
     """
 
     type_name = "words"
+    flat = False
+    raw_type = "text"
 
     @classmethod
     def fit(cls, source: SourceColumn, request: Request) -> Words:
@@ -75,6 +79,13 @@ class Words(Column):
         # (the mean over the words of a text without words would be NaN in a net with a mask)
         np.maximum(packed[:, 0], UNKNOWN, out=packed[:, 0])
         return packed
+
+    def described(self) -> str:
+        return f"{self.tokens} words"
+
+    def net_input(self) -> nets.Input:
+        embedding = {"input_dim": self.tokens, "output_dim": DIMENSIONS, "mask_zero": True}
+        return nets.Input(self.name, tuple(self.shape), [("Embedding", embedding), ("GlobalAveragePooling1D", {})])
 
     def raw_inputs(self) -> list[dict[str, Any]]:
         return [

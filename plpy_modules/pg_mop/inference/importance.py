@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pg_mop.backend.arrays import np
 from pg_mop.columns import Column
-from pg_mop.columns.features_column import Features
 from pg_mop.inference import scores
 
 REPEATS = 5
@@ -48,14 +47,8 @@ def _elements(
 ) -> Iterator[tuple[int, str, slice]]:
     """(number of the array, name, places on its last axis) of what is permuted together."""
     for i, (column, array) in enumerate(zip(columns, arrays, strict=True)):
-        if isinstance(column, Features):
-            start = 0
-            for feature in column.features:
-                end = start + len(feature.elements)
-                yield i, feature.name, slice(start, end)
-                start = end
-        elif array.ndim == 2 and 1 < array.shape[1] <= most_apart:
+        if not column.features and array.ndim == 2 and 1 < array.shape[1] <= most_apart:
             for k in range(array.shape[1]):
                 yield i, f"{column.name}[{k + 1}]", slice(k, k + 1)
         else:
-            yield i, column.name, slice(None)
+            yield from ((i, name, place) for name, place in column.places())

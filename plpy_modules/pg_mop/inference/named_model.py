@@ -22,10 +22,9 @@ from pg_mop.backend.errors import MopError, has_nul, understood
 from pg_mop.backend.foreign_code import Place
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import kind_of, plain_name, plain_types
-from pg_mop.columns import Column, OneHot, transform_from_json
+from pg_mop.columns import Column, transform_from_json
 from pg_mop.columns.features.category import Category
 from pg_mop.columns.features.conversion import UTC, as_trained, family, json_type, null_sql
-from pg_mop.columns.features_column import Features
 from pg_mop.columns.one_hot import free_name
 from pg_mop.inference import forward
 from pg_mop.inference.custom_code import CustomCode
@@ -83,6 +82,7 @@ class NamedModel(RowInputs, Model):
     version: int
     key: tuple[str, str]
     code: CustomCode | None  # that its architecture needs
+    place_query: str  # SQL: where the row of the version in use is, or of the version that was asked for
     told: set[str]  # columns of whose unseen values the session has been told
     _net: forward.Net | None = None  # once it has answered in this process
     _is_foreign = False  # True once it is known that a trainer must compute the net
@@ -91,12 +91,8 @@ class NamedModel(RowInputs, Model):
     def find(cls, db: Database, name: str | None, version: int | None = None) -> NamedModel:
         """The version of the model that is in use, or another. Raises MopError."""
         table = table_of(db, name)
-        where = "in_use" if version is None else f"version = {version}"
-        # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
-        row = db.one(
-            "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
-            f"FROM {table} WHERE {where}"
-        )
+        query = _place_query(table, version)
+        row = db.one(query)
         if row is None:
             raise MopError(
                 f'model "{name}" has no version {version}'
@@ -112,6 +108,7 @@ class NamedModel(RowInputs, Model):
             model = _kept[table.oid, version] = cls(db, str(name), table, row["version"], key)
         elif model.code is not None:  # its table may have changed since
             model.code.check(db, model.what)
+        model.place_query = query
         return model
 
     def __init__(self, db: Database, name: str, table: Table, version: int, key: tuple[str, str]) -> None:
@@ -151,8 +148,8 @@ class NamedModel(RowInputs, Model):
         for column, shape in zip(self.transform.inputs, self.input_shapes, strict=True):
             if list(column.shape) != list(shape) or not 0 < math.prod(column.shape) <= MOST_ELEMENTS:
                 raise ValueError(f"an input of the net has shape {shape}, its column {column.shape}")
-            if isinstance(column, Features) and [len(column.elements)] != list(shape):
-                raise ValueError(f"{len(column.elements)} elements do not fill an input of shape {shape}")
+            if [place.stop for _, place in column.places()][-1:] not in ([None], list(shape)):
+                raise ValueError(f"the features of a column do not fill an input of shape {shape}")
 
     @property
     def wanted(self) -> str:
@@ -256,14 +253,10 @@ class NamedModel(RowInputs, Model):
         arrays = []
         with _reading(self.what):
             for column, values in self.values(rows):
-                if isinstance(column, Features):
-                    wires = column.wires(values)
-                    arrays.append(column.encode_wires(wires))
-                    if unseen is not None:
-                        for name, values_of_name in column.unseen(wires).items():
-                            unseen.setdefault(name, values_of_name)
-                else:
-                    arrays.append(column.encode_for_prediction(values))
+                arrays.append(column.encode_for_prediction(values))
+                if unseen is not None:
+                    for name, values_of_name in column.unseen(values).items():
+                        unseen.setdefault(name, values_of_name)
         return arrays
 
     def outputs_of(self, computer: Trainer | forward.Net, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -307,7 +300,17 @@ class NamedModel(RowInputs, Model):
             return "double precision"
         sql_type = self.output.sql_type
         plain = ("smallint", "integer", "bigint", "numeric", "boolean", "text", "date", "uuid")
-        return sql_type if sql_type in plain and isinstance(self.output, OneHot) else "text"
+        return sql_type if sql_type in plain and self.output.classes is not None else "text"
+
+
+def _place_query(table: Table, version: int | None) -> str:
+    """SQL: the place of a version's row in the table, and its writer; None: of the version in use."""
+    where = "in_use" if version is None else f"version = {version}"
+    # a TRUNCATE within a transaction gives the next row the place and the writer of the one before
+    return (
+        "SELECT version, concat_ws(' ', pg_relation_filenode(tableoid), ctid, cmin) AS place, xmin::text AS writer "
+        f"FROM {table} WHERE {where}"
+    )
 
 
 def _lacking_sql() -> str:
@@ -428,7 +431,7 @@ class RowReader:
 
     def _lost_labels(self, name: str) -> list[str]:
         """The values of a category of an enum that are no labels of it any more: they have been renamed."""
-        features = (f for column in self.model.inputs if isinstance(column, Features) for f in column.features)
+        features = (f for column in self.model.inputs for f in column.features)
         feature = next((f for f in features if f.name == name and isinstance(f, Category)), None)
         if feature is None or feature.column not in self.exact_types:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,6 @@ from pg_mop.backend.quoting import quote_literal
 from pg_mop.backend.trusted import is_of_trusted_role, locked_of_any_role
 from pg_mop.columns import Column
 from pg_mop.columns.features.conversion import family
-from pg_mop.columns.features_column import Features
 from pg_mop.packing.training import Training
 
 CHUNK_BYTES = 16 << 20
@@ -47,27 +47,17 @@ class RowInputs:
 
     def types(self) -> dict[str, str]:
         """{column: its SQL type in training}."""
-        types: dict[str, str] = {}
-        for column in self.inputs:
-            if isinstance(column, Features):
-                for feature in column.features:
-                    is_field = feature.parameters.get("path")
-                    types[feature.column] = "jsonb" if is_field else feature.sql_type
-            elif len(column.sources) == 1:
-                is_field = column.parameters.get("path")
-                default = "text" if column.type_name == "words" else "real[]"
-                types[column.sources[0]] = "jsonb" if is_field else str(column.parameters.get("sql_type") or default)
-        return types
+        return {name: sql_type for column in self.inputs for name, sql_type in column.source_types().items()}
 
     def zones(self) -> dict[str, str]:
         """{column: the time zone of its moments}, of the columns that have moments."""
-        features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
+        features = (f for column in self.inputs for f in column.features)
         return {feature.column: feature.zone for feature in features if family(feature.sql_type) == "moment"}
 
     @property
     def json_columns(self) -> list[str]:
         """The columns that hold JSON, whose fields are read."""
-        features = (f for column in self.inputs if isinstance(column, Features) for f in column.features)
+        features = (f for column in self.inputs for f in column.features)
         texts = [column.sources[0] for column in self.inputs if column.parameters.get("path")]
         return [feature.column for feature in features if feature.parameters.get("path")] + texts
 
@@ -75,11 +65,16 @@ class RowInputs:
         """SQL: the wires of all inputs, of a row whose columns have their own names."""
         return [wire for column in self.inputs for wire in column.wire_parts(column.raw_parts())]
 
+    @functools.cached_property
+    def _wire_counts(self) -> list[int]:
+        """How many wires each input has."""
+        return [len(column.raw_parts()) for column in self.inputs]
+
     def values(self, rows: Sequence[Any]) -> Iterator[tuple[Column, list[Any]]]:
         """(input, its wires as `encode` takes them) of each input, from rows with wires w0, w1, ..."""
         first = 0
-        for column in self.inputs:
-            end = first + len(column.raw_parts())
+        for column, count in zip(self.inputs, self._wire_counts):
+            end = first + count
             yield column, column.values_of([[row[f"w{i}"] for row in rows] for i in range(first, end)])
             first = end
 
@@ -93,7 +88,7 @@ class PackedInputs(RowInputs):
     def __init__(self, name: str, all_inputs: Sequence[Column], outputs: Sequence[Column]) -> None:
         """`name`: as the caller calls the table."""
         self.name, self.all_inputs, self.outputs = name, all_inputs, outputs
-        self.inputs = [column for column in all_inputs if isinstance(column, Features)]
+        self.inputs = [column for column in all_inputs if column.features]
 
     @classmethod
     def find(cls, db: Database, name: str | None) -> PackedInputs | None:

@@ -19,9 +19,10 @@ class Configuration(_Row, total=False):
     """One configuration of a call, with what the call adds to it.
 
     `weights_sql`, `weights_md5`: where training does not start from the seed. `compile`, `fit`, `architecture`: parsed;
-    `resolver`: of parameters that change by iteration; `functions`: digests of custom functions; `rule`: its stop rule.
-    `problem`: why it cannot be trained; `error`, `blame`, `reason`: why an earlier run has failed or ended it. `fold`,
-    `fold_of`, `held_out`: of a trial of cross-validation. `member`: of a model space.
+    `resolver`: of parameters that change by iteration; `functions`: digests of custom functions; `rule`: its stop rule;
+    `kept_by`: what its best state is judged by. `problem`: why it cannot be trained; `error`, `blame`, `reason`: why an
+    earlier run has failed or ended it. `fold`, `fold_of`, `held_out`: of a trial of cross-validation. `member`: of a model
+    space.
     """
 
     weights_sql: str | None
@@ -32,6 +33,7 @@ class Configuration(_Row, total=False):
     resolver: Resolver
     functions: list[list[str]]
     rule: Any
+    kept_by: str | None
     problem: str | None
     error: str | None
     blame: str | None

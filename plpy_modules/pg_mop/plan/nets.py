@@ -1,8 +1,8 @@
 """Nets for packed tables: the JSON of Keras models whose inputs are a table's packed columns. Pure.
 
-A net joins one part for each packed column: numbers as they are (and piece by piece), codes and words by embeddings, short
-series by GRU, long ones and arrays of two dimensions by Conv1D, arrays of three by Conv2D. A body of dense layers and an output
-for each target follow.
+A net joins one part for each packed column: numbers as they are (and piece by piece), arrays of two dimensions by Conv1D,
+arrays of three by Conv2D, others by the layers that the column type names (`Column.net_input`). A body of dense layers and an
+output for each target follow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_RECURRENT = 100  # steps of a series that GRU reads; longer ones take convolutions, which are faster
 MOST_EMBEDDED = 50  # dimensions of an embedding
 
 
@@ -72,20 +71,20 @@ class Pieces:
         ]
 
 
+Layer = tuple[str, Mapping[str, Any]]  # its class in Keras, and its config
+
+
 @dataclass(frozen=True)
 class Input:
-    """A packed column: its name, the shape of a row, and what the elements are: numbers, codes, words, or a series.
+    """A packed column: its name, and the shape of a row.
 
-    `padding`: the value of the steps after the end of a series; `codes`: rows of the embedding table; `columns`: columns of the
-    source that the codes stand for; `pieces`: of the numbers among the elements.
+    `layers`: those that make a vector of a row; None: those for numbers of that shape. `pieces`: of the numbers among the
+    elements.
     """
 
     name: str
     shape: tuple[int, ...]
-    what: str = "numbers"
-    codes: int = 0
-    padding: float = 0.0
-    columns: int = 1
+    layers: Sequence[Layer] | None = None
     pieces: Pieces | None = None
 
 
@@ -157,33 +156,12 @@ class _Net:
 
     def part(self, given: Input, entry: str, pieces: bool = False) -> str:
         """The layers of one input, whose first layer is named `entry`; returns the name of a vector."""
-        shape = list(given.shape)
-        last = self.add("InputLayer", [], name=entry, batch_shape=[None, *shape], dtype="float32")
-        if given.what == "codes":
-            size = embedded(given.codes // max(1, given.columns))
-            last = self.add("Embedding", [last], input_dim=given.codes, output_dim=size)
-            return self.add("Flatten", [last])
-        if given.what == "words":
-            last = self.add("Embedding", [last], input_dim=given.codes, output_dim=32, mask_zero=True)
-            return self.add("GlobalAveragePooling1D", [last])
-        if given.what == "series":
-            last = self.add("Masking", [last], mask_value=given.padding)  # (steps after the end become 0)
-            if shape[0] <= MOST_RECURRENT:
-                return self.add("GRU", [last], units=32)
-        if len(shape) == 2:
-            last = self.add(
-                "Conv1D", [last], filters=32, kernel_size=min(5, shape[0]), padding="same", activation="relu"
-            )
-            return self.add("GlobalMaxPooling1D", [last])
-        if len(shape) == 3:
-            for filters in (16, 32):
-                last = self.add("Conv2D", [last], filters=filters, kernel_size=3, padding="same", activation="relu")
-                if min(shape[0], shape[1]) >= 8:
-                    last = self.add("MaxPooling2D", [last], pool_size=2)
-            return self.add("GlobalAveragePooling2D", [last])
+        last = self.add("InputLayer", [], name=entry, batch_shape=[None, *given.shape], dtype="float32")
         if pieces and given.pieces is not None:
-            return self.add("Concatenate", [last, self._in_pieces(last, shape[0], given.pieces)], axis=-1)
-        return last if len(shape) == 1 else self.add("Flatten", [last])
+            return self.add("Concatenate", [last, self._in_pieces(last, given.shape[0], given.pieces)], axis=-1)
+        for class_name, config in layers_of(given.shape) if given.layers is None else given.layers:
+            last = self.add(class_name, [last], **config)
+        return last
 
     def _in_pieces(self, last: str, width: int, pieces: Pieces) -> str:
         """The elements in pieces: copies of them, each scaled to its piece, and cut at 0 and 1."""
@@ -223,6 +201,24 @@ class _Net:
 
     def _dropped(self, last: str, body: Body) -> str:
         return self.add("Dropout", [last], rate=body.dropout) if body.dropout else last
+
+
+def layers_of(shape: Sequence[int]) -> list[Layer]:
+    """The layers that make a vector of numbers of this shape."""
+    layers: list[Layer] = []
+    if len(shape) == 2:
+        size = min(5, shape[0])
+        layers.append(("Conv1D", {"filters": 32, "kernel_size": size, "padding": "same", "activation": "relu"}))
+        layers.append(("GlobalMaxPooling1D", {}))
+    elif len(shape) == 3:
+        for filters in (16, 32):
+            layers.append(("Conv2D", {"filters": filters, "kernel_size": 3, "padding": "same", "activation": "relu"}))
+            if min(shape[0], shape[1]) >= 8:
+                layers.append(("MaxPooling2D", {"pool_size": 2}))
+        layers.append(("GlobalAveragePooling2D", {}))
+    elif len(shape) != 1:
+        layers.append(("Flatten", {}))
+    return layers
 
 
 def embedded(codes: int) -> int:

@@ -1,18 +1,16 @@
 """The configurations of a run as its report has them: parameters, progress, results, seconds, and their ranks."""
 
-import functools
 import json
 import math
 import re
 from typing import Any
 
-from mop_udf.params import params
 from pg_mop.backend.database import Database
-from pg_mop.plan.watch import Watch, kept_state
+from pg_mop.plan.watch import Watch
 from pg_mop.report.folds import HELD_OUT, merged
 from pg_mop.report.numbers import rounded
 from pg_mop.report.parameters import flat
-from pg_mop.search.goals import goal, parts
+from pg_mop.search.goals import goal
 from pg_mop.search.ranking import LOSS, judged_by, order
 
 DATASETS = ("training", "validation")
@@ -22,14 +20,14 @@ MOST_TEXT = 2000  # characters of an error
 Data = dict[str, Any]
 
 
-def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) -> list[Data]:
+def read(db: Database, schema: str, run: Data) -> list[Data]:
     """A dict for each configuration: its parameters, its progress, its metrics and its seconds. The metrics ("last")
     are those of the state that the output table has: the last one, or the best one where the configuration keeps it."""
     run_id = run["run_id"]
     rows = db.execute(
         f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
         f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason, "
-        f"fold, fold_of "
+        f"fold, fold_of, kept_by "
         f"FROM {schema}.mop_trials WHERE run_id = $1 ORDER BY mst_key",
         ["bigint"],
         [run_id],
@@ -51,9 +49,7 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
             "metrics_iterations": row["metrics_iterations"] or [],
         }
     # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
-    # Searches with folds keep the last state.
-    keeps_best = searched and all(c["fold"] is None for c in configurations.values())
-    states = _kept(db, schema, run, arguments, configurations, "best" if keeps_best else "last")
+    states = _kept(db, schema, run, configurations)
     last = [
         (key, i)
         for key, c in configurations.items()
@@ -98,24 +94,13 @@ def read(db: Database, schema: str, run: Data, arguments: Data, searched: bool) 
     return merged(list(configurations.values()))
 
 
-def _kept(
-    db: Database, schema: str, run: Data, arguments: Data, configurations: dict[int, Data], keep: str
-) -> dict[int, int]:
-    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `configurations`:
-    {mst_key: a dict with the parameter strings}; `keep`: of the call, where the parameters do not say."""
+def _kept(db: Database, schema: str, run: Data, configurations: dict[int, Data]) -> dict[int, int]:
+    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state."""
     rules, watches = {}, {}
-    parsed = functools.lru_cache(maxsize=None)(params.parse_fit_params)  # configurations have many texts in common
     for key, c in configurations.items():
-        try:
-            fit = parsed(c["fit_params"])
-        except params.ParameterError:  # the configuration has failed
-            continue
-        if kept_state(c["fit_params"], keep) == "best":
-            stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
-            name, dataset, direction = parts(stop["metric"])
-            name = name if name == "loss" else params.metric_name(name)
-            rules[key] = (name, dataset or ("validation" if run["validation_table"] is not None else "training"))
-            watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
+        if (kept_by := c.pop("kept_by")) is not None:
+            dataset, name, goal = (kept_by.split(" ") + ["", ""])[:3]
+            rules[key], watches[key] = (name, dataset), Watch(goal)
     for row in (
         db.execute(
             f"SELECT m.mst_key, m.iteration, m.value, l.value AS loss FROM {schema}.mop_metrics m "

@@ -11,6 +11,19 @@ from pg_mop.backend.database import Database
 from pg_mop.report.summary import may_read
 
 MOST_SHOWN = 40  # characters of a value
+MOST_NODES = 240
+
+
+def add(db: Database, data: dict[str, Any]) -> None:
+    """Add the family tree of a search: `family`."""
+    nodes = of_run(db, data["run"]["run_id"], data)
+    data["family"] = nodes
+    if len(nodes) > MOST_NODES:
+        data["family"] = shortened(nodes, data["measure"]["goal"], MOST_NODES)
+        data["sampled"]["family"] = (
+            f"{len(data['family'])} of {len(nodes)} trials, the best ones and those that they descend from; +2 at a trial: two "
+            "others that descend from it are left out"
+        )
 
 
 def of_run(db: Database, run_id: int, data: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -214,11 +214,12 @@ def measured_sections(
     `truth`, `outputs`, `labels` as in api/tables/reports.py; without labels the model predicts numbers. `importance`, `drift`:
     as the functions of the same names return them. `source`: how the rows are called.
     """
-    of_classes = [_matrix, _classes, _roc, _calibration]
     sections = [_measures(truth, outputs, labels, source)]
     if labels:
-        order = np.argsort(-np.bincount(truth, minlength=len(labels)), kind="stable").tolist()
-        sections += [make(truth, outputs, labels, order) for make in of_classes]
+        counts = scores.confusion(truth, outputs.argmax(1), len(labels))
+        order = np.argsort(-counts.sum(1), kind="stable").tolist()
+        sections += [make(counts, labels, order) for make in (_matrix, _classes)]
+        sections += [make(truth, outputs, labels, order) for make in (_roc, _calibration)]
     else:
         sections.append(_predicted(truth, outputs[:, 0]))
     return [*sections, _importance(importance, bool(labels)), *([_drift(drift)] if drift else [])]
@@ -263,8 +264,7 @@ def _few(count: int, most: int, what: str = "classes") -> str | None:
     return f"The {most} most frequent of {count} {what}." if count > most else None
 
 
-def _matrix(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
-    counts = scores.confusion(truth, outputs.argmax(1), len(labels))
+def _matrix(counts: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
     classes = sorted(order[:MOST_CLASSES])
     names = [labels[k] for k in classes]
     right = int(np.trace(counts))
@@ -277,7 +277,7 @@ def _matrix(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order
         "note": _few(len(labels), MOST_CLASSES),
         "picture": {
             "kind": "matrix",
-            "label": f"Confusion matrix of {len(names)} classes: {right} of {len(truth)} rows are right.",
+            "label": f"Confusion matrix of {len(names)} classes: {right} of {counts.sum()} rows are right.",
             "names": names,
             "counts": [row[1:] for row in rows],
         },
@@ -285,8 +285,8 @@ def _matrix(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order
     }
 
 
-def _classes(truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
-    report = scores.class_report(scores.confusion(truth, outputs.argmax(1), len(labels)))
+def _classes(counts: np.ndarray, labels: Sequence[str], order: list[int]) -> Section:
+    report = scores.class_report(counts)
     classes = sorted(order[:MOST_CLASSES])
     kinds = ("precision", "recall", "f1")
     classes_in_table = sorted(order[:MOST_ROWS])

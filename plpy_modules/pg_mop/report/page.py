@@ -6,27 +6,16 @@ text. The file's content security policy forbids it to load or send anything.
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from pg_mop.report.numbers import thin
+from pg_mop.report.sections import DRAWING, PICTURES, SECTIONS, Section
 
 HERE = pathlib.Path(__file__).parent
-# the scripts of a report of a run, in the order in which they run
-DRAWING = (
-    "page.js",
-    "axes.js",
-    "curves.js",
-    "slices.js",
-    "surface.js",
-    "parallel.js",
-    "results.js",
-    "family.js",
-    "tables.js",
-    "strip.js",
-)
 MOST_ROWS = 1000  # best configurations in the leaderboard and in pictures of single ones
+PICTURED = {key: None for picture in PICTURES for key in (*picture.whole, *picture.shown)}  # the data of pictures
 MOST_OTHERS = 4000  # of the others, those that the slices show as small marks
 
 Data = Mapping[str, Any]  # see gather.py
@@ -36,28 +25,14 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 def page(data: Data) -> str:
     """The HTML document of a report's data (gather.py)."""
-    run = data["run"]
-    main = "\n".join(
-        (
-            '<div id="strip" class="strip" role="group" aria-label="Summary"></div>',
-            f'<div class="two tall">{_leaderboard(data)}{picture("curves", "Learning curves", _note(data, "curves"))}</div>',
-            _next(data),
-            _failures(data),
-            picture("slices", "Each parameter and the result", _best_of(data, " as dots, the others as small marks")),
-            picture("surface", "Two parameters and the result", ""),
-            picture("parallel", "Parameters and result", _best_of(data)),
-            picture("ranks", "Rank by iteration", _note(data, "curves")),
-            picture("edf", "Distribution of results", ""),
-            picture("pareto", "Two measures", _best_of(data)),
-            picture("family", "Family tree", _note(data, "family")) if data["family"] else "",
-            picture("sessions", "Worker sessions", _note(data, "sessions")),
-            _time(data),
-            picture("stages", "Stages", _note(data, "stages") or _merged(run)),
-            _facts(data),
-            _settings(data),
-            _repeat(data),
-        )
-    )
+    run, count = data["run"], len(data["configurations"])
+    sampled = dict(data["sampled"])
+    if count > MOST_ROWS:
+        sampled["parallel"] = f"the best {MOST_ROWS} of {count} configurations"
+        sampled["slices"] = f"{sampled['parallel']} as dots, the others as small marks"
+    leaderboard, curves, *others = (_section(own, {**data, "sampled": sampled}) for own in SECTIONS)
+    strip = '<div id="strip" class="strip" role="group" aria-label="Summary"></div>'
+    main = "\n".join((strip, f'<div class="two tall">{leaderboard}{curves}</div>', *others))
     return document(
         f"Run {run['run_id']}: {run['model_output_table']}",
         ("leaderboard", "To the leaderboard"),
@@ -67,6 +42,17 @@ def page(data: Data) -> str:
         f'<script type="application/json" id="data">{embedded(data)}</script>',
         DRAWING,
     )
+
+
+def _section(own: Section, data: Data) -> str:
+    """The HTML of a section; an empty text where it has nothing to show."""
+    if own.only_with and not data[own.only_with]:
+        return ""
+    if own.script is None:
+        body = WRITTEN[own.name](data)
+    else:
+        body = drawn(own.name, _note(data, own.sampled or own.name) or (_merged(data) if own.name == "stages" else ""))
+    return section(own.name, own.title, body) if body else ""
 
 
 def document(
@@ -107,26 +93,7 @@ def document(
 
 def embedded(data: Data) -> str:
     """The data of the pictures as JSON that is safe within a script element."""
-    values = {
-        key: data[key]
-        for key in (
-            "run",
-            "measure",
-            "varied",
-            "series",
-            "curves",
-            "times",
-            "spread",
-            "lanes",
-            "bars",
-            "merged_bars",
-            "stages",
-            "family",
-            "summary",
-            "causes",
-            "next",
-        )
-    }
+    values = {key: data[key] for key in ("run", "measure", "varied", "summary", "causes", "next", *PICTURED)}
     values["failed"] = [
         [
             c["mst_key"],
@@ -208,12 +175,6 @@ def _note(data: Data, part: str) -> str:
     return f"Sampled: {note}." if note else ""
 
 
-def _best_of(data: Data, how: str = "") -> str:
-    """What a picture of single configurations shows of a large run; an empty text where it shows all."""
-    count = len(data["configurations"])
-    return f"Sampled: the best {MOST_ROWS} of {count} configurations{how}." if count > MOST_ROWS else ""
-
-
 def _others(data: Data) -> list[list[Any]]:
     """[[result, value of each varied parameter], ...] of the configurations that pictures do not draw one by one."""
     series = data["measure"]["series"]
@@ -243,7 +204,7 @@ def _facts(data: Data) -> str:
         "ended": run["finished_at"],
         "merge rate": None if rate is None else number(rate),
     }
-    return section("asked", "What was asked", pairs({k: v for k, v in facts.items() if v is not None}))
+    return pairs({k: v for k, v in facts.items() if v is not None})
 
 
 def pairs(values: Mapping[str, Any]) -> str:
@@ -296,7 +257,7 @@ def _sort_key(value: Any, numeric: bool) -> str:
 def _leaderboard(data: Data) -> str:
     rows = data["configurations"]
     if not rows:
-        return section("leaderboard", "Leaderboard", "<p>No configurations yet.</p>")
+        return "<p>No configurations yet.</p>"
     series = sorted(
         {name for c in rows for name in c["last"]},
         key=lambda n: (n != data["measure"]["series"], not n.startswith("validation"), n),
@@ -336,17 +297,9 @@ def _leaderboard(data: Data) -> str:
     caption = f"By {data['measure']['series']}, {better} is better; values after the last iteration"
     if len(best) < len(rows):
         caption += f"; the best {len(best)} of {len(rows)}"
-    return section(
-        "leaderboard",
-        "Leaderboard",
-        '<p class="hint">A heading sorts. A row, by click or Enter, is marked in every picture.</p>'
-        + table(columns, body, caption, ' id="board"'),
+    return '<p class="hint">A heading sorts. A row, by click or Enter, is marked in every picture.</p>' + table(
+        columns, body, caption, ' id="board"'
     )
-
-
-def picture(name: str, title: str, note: str) -> str:
-    """A section with a picture that the script draws. `title`: HTML; `note`: text."""
-    return section(name, title, drawn(name, note))
 
 
 def drawn(name: str, note: str) -> str:
@@ -357,7 +310,8 @@ def drawn(name: str, note: str) -> str:
     )
 
 
-def _merged(run: Data) -> str:
+def _merged(data: Data) -> str:
+    run = data["run"]
     if not run["merge_rate"] or run["merge_rate"] <= 1:
         return "No two configurations share a first stage."
     return f"{number(run['merge_rate'])} stages are asked for each trained stage. Thick lines are shared."
@@ -388,38 +342,31 @@ def _time(data: Data) -> str:
         )
     busy, whole = sum(part["seconds"] for part in data["time"]), len(data["lanes"]) * data["makespan"]
     rows.append(("", ["sessions without a unit", None, max(0.0, whole - busy), *[None] * (5 + gpus)]))
-    return section(
-        "time",
-        "Where the time went",
-        table(
-            {
-                "what": False,
-                "units": True,
-                "seconds": True,
-                "trainer at work": True,
-                "its processors": True,
-                **({"utilization of its GPU": True} if gpus else {}),
-                "reading": True,
-                "writing": True,
-                "other": True,
-            },
-            rows,
-            f"Seconds of {len(data['lanes'])} worker sessions, from the first unit to the last: "
-            f"{duration(data['makespan'])}",
-        ),
+    return table(
+        {
+            "what": False,
+            "units": True,
+            "seconds": True,
+            "trainer at work": True,
+            "its processors": True,
+            **({"utilization of its GPU": True} if gpus else {}),
+            "reading": True,
+            "writing": True,
+            "other": True,
+        },
+        rows,
+        f"Seconds of {len(data['lanes'])} worker sessions, from the first unit to the last: {duration(data['makespan'])}",
     )
 
 
 def _next(data: Data) -> str:
-    """The section of next steps, which the script fills; without a script, their texts."""
+    """The place of next steps, which the script fills; without a script, their texts."""
     steps = "".join(
         f"<p>{escape(step['say'])}</p>"
         + (f'<pre tabindex="0"><code>{escape(step["sql"])}</code></pre>' if step["sql"] else "")
         for step in data["next"]
     )
-    return section(
-        "next", "What next", f'<div id="steps"><noscript>{steps or "<p>Nothing stands out.</p>"}</noscript></div>'
-    )
+    return f'<div id="steps"><noscript>{steps or "<p>Nothing stands out.</p>"}</noscript></div>'
 
 
 def _failures(data: Data) -> str:
@@ -438,7 +385,7 @@ def _failures(data: Data) -> str:
             [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
             _note(data, "failures") or "Failed units (a unit that is lost with its session or trainer is tried again)",
         )
-    return section("failures", "Failures", body)
+    return body
 
 
 def _settings(data: Data) -> str:
@@ -449,7 +396,7 @@ def _settings(data: Data) -> str:
         body += "<h3>Settings that were in force</h3>" + pairs(
             {f"pg_mop.{k}": v for k, v in data["settings"].items() if v is not None}
         )
-    return section("settings", "Parameters and settings", body or "<p>Only the run's owner sees them.</p>")
+    return body or "<p>Only the run's owner sees them.</p>"
 
 
 def _repeat(data: Data) -> str:
@@ -460,4 +407,16 @@ def _repeat(data: Data) -> str:
             f"\n\n-- by the log of this run, into new tables\n"
             f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');"
         )
-    return section("repeat", "SQL to repeat it", f'<pre tabindex="0"><code>{escape(sql)}</code></pre>')
+    return f'<pre tabindex="0"><code>{escape(sql)}</code></pre>'
+
+
+# the sections without a script
+WRITTEN: dict[str, Callable[[Data], str]] = {
+    "leaderboard": _leaderboard,
+    "next": _next,
+    "failures": _failures,
+    "time": _time,
+    "asked": _facts,
+    "settings": _settings,
+    "repeat": _repeat,
+}

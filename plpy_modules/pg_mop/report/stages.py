@@ -1,9 +1,21 @@
-"""The layout of the tree of stages: each unbranched part of the search plan is a line with a height."""
+"""The tree of stages of a run's report, and its layout: each unbranched part of the search plan is a line with a height."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pg_mop.backend.database import Database
+
+MOST_PATHS = 120
 Branch = tuple[list[int], int | None, int]  # mst_keys, index of the parent, stages before it
+
+
+def add(db: Database, data: dict[str, Any]) -> None:
+    """Add the tree of stages of the best configurations: `stages`."""
+    paths = {c["mst_key"]: c["path"] for c in data["configurations"] if c["path"]}
+    if len(paths) > MOST_PATHS:
+        data["sampled"]["stages"] = f"the paths of the {MOST_PATHS} best of {len(paths)} configurations"
+        paths = dict(list(paths.items())[:MOST_PATHS])
+    data["stages"] = tree(paths)
 
 
 def tree(paths: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:

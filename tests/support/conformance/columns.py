@@ -175,6 +175,15 @@ class ColumnConformance(Conformance):
                 label is None or isinstance(label, str) for label in labels
             )
             assert column.classes is None or [*labels] == column.classes
+            head = column.net_output()
+            assert (head.classes or head.numbers) == width and bool(head.classes) == (kind in (OneHot, SoftLabels))
+
+    def test_reports_know_what_belongs_to_a_column_of_the_source(self, kind):
+        column = self.cases[kind].column
+        assert column.described() and column.net_input().shape == tuple(column.shape)
+        assert list(column.source_types()) == column.sources and all(column.source_types().values())
+        row = np.arange(column.shape[-1])
+        assert np.concatenate([row[place] for _, place in column.places()]).tolist() == row.tolist()
 
     def test_its_sql_has_an_expression_for_each_part(self, kind):
         column = self.cases[kind].column
@@ -244,3 +253,12 @@ class FeatureConformance(Conformance):
     def test_values_that_training_rows_did_not_have_are_told_of_texts_alone(self, kind):
         unseen = self.made(kind).unseen(self.cases[kind].wires)
         assert unseen == (["new"] if kind.wire == "text" else [])
+
+    def test_its_values_are_counted_in_the_bins_of_training_rows(self, kind):
+        feature, wires = self.made(kind), self.cases[kind].wires
+        counts = feature.counts(wires)
+        assert len(counts) == len(feature.trained_shares()) and 0 < counts.sum() <= len(wires)
+        assert (sum(feature.counts(wires[at : at + 1]) for at in range(len(wires))) == counts).all()
+        assert feature.nulls(wires) == 1
+        if kind.wire == "number":
+            assert feature.counts(np.array([NAN])).sum() == 0, "NULL is in no bin"

@@ -262,7 +262,7 @@ CREATE FUNCTION @extschema@.training_preprocessor_dl(
     dependent_dtype text DEFAULT 'int16'
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 preprocess.training_preprocessor_dl(plpy, *args)
 $$;
 
@@ -276,7 +276,7 @@ CREATE FUNCTION @extschema@.validation_preprocessor_dl(
     distribution_rules text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 preprocess.validation_preprocessor_dl(plpy, *args)
 $$;
 
@@ -285,28 +285,28 @@ $$;
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var real[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'real')
 $$;
 
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var smallint[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'smallint')
 $$;
 
 CREATE FUNCTION @extschema@.convert_bytea_to_real_array(var bytea)
 RETURNS real[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'real')
 $$;
 
 CREATE FUNCTION @extschema@.convert_bytea_to_smallint_array(var bytea)
 RETURNS smallint[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python
-from pg_mop.api import preprocess
+from pg_mop.api.madlib import preprocess
 return preprocess.convert_bytea_to_array(plpy, var, 'smallint')
 $$;
 
@@ -327,14 +327,14 @@ CREATE FUNCTION @extschema@.load_keras_model(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id integer)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import architectures
+from pg_mop.api.madlib import architectures
 architectures.delete_keras_model(plpy, *args)
 $$;
 -- Custom losses and metrics: for superusers, as they run code.
@@ -346,35 +346,35 @@ CREATE FUNCTION @extschema@.load_custom_function(
     description text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.load_custom_function(plpy, GD, *args)
 $$;
 
 CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id integer)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.delete_custom_function(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, name text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.delete_custom_function(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k integer)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 objects.load_top_k_accuracy_function(plpy, GD, *args)
 $$;
 
 CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n integer, fn_name varchar)
 RETURNS bytea LANGUAGE plpython3u VOLATILE STRICT AS $$
 #python
-from pg_mop.api import objects
+from pg_mop.api.madlib import objects
 return objects.top_k_categorical_acc_pickled(GD, *args)
 $$;
 CREATE FUNCTION @extschema@.load_model_selection_table(
@@ -386,7 +386,7 @@ CREATE FUNCTION @extschema@.load_model_selection_table(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import configurations
+from pg_mop.api.madlib import configurations
 configurations.load_model_selection_table(plpy, *args)
 $$;
 
@@ -402,7 +402,7 @@ CREATE FUNCTION @extschema@.generate_model_configs(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import configurations
+from pg_mop.api.madlib import configurations
 configurations.generate_model_configs(plpy, *args)
 $$;
 CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
@@ -419,7 +419,7 @@ CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
     use_caching boolean DEFAULT FALSE
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import fit_multiple
+from pg_mop.api.madlib import fit_multiple
 fit_multiple.madlib_keras_fit_multiple_model(plpy, *args)
 $$;
 -- Training of one model (contract: madlib_keras_fit).
@@ -441,7 +441,7 @@ CREATE FUNCTION @extschema@.madlib_keras_fit(
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import fit
+from pg_mop.api.madlib import fit
 fit.madlib_keras_fit(plpy, *args)
 $$;
 CREATE FUNCTION @extschema@.madlib_keras_evaluate(
@@ -452,7 +452,7 @@ CREATE FUNCTION @extschema@.madlib_keras_evaluate(
     mst_key integer DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import evaluate
+from pg_mop.api.madlib import evaluate
 evaluate.madlib_keras_evaluate(plpy, GD, *args)
 $$;
 
@@ -467,7 +467,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key integer DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, GD, *args)
 $$;
 
@@ -482,7 +482,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key integer DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, GD, *args)
 $$;
 
@@ -497,7 +497,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     mst_key integer DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict(plpy, GD, *args)
 $$;
 
@@ -515,7 +515,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count integer DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, GD, *args)
 $$;
 
@@ -533,7 +533,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count integer DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, GD, *args)
 $$;
 
@@ -551,7 +551,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     dependent_count integer DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import predict
+from pg_mop.api.madlib import predict
 predict.madlib_keras_predict_byom(plpy, GD, *args)
 $$;
 -- Models out of the database and into it; the GPUs of the server.
@@ -559,7 +559,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key integer)
 RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import files
+from pg_mop.api.madlib import files
 return files.mop_export_model(plpy, GD, *args)
 $$;
 
@@ -570,14 +570,14 @@ CREATE FUNCTION @extschema@.mop_import_model(
     description text DEFAULT NULL
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import files
+from pg_mop.api.madlib import files
 return files.mop_import_model(plpy, GD, *args)
 $$;
 
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import gpus
+from pg_mop.api.runs import gpus
 gpus.gpu_configuration(plpy, GD, *args)
 $$;
 
@@ -585,7 +585,8 @@ $$;
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.api import gpus, help
+from pg_mop.api.runs import gpus
+from pg_mop.api.common import help
 words = ('', 'usage', 'help', '?', 'example', 'examples')
 if (args[0] if args[0] is not None else 'NULL').strip().lower() in words:
     return help.answer(plpy, 'gpu_configuration', args[0])
@@ -607,7 +608,7 @@ BEGIN
 CREATE FUNCTION @extschema@.%I(message varchar DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$
 #python
-from pg_mop.api import help
+from pg_mop.api.common import help
 return help.answer(plpy, '%s', message)
 $body$
 $create$, name, name);

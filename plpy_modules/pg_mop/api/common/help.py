@@ -350,6 +350,28 @@ SELECT * FROM {schema}.mop_predict('churn', source => 'SELECT * FROM customers W
 """,
         "model",
     ),
+    "mop_probability": (
+        "Returns the probability of a class for a row of FROM, for WHERE and ORDER BY.",
+        """
+SELECT c.id, {schema}.mop_probability('churn', c, 'true') AS risk FROM customers c ORDER BY risk DESC, c.id LIMIT 3;
+""",
+        "model",
+    ),
+    "mop_class": (
+        "Returns the class for a row of FROM, for WHERE and GROUP BY.",
+        """
+SELECT {schema}.mop_class('churn', c) AS class, count(*) FROM customers c GROUP BY 1 ORDER BY 1;
+""",
+        "model",
+    ),
+    "mop_number": (
+        "Returns the number for a row of FROM, of a model whose target is a number.",
+        """
+-- of a model of prices: SELECT h.id, {schema}.mop_number('price', h) FROM houses h ORDER BY 2 DESC LIMIT 3;
+SELECT name, kind FROM {schema}.mop_models WHERE kind = 'regression';
+""",
+        "model",
+    ),
     "mop_predict_into": (
         "Writes a named model's predictions for a table, view or query into a new table; returns the rows.",
         """

@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from mop_udf.aggregate import Session
+from mop_udf.errors import raise_error
 from pg_mop.api.common.session import computer_of, with_trainer
+from pg_mop.backend.catalog_state import catalog_state
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError, without_nul
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal, split_names
 from pg_mop.inference.named_model import Answer, NamedModel, RowReader, answers, tell_unseen
+from pg_mop.inference.ready_model import ReadyModel, keep_ready, ready
+
+
+def answer_for_row(
+    plpy: Any, model: str | None, row: str | None, version: float | None, path: str | None
+) -> list[Answer]:
+    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]. `path`: the caller's search_path.
+
+    It is called by SQL, for each row of a query.
+    """
+    if row and row[0] == "{" and "\\u0000" not in row and (kept := ready(plpy, (model, version, path))) is not None:
+        row_answers = _answers_of(plpy, kept, row)
+        if row_answers is not None:
+            return row_answers
+    return mop_predict_row(plpy, model, row, version, path)
+
+
+def value_for_row(
+    plpy: Any, what: str, model: str | None, row: str | None, label: str | None, version: float | None, path: str | None
+) -> str | None:
+    """One value of the answer for a row; `what`: the SQL function that the caller calls. `label`: the class of its probability.
+
+    NULL for a NULL row, and where the net's outputs are not finite.
+    """
+    ((prediction, probability, probabilities),) = answer_for_row(plpy, model, row, version, path)
+    if prediction is None:
+        return None
+    if (what == "mop_number") != (probability is None):
+        kind, other = ("numbers", "mop_number") if probability is None else ("classes", "mop_class")
+        raise_error(plpy, f'{what}: model "{model}" predicts {kind}', "22023", None, f"Call {other}('{model}', t).")
+    if what != "mop_probability":
+        return prediction
+    of_classes = json.loads(str(probabilities))
+    if label not in of_classes:
+        few = ", ".join(list(of_classes)[:10]) + ", ..." * (len(of_classes) > 10)
+        raise_error(plpy, f'{what}: model "{model}" has no class {label!r}', "22023", f"Its classes are {few}.", None)
+    return repr(of_classes[label])
+
+
+def _answers_of(plpy: Any, kept: ReadyModel, row: str) -> list[Answer] | None:
+    try:
+        return kept.answers(plpy, row)
+    except MopError:  # the whole way tells of it
+        return None
 
 
 @with_trainer(keeps=True)
 def mop_predict_row(
-    db: Database, session: Session, model: str | None, row: str | None, version: int | None
+    db: Database, session: Session, model: str | None, row: str | None, version: int | None, path: str | None
 ) -> list[Answer]:
-    """The answer for one row, a JSON object: [(prediction, probability, probabilities)]."""
+    """The same with all checks; the model is kept ready for the next row."""
+    db.look_up_as(path)
+    state = catalog_state()
     if row is None:
         return [(None, None, None)]
     if not row.lstrip().startswith("{"):
@@ -39,6 +88,7 @@ def mop_predict_row(
     # a query asks for each row: the session is told once for each column
     tell_unseen(db, {name: values for name, values in unseen.items() if name not in named.told}, {})
     named.told.update(unseen)
+    keep_ready(db, (model, version, path), state, named)
     return row_answers
 
 

@@ -13,7 +13,6 @@ from pg_mop.backend import settings
 from pg_mop.backend.arrays import np
 from pg_mop.backend.database import Database
 from pg_mop.backend.errors import MopError
-from pg_mop.columns import Image, Words
 from pg_mop.inference import scores
 from pg_mop.inference.named_model import NamedModel, RowReader
 
@@ -97,7 +96,7 @@ def _read(db: Database, model: NamedModel, source: str | None) -> tuple[np.ndarr
     """
     reader = RowReader(db, source, model)
     features, truth = [], []
-    input_numbers = [i for i, column in enumerate(model.inputs) if not isinstance(column, (Words, Image))]
+    input_numbers = [i for i, column in enumerate(model.inputs) if column.flat]
     width = sum(math.prod(model.inputs[i].shape) for i in input_numbers)
     most = min(MOST_ROWS, max(100, MOST_BYTES // (4 * max(1, width))))
     for chunk, targets in reports.rows_with_target(reader, model):

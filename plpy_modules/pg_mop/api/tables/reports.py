@@ -16,13 +16,10 @@ from pg_mop.backend.errors import MopError
 from pg_mop.backend.functions import sql_function
 from pg_mop.backend.quoting import quote_identifier, quote_literal
 from pg_mop.backend.sql_types import NUMBERS
-from pg_mop.columns import Column, Image, OneHot, Series, TargetNumber, Words
+from pg_mop.columns import Column
 from pg_mop.columns.features import Feature
 from pg_mop.columns.features.category import Category
-from pg_mop.columns.features.conversion import TIMES, UTC, WHOLE, as_trained, family, number_sql
-from pg_mop.columns.features.moment import Moment
-from pg_mop.columns.features.number import Boolean, Number, shares
-from pg_mop.columns.features_column import Features
+from pg_mop.columns.features.conversion import number_sql
 from pg_mop.inference import importance as permutation
 from pg_mop.inference import scores
 from pg_mop.inference.importance import main_score
@@ -43,6 +40,10 @@ class Measured:
 
     def __init__(self, truth: np.ndarray, outputs: np.ndarray, labels: list[str], unknown: int = 0) -> None:
         self.truth, self.outputs, self.labels, self.unknown = truth, outputs, labels, unknown
+
+    def confusion(self) -> np.ndarray:
+        """The number of rows [true class, predicted class]."""
+        return scores.confusion(self.truth, self.outputs.argmax(1), len(self.labels))
 
     def measures(self, regression: bool) -> dict[str, float]:
         """The measures, by name."""
@@ -118,39 +119,7 @@ def _target_sql(reader: RowReader, model: NamedModel) -> str:
     name, actual = quote_identifier(model.target), reader.columns[model.target]
     if model.regression:
         return number_sql(name, actual) if actual in NUMBERS else f"{name}::double precision"
-    return _label_sql(name, actual, model.output) if isinstance(model.output, OneHot) else f"{name}::text"
-
-
-def _label_sql(name: str, actual: str, output: OneHot) -> str:
-    """SQL: the class of a row. `name`: the column, quoted; `actual`: its type."""
-    trained_type = str(output.sql_type)
-    trained_type = "citext" if trained_type.rpartition(".")[2] == "citext" else trained_type
-    return class_sql(name, actual, trained_type, output.classes)
-
-
-def class_sql(value: str, actual: str, trained: str, classes: Sequence[str | None]) -> str:
-    """SQL: the text of the class that equals a value, else the text of the value; types are `actual` and `trained`.
-
-    Values of some types are equal, but differ as text: 1.0 and 1.00, a time in two time zones, citext.
-    """
-    sql_type, as_type = None, f"{value}::{trained}"
-    if actual in NUMBERS and trained in NUMBERS and not {actual, trained}.issubset(WHOLE):
-        sql_type = trained
-        if actual != trained:
-            sql_type, as_type = "numeric", f"{value}::text::numeric"
-    elif "moment" == family(actual) == family(trained) or (actual == trained and trained in TIMES):
-        sql_type, as_type = trained, as_trained(value, actual, trained, UTC)
-    elif trained == "citext" and family(actual) == "text":
-        sql_type, as_type = "text", f"lower({value}::text)"
-    if sql_type is None:
-        return f"{value}::text"
-    texts = ", ".join("NULL" if c is None else quote_literal(c) for c in classes)
-    keys = f"ARRAY[{texts}]::{sql_type}[]"
-    if trained == "citext":
-        keys = (
-            f"ARRAY[{', '.join('NULL' if c is None else f'lower({quote_literal(c)}::text)' for c in classes)}]::text[]"
-        )
-    return f"coalesce((ARRAY[{texts}]::text[])[pg_catalog.array_position({keys}, {as_type})], {value}::text)"
+    return model.output.class_sql(name, actual)
 
 
 @with_trainer
@@ -180,7 +149,7 @@ def mop_confusion_matrix(
 ) -> list[tuple[Any, ...]]:
     """[(true class, predicted class, rows)]."""
     m = _classes(db, session, model, source, version)
-    table = scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels))
+    table = m.confusion()
     return [(m.labels[i], m.labels[j], int(table[i, j])) for i in range(len(table)) for j in range(len(table))]
 
 
@@ -190,7 +159,7 @@ def mop_class_report(
 ) -> list[tuple[Any, ...]]:
     """[(class, precision, recall, f1, support)]."""
     m = _classes(db, session, model, source, version)
-    report = scores.class_report(scores.confusion(m.truth, m.outputs.argmax(1), len(m.labels)))
+    report = scores.class_report(m.confusion())
     return [
         (label, row["precision"], row["recall"], row["f1"], int(row["support"])) for label, row in zip(m.labels, report)
     ]
@@ -292,19 +261,12 @@ def mop_feature_info(db: Database, model: str | None, version: int | None) -> li
 def _columns(inputs: Sequence[Column]) -> list[Any]:
     rows: list[Any] = []
     for column in inputs:
-        if isinstance(column, Features):
+        if column.features:
             rows += [_described(feature) for feature in column.features]
         else:
-            parameters = column.parameters
-            if isinstance(column, Words):
-                what = f"{column.tokens} words"
-            else:
-                what = (
-                    f"{column.type_name if isinstance(column, (Image, Series)) else 'array'} of {parameters['shape']}"
-                )
-            nulls = parameters.get("nulls")
-            share = nulls / parameters["rows"] if nulls is not None and parameters.get("rows") else None
-            rows.append((column.name, parameters.get("sql_type"), what, None, share, None, None, None, None, None))
+            p = column.parameters
+            share = p["nulls"] / p["rows"] if p.get("nulls") is not None and p.get("rows") else None
+            rows.append((column.name, column.sql_type, column.described(), None, share, None, None, None, None, None))
     return rows
 
 
@@ -355,74 +317,34 @@ def drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str,
 
 def _drift(db: Database, found: RowInputs, source: str | None) -> list[tuple[str, float, float, float, str]]:
     reader = RowReader(db, source, found)
-    numbers: dict[str, list[np.ndarray]] = {}
-    codes: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
     nulls: dict[str, int] = {}
     count = 0
-    features = {f.name: f for column in found.inputs if isinstance(column, Features) for f in column.features}
-    target = _target_to_compare(reader, found.output)
+    features = {f.name: f for column in found.inputs for f in column.features}
+    output = found.output
+    actual = None if output is None else reader.columns.get(output.name)
+    target = None if output is None or actual is None else output.target_sql(quote_identifier(output.name), actual)
     targets: list[Any] = []
     for rows in reader.chunks([] if target is None else [target]):
         count += len(rows)
         targets += [row["e0"] for row in rows if row["e0"] is not None] if target is not None else []
         for column, values in found.values(rows):
-            if not isinstance(column, Features):
-                continue
-            for name, column_values in column.wires(values).items():
-                feature = features[name]
-                if isinstance(feature, Category):
-                    counts = np.bincount(feature.numbers(column_values), minlength=len(feature.classes))
-                    codes[name] = codes.get(name, 0) + counts
-                    nulls[name] = nulls.get(name, 0) + sum(value is None for value in column_values)
-                else:
-                    numbers.setdefault(name, []).append(np.array(column_values))
-                    nulls[name] = nulls.get(name, 0) + int(np.isnan(column_values).sum())
+            for name, wires in column.wires(values).items():
+                counts[name] = counts.get(name, 0) + features[name].counts(wires)
+                nulls[name] = nulls.get(name, 0) + features[name].nulls(wires)
     if not count:
         raise MopError("there are no rows")
     reader.tell_missing()
     result = []
     for name, feature in features.items():
-        p = feature.parameters
-        if isinstance(feature, Category):
-            then = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
-            index = scores.stability([n / max(1, sum(then)) for n in then], (codes[name] / codes[name].sum()).tolist())
-        elif isinstance(feature, (Number, Moment)):
-            index = scores.stability(p["shares"], shares(p["edges"], np.concatenate(numbers[name])))
-        elif isinstance(feature, Boolean):
-            booleans = np.concatenate(numbers[name])
-            now = float(np.nanmean(booleans)) if np.isfinite(booleans).any() else 0.0
-            index = scores.stability([p["share"], 1 - p["share"]], [now, 1 - now])
-        else:
-            continue
+        p, now = feature.parameters, counts[name]
+        index = scores.stability(feature.trained_shares(), (now / max(1, now.sum())).tolist())
         result.append((name, index, p["nulls"] / max(1, p["rows"]), nulls[name] / count, _verdict(index)))
-    if targets and found.output is not None:
-        index = _drift_of_target(found.output, targets)
-        result.append((found.output.name, index, 0.0, 1 - len(targets) / count, _verdict(index)))
+    if targets and output is not None:
+        index = scores.stability(*output.shares(targets))
+        result.append((output.name, index, 0.0, 1 - len(targets) / count, _verdict(index)))
     return sorted(result, key=lambda row: -row[1])
 
 
 def _verdict(index: float) -> str:
     return "stable" if index < 0.1 else "changed" if index < 0.25 else "drifted"
-
-
-def _target_to_compare(reader: RowReader, output: Column | None) -> str | None:
-    """SQL: the target of a row, where the rows have it and its distribution in training is known."""
-    actual = None if output is None else reader.columns.get(output.name)
-    if output is None or actual is None:
-        return None
-    name = quote_identifier(output.name)
-    if isinstance(output, OneHot) and "counts" in output.parameters and not actual.endswith("[]"):
-        return _label_sql(name, actual, output)
-    if isinstance(output, TargetNumber) and "edges" in output.parameters and actual in NUMBERS:
-        return number_sql(name, actual)
-    return None
-
-
-def _drift_of_target(output: Column, targets: list[Any]) -> float:
-    """The stability index of known targets; classes that are new are one class."""
-    if isinstance(output, TargetNumber):
-        return scores.stability(output.parameters["shares"], shares(output.parameters["edges"], targets))
-    then, now = output.parameters["counts"], Counter(targets)
-    counts = [now.pop(label, 0) for label in output.classes or []]
-    numbers = [*counts, sum(now.values())]
-    return scores.stability([n / max(1, sum(then)) for n in [*then, 0]], [n / len(targets) for n in numbers])

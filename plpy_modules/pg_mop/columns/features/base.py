@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -135,9 +136,32 @@ class Feature(ABC):
     def encode(self, wires: Any) -> numpy.ndarray:
         """Wires -> elements [rows, len(elements)], float32. `wires`: float64 numbers (NaN: NULL), or a list of texts."""
 
+    def encode_into(self, packed: numpy.ndarray, first: int, wires: Any) -> None:
+        """Write the elements into the columns of `packed` from `first` on, which are 0."""
+        elements = self.encode(wires)
+        packed[:, first : first + elements.shape[1]] = elements
+
     def unseen(self, wires: Any) -> list[str]:
         """Values that training rows did not have, of categories."""
         return []
+
+    def piece_edges(self) -> list[tuple[float, ...]]:
+        """The ends of the pieces in which a net reads each element, in the scale of elements; none for other features."""
+        return []
+
+    def nulls(self, wires: Any) -> int:
+        """The number of NULLs."""
+        import numpy as np
+
+        return wires.count(None) if self.wire == "text" else int(np.isnan(wires).sum())
+
+    def trained_shares(self) -> Sequence[float]:
+        """The shares of training rows in each bin of values."""
+        return self.parameters["shares"]
+
+    def counts(self, wires: Any) -> numpy.ndarray:
+        """The number of rows in each of these bins."""
+        return bin_counts(self.parameters["edges"], wires)
 
     def described(self) -> str:
         """What becomes of the column, in a few words."""
@@ -149,6 +173,14 @@ class Feature(ABC):
 
     def to_json(self) -> dict[str, Any]:
         return {"type": self.type_name, "name": self.name, "parameters": self.parameters}
+
+
+def bin_counts(edges: Sequence[float], values: Any) -> numpy.ndarray:
+    """How many numbers are in each bin between `edges`; NaN and infinity do not count."""
+    import numpy as np
+
+    values = np.asarray(values, "f8")
+    return np.bincount(np.searchsorted(edges, values[np.isfinite(values)], side="left"), minlength=len(edges) + 1)
 
 
 def raw_sql(column: str, path: Any = None) -> str:

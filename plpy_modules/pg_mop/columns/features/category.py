@@ -71,6 +71,16 @@ class Category(Feature):
             self._numbers = numbers
         return self._numbers
 
+    def trained_shares(self) -> list[float]:
+        p = self.parameters
+        rows = [p["other"], *p["counts"], *[p["nulls"]] * p["null"]]
+        return [n / max(1, sum(rows)) for n in rows]
+
+    def counts(self, wires: list[str | None]) -> numpy.ndarray:
+        import numpy as np
+
+        return np.bincount(self.numbers(wires), minlength=len(self.classes))
+
     def to_keras(self) -> dict[str, Any]:
         values = self.parameters["values"]
         null = next(text for text in ("", "NULL", "(NULL)", "(no value)") if text not in values)
@@ -108,10 +118,14 @@ class OneHotCategory(Category):
     def encode(self, wires: list[str | None]) -> numpy.ndarray:
         import numpy as np
 
-        numbers = self.numbers(wires)
-        elements = np.zeros((len(numbers), len(self.classes)), "<f4")
-        elements[np.arange(len(numbers)), numbers] = 1
+        elements = np.zeros((len(wires), len(self.classes)), "<f4")
+        self.encode_into(elements, 0, wires)
         return elements
+
+    def encode_into(self, packed: numpy.ndarray, first: int, wires: list[str | None]) -> None:
+        import numpy as np
+
+        packed[np.arange(len(wires)), self.numbers(wires) + first] = 1
 
     def described(self) -> str:
         return f"one-hot, {len(self.classes)} classes"

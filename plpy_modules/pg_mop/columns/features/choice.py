@@ -10,6 +10,7 @@ from typing import Any
 
 from pg_mop.backend.errors import MopError
 from pg_mop.backend.sql_types import NUMBERS, STRINGS
+from pg_mop.columns import ALONE
 from pg_mop.columns.features.base import ON_NULL, Feature, Source, Statistics
 from pg_mop.columns.features.category import MAX_ONE_HOT, CodedCategory, OneHotCategory
 from pg_mop.columns.features.conversion import family
@@ -18,7 +19,8 @@ from pg_mop.columns.features.moment import Moment
 from pg_mop.columns.features.number import MOST, SCALES, Boolean, Number, spread
 
 # kinds of columns: those that a transform may name
-KINDS = ("number", "category", "one_hot", "embedding", "text", "time", "array", "series", "image", "ignore")
+WHOLE = {column_type.kind_name: column_type for column_type in ALONE}
+KINDS = ("number", "category", "one_hot", "embedding", "text", "time", *WHOLE, "ignore")
 OPTIONS = {
     "kind": KINDS,
     "scale": SCALES,
@@ -27,10 +29,8 @@ OPTIONS = {
     "min_rows": int,
     "length": int,
     "max_tokens": int,
-    "constant": float,
-    "size": int,
-    "channels": int,
     "zone": str,
+    **{name: value_type for column_type in ALONE for name, value_type in column_type.options.items()},
 }
 OF_KIND: dict[str, type[Feature]] = {
     "number": Number,
@@ -175,14 +175,12 @@ def kind_of(source: Source, numeric_array: bool, is_enum: bool) -> str | None:
     suits = {
         "number": by_type in ("number", "boolean"),
         "time": by_type == "time",
-        "array": by_type == "array",
-        "series": by_type == "array",
-        "image": sql_type == "bytea",
         "text": sql_type in TEXTS,
         "category": by_type not in (None, "array"),
         "one_hot": by_type not in (None, "array"),
         "embedding": by_type not in (None, "array"),
         "ignore": True,
+        **{name: column_type.takes(sql_type, numeric_array) for name, column_type in WHOLE.items()},
     }
     if wanted is None:
         return by_type

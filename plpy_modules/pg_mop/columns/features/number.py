@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pg_mop.backend.errors import MopError
-from pg_mop.columns.features.base import Feature, Source, Statistics, raw_sql, wants_indicator, with_indicator
+from pg_mop.columns.features.base import (
+    Feature,
+    Source,
+    Statistics,
+    bin_counts,
+    raw_sql,
+    wants_indicator,
+    with_indicator,
+)
 from pg_mop.columns.features.conversion import number_sql
 
 if TYPE_CHECKING:
@@ -17,11 +25,53 @@ if TYPE_CHECKING:
 SCALES = ("standard", "minmax", "robust", "log", "none")
 MOST = 1e30  # the largest number that is packed: float32 ends at 3.4e38, and its square must be a double
 CLIP = 30.0  # scaled numbers are kept within this distance of 0: one wild value must not decide a prediction
+ALL = (0.0, 1.0)  # the one piece of an element that is 0 or 1
 BINS = 10  # of the distribution that is kept for mop_drift
 
 
+class Scaling:
+    """How many columns of numbers become elements, all at once: (value - center) * factor, with NULL as `fill`, after the
+    logarithm where a column takes it, within `limit`. The numbers are those of each feature's `to_keras`."""
+
+    def __init__(self, features: Sequence[Scaled]) -> None:
+        import numpy as np
+
+        parameters = [feature.to_keras() for feature in features]
+        self._fill, self._center, self._factor, self._limit = (
+            np.array([p[name] for p in parameters], "f8") for name in ("fill", "center", "factor", "limit")
+        )
+        self._log = np.array([p["log"] for p in parameters], bool)
+        self._has_log = bool(self._log.any())
+
+    def elements(self, numbers: numpy.ndarray, is_null: numpy.ndarray) -> numpy.ndarray:
+        """Numbers [rows, features] -> elements of the same shape. `is_null`: where a number is NaN."""
+        import numpy as np
+
+        values = np.where(is_null, self._fill, numbers)
+        if self._has_log:
+            values = np.where(self._log, np.sign(values) * np.log1p(np.abs(values)), values)
+        with np.errstate(over="ignore"):
+            scaled = (values - self._center) * self._factor
+        return np.minimum(np.maximum(scaled, -self._limit), self._limit)
+
+
+class Scaled(Feature):
+    """A number, scaled, and where `indicator` says so an element that is 1 for NULL."""
+
+    @property
+    def elements(self) -> list[str]:
+        return [self.name, *[f"{self.name} IS NULL"] * self.parameters["indicator"]]
+
+    def encode(self, wires: Any) -> numpy.ndarray:
+        import numpy as np
+
+        numbers = np.reshape(wires, (-1, 1))
+        elements = Scaling([self]).elements(numbers, np.isnan(numbers)).astype("<f4")
+        return with_indicator(wires, elements, self.parameters["indicator"])
+
+
 @dataclass
-class Number(Feature):
+class Number(Scaled):
     """Parameters: `scale` (one of SCALES), `center` and `factor` (element = (value - center) * factor), `fill` (the value of
     NULL), `indicator`; and statistics: `mean`, `deviation`, `least`, `most`, `edges` (of BINS bins), `shares` (of the
     sample's rows in each bin)."""
@@ -55,22 +105,6 @@ class Number(Feature):
     def wire_of(cls, source: Source) -> str:
         return number_sql(raw_sql(source.column, source.path), source.sql_type, bool(source.path))
 
-    @property
-    def elements(self) -> list[str]:
-        return [self.name, *[f"{self.name} IS NULL"] * self.parameters["indicator"]]
-
-    def encode(self, wires: Any) -> numpy.ndarray:
-        import numpy as np
-
-        p = self.parameters
-        values = np.where(np.isnan(wires), p["fill"], wires)
-        if p["scale"] == "log":
-            values = np.sign(values) * np.log1p(np.abs(values))
-        with np.errstate(over="ignore"):
-            scaled = (values - p["center"]) * p["factor"]
-        limit = MOST if p["scale"] == "none" else CLIP
-        return with_indicator(wires, np.clip(scaled, -limit, limit).astype("<f4").reshape(-1, 1), p["indicator"])
-
     def to_keras(self) -> dict[str, Any]:
         p = self.parameters
         return {
@@ -79,6 +113,15 @@ class Number(Feature):
             "limit": MOST if p["scale"] == "none" else CLIP,
             **{name: p[name] for name in ("fill", "center", "factor", "indicator")},
         }
+
+    def piece_edges(self) -> list[tuple[float, ...]]:
+        """The pieces are between the deciles."""
+        import numpy as np
+
+        p = self.parameters
+        raw = sorted({p["least"], *p["edges"], p["most"]} - {None})
+        scaled = sorted(set(self.encode(np.array(raw, "f8"))[:, 0].tolist()))
+        return [tuple(scaled) if len(scaled) > 1 else ALL, *[ALL] * p["indicator"]]
 
     def described(self) -> str:
         return f"number, {self.parameters['scale']}" + ", NULL indicator" * self.parameters["indicator"]
@@ -130,18 +173,12 @@ def distribution(sample: Any) -> dict[str, Any]:
 
 def shares(edges: Sequence[float], values: Any) -> list[float]:
     """The shares of numbers in the bins between `edges`; NaN and infinity do not count."""
-    import numpy as np
-
-    values = np.asarray(values, "f8")
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return [0.0] * (len(edges) + 1)
-    counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-    return (counts / len(values)).tolist()
+    counts = bin_counts(edges, values)
+    return (counts / max(1, counts.sum())).tolist()
 
 
 @dataclass
-class Boolean(Feature):
+class Boolean(Scaled):
     """Parameters: `fill` (the share of true, for NULL), `indicator`, `share`."""
 
     type_name = "boolean"
@@ -161,15 +198,13 @@ class Boolean(Feature):
             return f"(CASE {raw} WHEN 'true' THEN 1.0 WHEN 'false' THEN 0.0 END)::double precision"
         return f"{raw}::integer::double precision"
 
-    @property
-    def elements(self) -> list[str]:
-        return [self.name, *[f"{self.name} IS NULL"] * self.parameters["indicator"]]
+    def trained_shares(self) -> list[float]:
+        return [self.parameters["share"], 1 - self.parameters["share"]]
 
-    def encode(self, wires: Any) -> numpy.ndarray:
+    def counts(self, wires: Any) -> numpy.ndarray:
         import numpy as np
 
-        values = np.where(np.isnan(wires), self.parameters["fill"], wires).astype("<f4").reshape(-1, 1)
-        return with_indicator(wires, values, self.parameters["indicator"])
+        return np.array([(wires == 1).sum(), (wires == 0).sum()])
 
     def to_keras(self) -> dict[str, Any]:
         own = {name: self.parameters[name] for name in ("fill", "indicator")}

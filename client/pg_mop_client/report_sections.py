@@ -1,0 +1,1 @@
+../../plpy_modules/pg_mop/report/sections.py

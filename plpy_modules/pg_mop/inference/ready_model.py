@@ -1,0 +1,86 @@
+"""A model that is ready to answer for one row: what a query that asks for each row needs again and again.
+
+The checks of a model's name, of its table and of the caller's rights are repeated where one of them may have another result
+(backend/catalog_state.py). Three things are done for each row: PostgreSQL looks for the version in use (and refuses a reader
+without rights), and turns the row into wires; NumPy computes the net. A transaction locks the table before it compares the two
+states: a lock lets the session hear of changes, and a plan that is made anew would run functions of a new index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pg_mop.backend.catalog_state import CatalogState, catalog_state, lock_scope
+from pg_mop.backend.database import Database
+from pg_mop.backend.errors import is_cancel
+from pg_mop.inference import forward
+from pg_mop.inference.named_model import KEPT, Answer, NamedModel, answers
+
+MOST = KEPT  # models that a session keeps ready
+
+# (name, version, search_path) as the caller gives them
+Asked = tuple[str | None, float | None, str | None]
+
+
+class ReadyModel:
+    """A model whose checks have passed in a state of the catalog."""
+
+    def __init__(self, db: Database, state: CatalogState, model: NamedModel, net: forward.Net) -> None:
+        self.state, self._model, self._net = state, model, net
+        self._table, self._scope = model.table.oid, lock_scope()
+        self._hold = db.plpy.prepare(f"SELECT {db.extension}.mop_hold($1::oid::regclass)", ["oid"])
+        self._place = db.plpy.prepare(model.place_query)
+        self._wires = db.plpy.prepare(model.row_query, ["json"])
+
+    def is_current(self, plpy: Any) -> bool:
+        """Whether the checks would pass again; the table is locked then."""
+        if self.state != catalog_state():
+            return False
+        scope = lock_scope()
+        if scope != self._scope:
+            try:
+                plpy.execute(self._hold, [self._table])
+            except plpy.SPIError as error:
+                if is_cancel(error):
+                    raise
+                return False
+            self._scope = scope
+        return self.state == catalog_state()
+
+    def answers(self, plpy: Any, row: str) -> list[Answer] | None:
+        """The answer for a row; None where the whole way must be gone: the version has been replaced, a value has another type,
+        or the session is to be told of a value."""
+        model = self._model
+        place = plpy.execute(self._place)
+        if len(place) != 1 or (place[0]["place"], place[0]["writer"]) != model.key:
+            return None
+        try:
+            rows = plpy.execute(self._wires, [row])
+        except plpy.SPIError as error:
+            if not str(error.sqlstate).startswith("22"):
+                raise
+            return None
+        unseen: dict[str, list[str]] = {}
+        arrays = model.encode(rows, unseen)
+        if not model.told.issuperset(unseen):
+            return None
+        return answers(model, model.outputs_of(self._net, arrays))
+
+
+_ready: dict[Asked, ReadyModel] = {}
+
+
+def ready(plpy: Any, asked: Asked) -> ReadyModel | None:
+    """The model that is ready for a call; None where the checks must be repeated."""
+    model = _ready.get(asked)
+    return model if model is not None and model.is_current(plpy) else None
+
+
+def keep_ready(db: Database, asked: Asked, state: CatalogState | None, model: NamedModel) -> None:
+    """Keep a model ready. `state`: of the catalog before the checks. A model that a trainer computes is not kept."""
+    net = model.net(db)
+    if net is None or state is None:
+        return
+    if asked not in _ready and len(_ready) >= MOST:
+        _ready.pop(next(iter(_ready)))
+    _ready[asked] = ReadyModel(db, state, model, net)
